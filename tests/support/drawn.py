@@ -66,7 +66,9 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
     full = checkpointing is Checkpointing.FULL
     return Strategy(
-        offload=draw(offloads(stage)),
+        offload=draw(offloads(stage)).model_copy(
+            update={"checkpoints": draw(st.sampled_from(MemoryTier))} if full else {}
+        ),
         parallel=Parallel(
             data=draw(st.integers(1, max_data)), tensor=draw(st.integers(1, max_tensor))
         ),
@@ -85,7 +87,6 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
         activations=Activations(
             checkpointing=checkpointing,
             partition=full and draw(st.booleans()),
-            offload=full and draw(st.booleans()),
         ),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 3)),

@@ -93,7 +93,7 @@ class StepProof:
         if not self._cut_tensors(along, parts):
             self._cut_tensors(every(schedule), {})
         self.random = Random(SEED)
-        self.counted = self._counted()
+        self.counted = self._counted() if judges else []
         self.moves = Moves(self.tensors)
         self.cut = self._cut()
         self.moments = max((rule.moments for rule in training.rules.values()), default=0)
