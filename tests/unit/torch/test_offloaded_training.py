@@ -91,7 +91,7 @@ def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
     found[0][1].append(replace(found[0][0], strategy=strategy))
     for number, (one, rest) in enumerate(found):
         every = [replace(one, strategy=each) for each in of_checkpoints(one.strategy)]
-        rest += every if whole else [every[number % 3]]
+        rest.extend(every if whole else [every[number % 3]])
     found[-1][1].append(replace(found[-1][1][-1], poison=True))
     return found
 

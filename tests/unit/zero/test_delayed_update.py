@@ -23,6 +23,7 @@ from zsim.schedule.operation import (
     Action,
     Branch,
     Compute,
+    Copy,
     Free,
     FreeMode,
     HostWait,
@@ -37,7 +38,7 @@ from zsim_des.values import train, train_by_schedule
 SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 
 
-def strategy(stage: int = 2, **said: object) -> Strategy:
+def strategy(stage: object = 2, **said: object) -> Strategy:
     """Two data ranks that update late; `said` are keys, with `__` for the dot."""
     made = Strategy.of({"parallel": {"data": 2}, "zero": {"stage": stage}})
     keys: dict[str, object] = {"offload.optimizer": "host", "offload.delayed_update": True}
@@ -111,10 +112,8 @@ def changed(schedule: Schedule, change: Callable[[Operation], Operation | None])
     def go(operations: tuple[Operation, ...]) -> Iterator[Operation]:
         for operation in operations:
             if isinstance(operation, Branch):
-                sides = {"then": operation.then, "otherwise": operation.otherwise}
-                new = change(
-                    replace(operation, **{name: tuple(go(side)) for name, side in sides.items()})
-                )
+                then, otherwise = tuple(go(operation.then)), tuple(go(operation.otherwise))
+                new = change(replace(operation, then=then, otherwise=otherwise))
             else:
                 new = change(operation)
             if new is not None:
@@ -130,7 +129,9 @@ def without_wait(operation: Operation) -> Operation | None:
 
 
 def too_early(operation: Operation) -> Operation:
-    return replace(operation, after=()) if operation.id.endswith("/upload") else operation
+    if isinstance(operation, Copy) and operation.id.endswith("/upload"):
+        return replace(operation, after=())
+    return operation
 
 
 def too_late(operation: Operation) -> Operation:

@@ -25,7 +25,7 @@ CHECKPOINT_BYTES = 2 * 4 * 4
 """A sequence of two tokens, 4 wide, in fp32: what a block is given."""
 
 
-def strategy(stage: int = 2, **said: object) -> Strategy:
+def strategy(stage: object = 2, **said: object) -> Strategy:
     """Full checkpoints in files; `said` are keys, with `__` for the dot."""
     keys: dict[str, object] = {
         "activations.checkpointing": "full",
