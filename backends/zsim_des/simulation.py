@@ -179,7 +179,13 @@ class SimBackend:
         ends_ps = done.step_ends_ps(job.steps)
         begin_ps = ends_ps[-2] if job.steps > 1 else 0
         ranks = [
-            rank_step(rank, lowered.slots(rank.instances[-1].course), done.begin_ps, begin_ps)
+            rank_step(
+                rank,
+                lowered.slots(rank.instances[-1].course),
+                done.begin_ps,
+                (begin_ps, ends_ps[-1]),
+                delays=job.schedule.delays_updates,
+            )
             for rank in done.ranks
         ]
         return LastStep(

@@ -74,7 +74,7 @@ def test_checkpoints_go_to_pinned_memory_and_come_back(
     subject = job(stage, Precision.FP32, Checkpointing.FULL)
     strategy = subject.schedule.contract.strategy
     assert strategy is not None
-    moved = strategy.but({"activations.offload": True, "zero.contiguous": contiguous})
+    moved = strategy.but({"offload.checkpoints": "host", "zero.contiguous": contiguous})
     does_as_on_cpu(pool, replace(subject, schedule=make_schedule(subject.model, moved)))
 
 

@@ -3,7 +3,7 @@
 from itertools import product
 
 from drawn_programs import programs
-from few_steps import Run
+from few_steps import Run, decided_by
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +38,7 @@ def races_in(schedule: Schedule, run: Run) -> bool:
 def comes_to_a_race(schedule: Schedule) -> bool:
     """Whether a few steps can come to a race, whichever flags are set in each."""
     (program,) = schedule.programs
-    names = {each.value.buffer for each in program.by_id.values() if isinstance(each, Branch)}
+    names = {decided_by(each) for each in program.by_id.values() if isinstance(each, Branch)}
     ways = [
         dict(zip(names, each, strict=True)) for each in product((True, False), repeat=len(names))
     ]

@@ -154,7 +154,8 @@ class ClockedStreams:
         if self._branch is not None:
             branch, self._branch = self._branch, None
             tick = self._clocks.advance(self._host)
-            self._use(branch.value, self._host, tick, writes=False, name=branch.id)
+            if branch.value is not None:
+                self._use(branch.value, self._host, tick, writes=False, name=branch.id)
 
     # Memory.
 

@@ -32,12 +32,16 @@ def offloads(draw: st.DrawFn, stage: int) -> Offload:
     optimizer = draw(st.sampled_from([MemoryTier.DEVICE, MemoryTier.DEVICE, *MemoryTier]))
     if optimizer is MemoryTier.DEVICE:
         return Offload()
+    delayed = optimizer is MemoryTier.HOST and draw(st.booleans())
+    fetches = stage == 3 and not delayed
     return Offload(
         optimizer=optimizer,
         gradients=MemoryTier.NVME
         if optimizer is MemoryTier.NVME and draw(st.booleans())
         else MemoryTier.HOST,
-        parameters=draw(st.sampled_from(MemoryTier)) if stage == 3 else MemoryTier.DEVICE,
+        parameters=draw(st.sampled_from(MemoryTier)) if fetches else MemoryTier.DEVICE,
+        delayed_update=delayed,
+        warm_up_steps=draw(st.integers(0, 3)) if delayed else 0,
         sub_group_elements=draw(st.sampled_from([7, 60, 10**9])),
         pipeline_read=draw(st.booleans()),
         pipeline_write=draw(st.booleans()),
@@ -62,7 +66,9 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
     full = checkpointing is Checkpointing.FULL
     return Strategy(
-        offload=draw(offloads(stage)),
+        offload=draw(offloads(stage)).model_copy(
+            update={"checkpoints": draw(st.sampled_from(MemoryTier))} if full else {}
+        ),
         parallel=Parallel(
             data=draw(st.integers(1, max_data)), tensor=draw(st.integers(1, max_tensor))
         ),
@@ -81,7 +87,6 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
         activations=Activations(
             checkpointing=checkpointing,
             partition=full and draw(st.booleans()),
-            offload=full and draw(st.booleans()),
         ),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 3)),

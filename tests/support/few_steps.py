@@ -19,6 +19,11 @@ Flags = dict[str, bool]
 """Of a step: which buffers that branches read hold something that is not zero."""
 
 
+def decided_by(branch: Branch) -> str:
+    """The buffer that a branch reads, or the scalar."""
+    return branch.value.buffer if branch.value is not None else branch.scalar or ""
+
+
 @dataclass
 class Run:
     """The steps that have run: each operation with the numbers of what had finished at its start.
@@ -58,7 +63,7 @@ class Run:
                     for edge in after:
                         self.host |= self._of(edge)
                     self.ran.append((operation, set(self.host)))
-                    is_set = flags[operation.value.buffer]
+                    is_set = flags[decided_by(operation)]
                     side = operation.then if is_set else operation.otherwise
                     self._issue(side, flags)
                 case _:

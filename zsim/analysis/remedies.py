@@ -13,6 +13,7 @@ from zsim.model.architecture import Attention
 from zsim.model.model import Model
 from zsim.scenario.tables import Scenario
 from zsim.schedule.schedule import Discipline
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import STAGES, Checkpointing, FusedBuffers, Keep, Strategy
 
 SMALL_BUCKET = 50_000_000
@@ -151,8 +152,8 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
     if strategy.parallel.tensor > 1 and not strategy.activations.partition:
         full = (*full, "activations.partition=true")
         found.append(_set(*full))
-    if strategy.zero.emulate is None and not strategy.activations.offload:
-        found.append(_set(*full, "activations.offload=true"))
+    if strategy.zero.emulate is None and strategy.offload.checkpoints is MemoryTier.DEVICE:
+        found.append(_set(*full, "offload.checkpoints=host"))
     return found
 
 

@@ -156,13 +156,12 @@ def sort_of(path: str) -> str:
 
 
 def _busy(trace: Trace) -> dict[str, float]:
-    """Return seconds of the last step in which each stream of the first rank does something."""
-    begin, end = last_step(trace)
+    """Return seconds in which each stream of the first rank does something of the last step."""
     reached: dict[str, int] = {}
     found: dict[str, float] = {}
-    for event in sorted(trace.ranks[0].events, key=lambda each: each.start_ps):
-        start = max(event.start_ps, begin, reached.get(event.stream, begin))
-        stop = min(event.end_ps, end)
+    last = [event for event in trace.ranks[0].events if event.step == trace.steps - 1]
+    for event in sorted(last, key=lambda each: each.start_ps):
+        start, stop = max(event.start_ps, reached.get(event.stream, event.start_ps)), event.end_ps
         if stop > start:
             name = f"stream {event.stream} busy"
             found[name] = found.get(name, 0.0) + (stop - start) / PICOSECONDS_PER_SECOND

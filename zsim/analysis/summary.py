@@ -14,7 +14,7 @@ from zsim.memory import Peak, peak, peak_bytes, reservations
 from zsim.model.kernel import Kernel
 from zsim.schedule.operation import Action, Communication, Compute, Together
 from zsim.schedule.schedule import Kind, Place, Program
-from zsim.trace.trace import Interval, LastStep, RankStep, RankTrace, Reservation, Trace
+from zsim.trace.trace import Interval, LastStep, RankStep, RankTrace, Reservation, Trace, within
 from zsim.units import PICOSECONDS_PER_SECOND
 
 MODEL_ACTIONS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
@@ -344,18 +344,21 @@ def _rank_step(job: Job, rank: RankTrace, trace: Trace) -> RankStep:
     computing: list[Interval] = []
     by_group: dict[str, list[Interval]] = {}
     on_host: dict[str, list[Interval]] = {}
+    delays = job.schedule.delays_updates
     for event in rank.events:
-        if event.end_ps <= begin_ps or event.start_ps >= end_ps:
+        is_late = delays and event.step == trace.steps - 1
+        whole = (event.start_ps, event.end_ps)
+        found = list(within(whole, (begin_ps, end_ps), is_late=is_late))
+        if not found:
             continue
-        interval = (max(event.start_ps, begin_ps), min(event.end_ps, end_ps))
         operation = program.by_id[event.operation]
         work = host_side.work(operation)
         if work is not None:
-            on_host.setdefault(work, []).append(interval)
+            on_host.setdefault(work, []).extend(found)
         elif isinstance(operation, Compute):
-            computing.append(interval)
+            computing.extend(found)
         elif isinstance(operation, Communication | Together):
-            by_group.setdefault(operation.group, []).append(interval)
+            by_group.setdefault(operation.group, []).extend(found)
     return RankStep(
         computing=computing,
         by_group=by_group,

@@ -30,6 +30,8 @@ class OffloadScheme(StrEnum):
 
     PAPER = "paper"
     """The least that keeps fp32 states with the update: 16 bits out and back, cast on the host."""
+    PAPER_DELAYED = "paper_delayed"
+    """The same with updates one step late: gradients of two steps and new parameters wait."""
     DEEPSPEED_1_2 = "deepspeed_1_2"
     """DeepSpeed's stages 1 and 2 with the optimizer on the CPU."""
     DEEPSPEED_3 = "deepspeed_3"
@@ -84,6 +86,9 @@ def tier_bytes(
     match scheme:
         case OffloadScheme.PAPER:  # 16-bit gradients arrive beside fp32 states: 16 with parameters
             return TierBytes(gpu=HALF * parameters, pinned=HALF * shard, pageable=12 * shard)
+        case OffloadScheme.PAPER_DELAYED:
+            pinned, pageable = 3 * HALF * shard, ADAM_STATES * shard
+            return TierBytes(gpu=HALF * parameters, pinned=pinned, pageable=pageable)
         case OffloadScheme.DEEPSPEED_1_2:
             again = HALF * shard if micro_batches > 1 else 0
             pinned = (FULL + FULL + HALF) * shard + again
@@ -117,7 +122,7 @@ def traffic(
         from_gpu=FULL * shard + sums, to_gpu=sums + HALF * shard, host_memory=kernels
     )
     match scheme:
-        case OffloadScheme.PAPER:
+        case OffloadScheme.PAPER | OffloadScheme.PAPER_DELAYED:
             memory = (ADAM_TRAFFIC + HALF) * shard
             return OffloadTraffic(from_gpu=HALF * shard, to_gpu=HALF * shard, host_memory=memory)
         case OffloadScheme.DEEPSPEED_1_2:

@@ -18,12 +18,13 @@ from zsim.strategy.strategy import Strategy
 def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
     """Return what a rank copies to its host in a step, and from there.
 
-    Checkpoints go twice, out and back (Rajbhandari et al. 2020, section 8: Pa+cpu).
+    Checkpoints go twice, out and back (Rajbhandari et al. 2020, section 8: Pa+cpu), on to files or
+    not.
     """
     out = back = 0
-    if strategy.activations.offload:
-        out = back = strategy.train.gradient_accumulation_steps * kept_bytes(model, strategy)
     offload, precision = strategy.offload, strategy.train.precision
+    if offload.checkpoints is not MemoryTier.DEVICE:
+        out = back = _checkpoints(model, strategy)
     if offload.optimizer is not MemoryTier.DEVICE:
         updated = _updated(model, strategy) * precision.compute.size_bytes
         clips = strategy.train.clip_norm is not None
@@ -50,7 +51,15 @@ def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
     if offload.parameters is MemoryTier.NVME:
         read += _fetched(model, strategy)
         written += updated * precision.compute.size_bytes
+    if offload.checkpoints is MemoryTier.NVME:
+        read += _checkpoints(model, strategy)
+        written += _checkpoints(model, strategy)
     return FileBytes(read=read, written=written)
+
+
+def _checkpoints(model: Model, strategy: Strategy) -> int:
+    """Return bytes of the checkpoints of a step."""
+    return strategy.train.gradient_accumulation_steps * kept_bytes(model, strategy)
 
 
 def _updated(model: Model, strategy: Strategy) -> int:

@@ -10,6 +10,7 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Axis, Joined, Mesh
 from zsim.schedule.operation import FreeMode, Previous, Reduction
 from zsim.schedule.schedule import Contract, Schedule
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
@@ -48,7 +49,8 @@ STRATEGIES = {
     "stage 2, checkpoints in host memory": Strategy(
         parallel=Parallel(data=2),
         zero=Zero(stage=2, contiguous=True),
-        activations=Activations(checkpointing=Checkpointing.FULL, offload=True),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+        offload=Offload(checkpoints=MemoryTier.HOST),
     ),
     # With a CUDA device the torch backend runs one rank on it, with NCCL.
     "one rank, stage 0": Strategy(zero=Zero(stage=0), train=Train(clip_norm=1.0)),
@@ -58,7 +60,8 @@ STRATEGIES = {
     ),
     "one rank, stage 3": Strategy(
         zero=Zero(stage=3),
-        activations=Activations(checkpointing=Checkpointing.FULL, offload=True),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+        offload=Offload(checkpoints=MemoryTier.HOST),
         train=Train(gradient_accumulation_steps=2),
     ),
 }

@@ -3,21 +3,23 @@
 Changes of host scalars are piecewise linear, so they are run as floats from every combination of
 values at and beside each of their clamps and of the multiples of each counter, on both ways of a
 step, and compared with `zsim.specification.host`. What a scalar is follows from who reads it:
-updates the number of the update, kernels that scale gradients the loss scale.
+updates the number of the update, kernels that scale gradients the loss scale, branches the steps
+that are left of a warm-up.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from zsim.proof.context import Context
-from zsim.proof.execution.interpreter import set_scalar
 from zsim.proof.finding import Finding
+from zsim.schedule.issue_order import set_scalar, taken
 from zsim.schedule.operation import Action, Branch, Compute, Fill, Operation, SetScalar, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.specification.host import HIGHEST, HostState
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim.strategy.train import LossScale
 
 INVARIANT = "scalars"
@@ -36,6 +38,12 @@ class Uses:
     updates: dict[str, str] = field(default_factory=dict[str, str])
     scale: dict[str, str] = field(default_factory=dict[str, str])
     counters: dict[str, str] = field(default_factory=dict[str, str])
+    warm_up: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def first(self) -> dict[str, str]:
+        """Return the first operation that reads each scalar."""
+        return self.warm_up | self.updates | self.scale | self.counters
 
     @classmethod
     def of(cls, program: Program) -> "Uses":
@@ -54,6 +62,8 @@ class Uses:
                     found.scale.setdefault(name, operation.id)
                 case SetScalar():
                     changes.append(operation)
+                case Branch(scalar=str(name)):
+                    found.warm_up.setdefault(name, operation.id)
                 case _:
                     pass
         for change in changes:
@@ -91,7 +101,7 @@ def examine(context: Context) -> list[Finding]:
         for operation in walk(each.program.setup):
             if isinstance(operation, SetScalar):
                 set_scalar(operation, initial)
-        counted = _Counted(each.program, initial, law, given=given, judges=strategy is not None)
+        counted = _Counted(each.program, initial, law, given=given, strategy=strategy)
         found += counted.examine()
     return found
 
@@ -106,17 +116,17 @@ class _Counted:
         law: LossScale | None,
         *,
         given: Set[str],
-        judges: bool,
+        strategy: Strategy | None,
     ) -> None:
         self.program = program
         self.initial = initial
         self.law = law
-        self.judges = judges
+        self.judges = strategy is not None
+        self.warm_up = 0 if strategy is None else strategy.offload.warm_up_steps
         self.given = given
         self.uses = Uses.of(program)
-        step = [each for each in program.step if isinstance(each, Branch) or _counts(each)]
-        self.changes = [each for each in walk(step) if isinstance(each, SetScalar)]
-        self.ways = {way: list(_taken(step, overflows=way)) for way in (False, True)}
+        self.step = _counting(program.step)
+        self.changes = [each for each in walk(self.step) if isinstance(each, SetScalar)]
 
     def _finding(self, operation: str, why: str, *witness: str) -> Finding:
         return Finding(
@@ -130,8 +140,12 @@ class _Counted:
     def examine(self) -> Iterator[Finding]:
         """Yield the first thing that is wrong with each scalar."""
         uses = self.uses
-        if not (uses.updates or uses.scale):
+        if not uses.first:
             return
+        for name, user in uses.warm_up.items() if self.judges else ():
+            if self.initial.get(name) != self.warm_up:
+                why = f"decides on {name}, which begins at {self.initial.get(name)}"
+                yield self._finding(user, why, f"the strategy says {self.warm_up}")
         for name, user in uses.scale.items():
             if name in self.given:
                 yield self._finding(user, f"scales by {name}, which the caller gives: any number")
@@ -157,7 +171,7 @@ class _Counted:
         for change in self.changes:
             if change.counter is None or change.every == 1:
                 continue
-            if change.scalar in uses.updates or change.scalar in uses.counters:
+            if change.scalar in uses.updates | uses.counters | uses.warm_up:
                 why = f"changes {change.scalar} only at multiples of {change.every}"
                 yield self._finding(change.id, why)
             elif self._is_off(change):
@@ -204,8 +218,10 @@ class _Counted:
         counts = {p for name in self.uses.counters for p in self._points(name, SINCE)} | {SINCE}
         if self.law is not None:
             counts |= {float(self.law.interval + each) for each in (-2, -1, 0)} - {-1.0}
-        for updated, scale, since in product(sorted(updates), sorted(scales), sorted(counts)):
-            yield HostState(updates=updated, scale=scale, since=since)
+        left = {p for name in self.uses.warm_up for p in (*self._points(name, SINCE), 0.0, 1.0)}
+        every = product(sorted(updates), sorted(scales), sorted(counts), sorted(left or {0.0}))
+        for updated, scale, since, warm_up in every:
+            yield HostState(updates=updated, scale=scale, since=since, warm_up=warm_up)
 
     def _differences(
         self, state: HostState, *, overflows: bool
@@ -216,13 +232,13 @@ class _Counted:
         scalars |= dict.fromkeys(uses.updates, state.updates)
         scalars |= dict.fromkeys(uses.counters, state.since)
         scalars |= dict.fromkeys(uses.scale, state.scale)
+        scalars |= dict.fromkeys(uses.warm_up, state.warm_up)
         last: dict[str, str] = {}
         wanted = state.after(self.law, overflows=overflows)
         what = "after an overflow" if overflows else "after an update"
-        for operation in self.ways[overflows]:
+        for operation in taken(self.step, overflows=overflows, scalars=scalars):
             match operation:
                 case SetScalar():
-                    set_scalar(operation, scalars)
                     last[operation.scalar] = operation.id
                 case Compute(action=Action.UPDATE, rule=Adam(), scalars=(name, *_)):
                     if scalars[name] != wanted.updates:
@@ -241,23 +257,28 @@ class _Counted:
         if self.judges:
             expected |= dict.fromkeys(uses.scale, wanted.scale)
             expected |= dict.fromkeys(uses.counters, wanted.since)
+            expected |= dict.fromkeys(uses.warm_up, wanted.warm_up)
         for name, value in expected.items():
             if scalars[name] != value:
                 before = f"{state.updates:g} updates, scale {state.scale:g}, {state.since:g} since"
                 yield (
                     name,
-                    last.get(name) or (uses.updates | uses.scale | uses.counters)[name],
+                    last.get(name) or uses.first[name],
                     f"leaves {name} at {scalars[name]:g} {what}, not at {value:g}",
                     (f"the step began with {before}",),
                 )
 
 
-def _taken(operations: Iterable[Operation], *, overflows: bool) -> Iterator[Operation]:
+def _counting(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Return branches, and what reads or changes a scalar."""
+    found: list[Operation] = []
     for operation in operations:
-        yield operation
         if isinstance(operation, Branch):
-            side = operation.then if overflows else operation.otherwise
-            yield from _taken(side, overflows=overflows)
+            then, otherwise = _counting(operation.then), _counting(operation.otherwise)
+            found.append(replace(operation, then=then, otherwise=otherwise))
+        elif _counts(operation):
+            found.append(operation)
+    return tuple(found)
 
 
 def _counts(operation: Operation) -> bool:

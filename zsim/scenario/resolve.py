@@ -197,9 +197,9 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
     offload = strategy.offload
     has_host = cluster.host is not None and cluster.pcie_link is not None
     wanted = {
-        "activations.offload": "true" if strategy.activations.offload else MemoryTier.DEVICE,
         "offload.optimizer": offload.optimizer,
         "offload.parameters": offload.parameters,
+        "offload.checkpoints": offload.checkpoints,
     }
     runtime = strategy.zero.emulate
     if runtime is not None:

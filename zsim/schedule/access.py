@@ -93,7 +93,7 @@ def accesses(operation: Operation) -> list[Access]:
                 Access(operation.target, reads=operation.accumulate, writes=True),
             ]
         case Branch(value=value):
-            return [Access(value, reads=True, writes=False)]
+            return [] if value is None else [Access(value, reads=True, writes=False)]
         case Allocate() | Free() | HostWait() | SetScalar():
             return []
         case _:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from zsim.schedule.operation import Allocate, Branch, Free, FreeMode, View
+from zsim.schedule.operation import Allocate, Branch, Free, FreeMode, SetScalar, View
 from zsim.schedule.program_index import HOST, READ, Numbered
 
 Clock = tuple[int, ...]
@@ -67,14 +67,14 @@ class Entry:
 class State:
     """Knowledge while a program is gone through, of the host and on each stream.
 
-    And the last operation of each group, and of each value that branches read the last of these and
-    the list that it took.
+    And the last operation of each group, and of each value or scalar that branches read the last of
+    these and the list that it took.
     """
 
     host: Clock
     tails: list[Clock]
     latest: dict[str, int] = field(default_factory=dict[str, int])
-    taken: dict[View, tuple[int, int]] = field(default_factory=dict[View, tuple[int, int]])
+    taken: dict[View | str, tuple[int, int]] = field(default_factory=dict)
 
     def copy(self) -> "State":
         """Return the same, to go another way from here."""
@@ -243,17 +243,21 @@ class Timeline:
         sides = self.numbered.sides[branch]
         operation = self.numbered.operations[branch]
         assert isinstance(operation, Branch)
-        before = state.taken.get(operation.value)
-        if before is not None and not self._is_written(operation.value, before[0], branch, way):
+        read = operation.number
+        before = state.taken.get(read)
+        if before is not None and not self._is_written(read, before[0], branch, way):
             self._run(sides[before[1]] + rest, state, way)
             return
         other, copied = Way(self.numbered, list(way.known), branch, state), state.copy()
         for side, (after, each) in enumerate(((copied, way), (state, other))):
-            after.taken[operation.value] = (branch, side)
+            after.taken[read] = (branch, side)
             self._run(sides[side] + rest, after, each)
 
-    def _is_written(self, value: View, since: int, branch: int, way: Way) -> bool:
-        """Return whether the buffer of `value` is written between two branches that read it."""
+    def _is_written(self, value: View | str, since: int, branch: int, way: Way) -> bool:
+        """Return whether a buffer or scalar is written between two branches that read it."""
+        if isinstance(value, str):
+            between = self.numbered.operations[since:branch]
+            return any(isinstance(each, SetScalar) and each.scalar == value for each in between)
         history = self.numbered.history[value.buffer]
         happens = zip(history.numbers, history.codes, strict=True)
         return any(
@@ -333,11 +337,13 @@ class Timeline:
             (*tail[:stream], length[stream], *tail[stream + 1 :])
             for stream, tail in enumerate(state.tails)
         ]
+        host = shifted(state.host)
         self._leaving.append(
             Entry(
-                shifted(state.host),
+                host,
                 list(map(shifted, tails)),
-                {name: shifted(clock) for name, clock in previous.items()},
+                # Whoever waits in the next step knows what the host does, too.
+                {name: later(shifted(clock), host) for name, clock in previous.items()},
                 {group: shifted(clock) for group, clock in groups.items()},
             )
         )

@@ -130,6 +130,19 @@ class HostActions:
             )
         )
 
+    def branch_on_scalar(
+        self, name: str, scalar: str, then: "HostActions", otherwise: "HostActions"
+    ) -> str:
+        """Run `then` if a scalar of the host is not zero, else `otherwise`."""
+        return self.add(
+            Branch(
+                id=self.path(name),
+                scalar=scalar,
+                then=tuple(then.operations),
+                otherwise=tuple(otherwise.operations),
+            )
+        )
+
 
 def name_of(buffer: BufferHandle | str) -> str:
     """Return the name of a buffer that is given by its name or handle."""

@@ -1,12 +1,14 @@
 """The issue order of a host: setup once, then the step again and again, branches taken.
 
-A branch is followed by the list that it takes. Which one cannot be known from the schedule: the
-steps that overflow are named by the caller, and every other step takes `otherwise` (value zero).
+A branch is followed by the list that it takes. On a value that is not known from the schedule: the
+steps that overflow are named by the caller, and every other step takes `otherwise` (value zero). On
+a scalar it is what the host has counted to; callers that say nothing of scalars begin with zeros,
+which is where schedules end up that count steps of a beginning down.
 """
 
 from collections.abc import Iterable, Iterator
 
-from zsim.schedule.operation import Branch, Operation
+from zsim.schedule.operation import Branch, Operation, SetScalar
 from zsim.schedule.schedule import Program
 
 SETUP = -1
@@ -15,21 +17,43 @@ SETUP = -1
 NO_OVERFLOW: frozenset[int] = frozenset()
 
 
-def taken(operations: Iterable[Operation], *, overflows: bool) -> Iterator[Operation]:
-    """Operations in the order of issue; every branch is followed by the list that it takes."""
+def taken(
+    operations: Iterable[Operation], *, overflows: bool, scalars: dict[str, float] | None = None
+) -> Iterator[Operation]:
+    """Operations in the order of issue; every branch is followed by the list that it takes.
+
+    `scalars` are what the host has counted to, and are counted on.
+    """
+    counted = {} if scalars is None else scalars
     for operation in operations:
         yield operation
-        if isinstance(operation, Branch):
-            side = operation.then if overflows else operation.otherwise
-            yield from taken(side, overflows=overflows)
+        if isinstance(operation, SetScalar):
+            set_scalar(operation, counted)
+        elif isinstance(operation, Branch):
+            known = overflows if operation.scalar is None else counted.get(operation.scalar, 0.0)
+            side = operation.then if known else operation.otherwise
+            yield from taken(side, overflows=overflows, scalars=counted)
+
+
+def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
+    """Change a number of the host as `SetScalar` says; one that is not known is zero."""
+    if change.counter is not None and scalars.get(change.counter, 0.0) % change.every != 0:
+        return
+    value = scalars.get(change.scalar, 0.0) * change.multiply + change.add
+    scalars[change.scalar] = min(max(value, change.minimum), change.maximum)
 
 
 def issued(
-    program: Program, steps: int, overflow_steps: frozenset[int] = NO_OVERFLOW
+    program: Program,
+    steps: int,
+    overflow_steps: frozenset[int] = NO_OVERFLOW,
+    scalars: dict[str, float] | None = None,
 ) -> Iterator[tuple[int, Operation]]:
     """Every operation of setup and of `steps` steps with its step, in the order of issue."""
-    for operation in taken(program.setup, overflows=False):
+    counted = {} if scalars is None else scalars
+    for operation in taken(program.setup, overflows=False, scalars=counted):
         yield SETUP, operation
     for step in range(steps):
-        for operation in taken(program.step, overflows=step in overflow_steps):
+        overflows = step in overflow_steps
+        for operation in taken(program.step, overflows=overflows, scalars=counted):
             yield step, operation

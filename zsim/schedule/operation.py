@@ -283,17 +283,24 @@ class SetScalar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """The host waits for `after`, reads one element, and runs `then` if it is not zero.
+    """The host waits for `after`, reads a number, and runs `then` if it is not zero.
 
-    Otherwise it runs `otherwise`. The value is the output of a collective over a group that holds
-    every rank that runs the branch. `after` on an operation of the list not taken is satisfied.
+    Otherwise it runs `otherwise`. The number is one element, `value`, or `scalar`, which the host
+    counts itself. A value is the output of a collective over a group that holds every rank that
+    runs the branch. `after` on an operation of the list not taken is satisfied.
     """
 
     id: str
-    after: tuple[Edge, ...]
-    value: View
+    after: tuple[Edge, ...] = ()
+    value: View | None = None
+    scalar: str | None = None
     then: tuple["Operation", ...]
     otherwise: tuple["Operation", ...]
+
+    @property
+    def number(self) -> View | str:
+        """Return what it reads: a view, or the name of a scalar."""
+        return self.value or self.scalar or ""
 
 
 StreamOperation = Compute | Communication | Together | Fill | Copy | Read | Write

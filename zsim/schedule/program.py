@@ -288,6 +288,12 @@ class UncheckedSchedule:
         object.__setattr__(self, "group_by_name", {group.name: group for group in self.groups})
         object.__setattr__(self, "layout_by_name", {lay.name: lay for lay in self.layouts})
 
+    @property
+    def delays_updates(self) -> bool:
+        """True if the gradients of a step are applied while the next one runs."""
+        strategy = self.contract.strategy
+        return strategy is not None and strategy.offload.delayed_update
+
     def role_of(self, rank: int) -> RankRole:
         """Return the role that `rank` plays."""
         coordinates = self.mesh.coordinates(rank)

@@ -202,11 +202,12 @@ class Numbered:
                 return self._edges(number, (edge,))
             case SetScalar():
                 return ()
-            case Branch():
-                history = self._of(operation.value.buffer)
-                history.numbers.append(number)
-                history.codes.append(READ)
-                history.away = True
+            case Branch(value=value):
+                if value is not None:
+                    history = self._of(value.buffer)
+                    history.numbers.append(number)
+                    history.codes.append(READ)
+                    history.away = True
                 return self._edges(number, operation.after)
             case _:
                 assert_never(operation)

@@ -114,6 +114,10 @@ class ScheduleWriter(OperationList):
                 self.peak_bytes[buffer.pool] = alive
             self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 
+    def count_late(self, pool: str, size_bytes: int) -> None:
+        """Count memory that the step before freed, and that need not be back; less once it is."""
+        self.alive_bytes[pool] = self.alive_bytes.get(pool, 0) + size_bytes
+
     def persist(self, name: str) -> str:
         """Take memory that lives from setup on, through all steps."""
         self.persistent.append(name)

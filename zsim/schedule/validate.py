@@ -34,6 +34,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.pool_rules import inspect_file_transfer, inspect_place, inspect_slots
 from zsim.schedule.program import Buffer, Contract, Program, ScheduleError, UncheckedSchedule
+from zsim.schedule.scalar_rules import inspect_change, inspect_decision
 from zsim.schedule.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
@@ -215,11 +216,13 @@ class _Inspector:
             case SetScalar():
                 self._inspect_set_scalar(operation)
                 return
-            case Branch(value=value, after=after):
+            case Branch(number=number, after=after):
+                inspect_decision(operation)
                 self._inspect_edges(where, after)
-                self._inspect_view(where, value)
-                if value.size != 1:
-                    raise ScheduleError(f"{where}: a branch reads 1 element, not {value.size}")
+                if isinstance(number, View):
+                    self._inspect_view(where, number)
+                else:
+                    self._need_scalar(where, number)
                 return
             case Compute():
                 self._inspect_compute(operation)
@@ -259,12 +262,7 @@ class _Inspector:
         self._need_scalar(change.id, change.scalar)
         if change.counter is not None:
             self._need_scalar(change.id, change.counter)
-        if change.every < 1:
-            raise ScheduleError(f"{change.id}: every {change.every} must be at least 1")
-        if change.minimum > change.maximum:
-            raise ScheduleError(
-                f"{change.id}: minimum {change.minimum} is above maximum {change.maximum}"
-            )
+        inspect_change(change)
 
     def _inspect_edges(self, where: str, edges: tuple[Edge, ...]) -> None:
         by_id = self.program.by_id

@@ -31,35 +31,52 @@ class Offload(Table):
         gradients: with `optimizer = nvme`: where reduced gradients wait for the update; on
             NVMe they are written as they arrive, and read with the states of their sub-group.
         parameters: tier of the parameters' shards in stage 3, which are fetched before each gather.
+        checkpoints: tier that inputs of checkpointed units move to after forward, and from which
+            they come back before they are run again (ZeRO-R Pa+cpu, Rajbhandari et al. 2020,
+            section 6.1; on NVMe ZeRO-Infinity, section 5.1).
         sub_group_elements: with `optimizer = nvme`: elements of a rank that are read, updated and
             written as one.
         pipeline_read: read the states of the next sub-group while one is updated.
         pipeline_write: write those of the last one at the same time.
         buffers: slots for the states of sub-groups; None is as many as the pipeline needs.
+        delayed_update: with `optimizer = host`: apply the gradients of a step while the next one
+            runs, so that every step computes with parameters one update old (ZeRO-Offload's
+            one-step delayed parameter update, section 5.2).
+        warm_up_steps: with `delayed_update`: so many first steps update at once (40 in that
+            paper).
         fetch_units: with `parameters` beyond the device: units whose copy to the device is issued
             ahead of the gather.
-        read_units: with `parameters = nvme`: units that are read ahead of that copy.
+        read_units: with `parameters` or `checkpoints = nvme`: units that are read ahead of that
+            copy.
     """
 
     optimizer: MemoryTier = MemoryTier.DEVICE
     gradients: MemoryTier = MemoryTier.HOST
     parameters: MemoryTier = MemoryTier.DEVICE
+    checkpoints: MemoryTier = MemoryTier.DEVICE
     sub_group_elements: Count = SUB_GROUP_ELEMENTS
     pipeline_read: Flag = True
     pipeline_write: Flag = True
     buffers: Count | None = None
+    delayed_update: Flag = False
+    warm_up_steps: Whole = 0
     fetch_units: Whole = 1
     read_units: Whole = 1
 
     @property
+    def moves_states(self) -> bool:
+        """True if model states leave the device, for threads of the host to work on."""
+        return {self.optimizer, self.parameters} != {MemoryTier.DEVICE}
+
+    @property
     def uses_host(self) -> bool:
         """True if anything leaves the device."""
-        return MemoryTier.DEVICE is not self.optimizer or MemoryTier.DEVICE is not self.parameters
+        return self.moves_states or self.checkpoints is not MemoryTier.DEVICE
 
     @property
     def uses_nvme(self) -> bool:
         """True if anything is kept on drives."""
-        return MemoryTier.NVME in (self.optimizer, self.parameters)
+        return MemoryTier.NVME in (self.optimizer, self.parameters, self.checkpoints)
 
     @property
     def files_gradients(self) -> bool:

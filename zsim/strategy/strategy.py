@@ -160,14 +160,20 @@ class Activations(Table):
             recompute (ZeRO-R Pa, section 6.1).
         early_stop: a block that is run again stops when all is there that backward reads (see
             `zsim.strategy.execution`).
-        offload: move checkpoints to host memory after forward and back before recompute (ZeRO-R
-            Pa+cpu, section 6.1).
     """
 
     checkpointing: Checkpointing = Checkpointing.NONE
     partition: Flag = False
     early_stop: Flag = False
-    offload: Flag = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_offload(cls, given: object) -> object:
+        """Say where a key went that was here."""
+        if isinstance(given, dict) and "offload" in given:
+            why = "is not here any more: say offload.checkpoints = host"
+            refuse([refusal("offload", None, why)])
+        return given
 
 
 Options = TypeVar("Options", bound=RuntimeOptions)
@@ -216,7 +222,6 @@ class Strategy(Table):
             f"zero.{knob}": (getattr(zero, knob), field.default)
             for knob, field in ZeroKnobs.model_fields.items()
         }
-        own["activations.offload"] = (self.activations.offload, False)
         for knob, (value, kept) in own.items():
             if value != kept:
                 why = f"is for zsim's own stages; with emulate it stays at {shown(kept)}"
@@ -239,9 +244,12 @@ class Strategy(Table):
 
     def _against_checkpointing(self) -> Iterator[InitErrorDetails]:
         activations, pipeline = self.activations, self.parallel.pipeline
-        for name in ("partition", "offload"):
-            if getattr(activations, name) and activations.checkpointing is not Checkpointing.FULL:
-                yield refusal(f"activations.{name}", None, "true needs checkpointing = full")
+        if activations.checkpointing is not Checkpointing.FULL:
+            if activations.partition:
+                yield refusal("activations.partition", None, "true needs checkpointing = full")
+            if self.offload.checkpoints is not MemoryTier.DEVICE:
+                why = "needs activations.checkpointing = full"
+                yield refusal("offload.checkpoints", self.offload.checkpoints, why)
         if activations.partition and pipeline > 1:
             why = f"true is not modelled for pipeline = {pipeline}"
             yield refusal("activations.partition", None, why)
@@ -251,14 +259,14 @@ class Strategy(Table):
 
     def _against_offload(self) -> Iterator[InitErrorDetails]:
         offload, zero = self.offload, self.zero
-        for name in ("optimizer", "parameters"):
+        for name in ("optimizer", "parameters", "checkpoints"):
             tier = getattr(offload, name)
             if tier is MemoryTier.DEVICE:
                 continue
             if zero.emulate is not None:
                 why = "is for zsim's own stages; with emulate it stays at device"
                 yield refusal(f"offload.{name}", tier, why)
-            if self.parallel.pipeline > 1:
+            elif self.parallel.pipeline > 1:
                 why = f"is not modelled for pipeline = {self.parallel.pipeline}"
                 yield refusal(f"offload.{name}", tier, why)
         if offload.parameters is not MemoryTier.DEVICE and zero.stage != 3:
@@ -275,12 +283,27 @@ class Strategy(Table):
             yield refusal("offload.gradients", offload.gradients, why)
         if offload.files_gradients and offload.optimizer is not MemoryTier.NVME:
             yield refusal("offload.gradients", offload.gradients, "needs optimizer = nvme")
+        yield from self._against_delay()
         needed = offload.sets * (1 + self.moments + offload.files_gradients)
         if offload.buffers is not None and offload.buffers < needed:
             kept = f"a master and {self.moments} moments"
             kept = f"a gradient, {kept}" if offload.files_gradients else kept
             why = f"must be at least {needed}: {offload.sets} sub-groups at once with {kept} each"
             yield refusal("offload.buffers", offload.buffers, why)
+
+    def _against_delay(self) -> Iterator[InitErrorDetails]:
+        offload, name = self.offload, "offload.delayed_update"
+        if offload.warm_up_steps and not offload.delayed_update:
+            why = "is for delayed_update = true"
+            yield refusal("offload.warm_up_steps", offload.warm_up_steps, why)
+        if not offload.delayed_update:
+            return
+        if offload.optimizer is not MemoryTier.HOST:
+            why = "needs optimizer = host: threads of the host update while the device goes on"
+            yield refusal(name, None, f"true {why}")
+        if offload.parameters is not MemoryTier.DEVICE:
+            why = "needs parameters = device: forward would fetch what is being updated"
+            yield refusal(name, None, f"true {why}")
 
     @property
     def keeps_master(self) -> bool:
@@ -340,7 +363,8 @@ class Strategy(Table):
     def moves_checkpoints(self) -> bool:
         """True if checkpoints do not stay where forward made them."""
         full = self.activations.checkpointing is Checkpointing.FULL
-        return full and (self.cuts_checkpoints or self.activations.offload or self.zero.contiguous)
+        leaves = self.offload.checkpoints is not MemoryTier.DEVICE
+        return full and (self.cuts_checkpoints or leaves or self.zero.contiguous)
 
     def rule_of(self, parameter: str) -> Optimizer:
         """Return the rule by which the parameter of that name is updated."""

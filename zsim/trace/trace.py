@@ -4,13 +4,28 @@ Times are integer picoseconds since the start of the first step. A trace of a fo
 holds one rank of each class of ranks that no one can tell apart, and says how many it stands for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zsim.schedule.schedule import Kind
 from zsim.trace.witness import Witness
 
 Interval = tuple[int, int]
+
+
+def within(interval: Interval, step: Interval, *, is_late: bool = False) -> Iterator[Interval]:
+    """Yield what of an interval is in a step.
+
+    Where updates are late, steps overlap: the next one runs beside them as this one did beside
+    those of the step before. What began before the step is then in the place of the next one's.
+    """
+    (start, end), (begin, stop) = interval, step
+    if end > begin and start < stop:
+        yield max(start, begin), min(end, stop)
+    if is_late and start < begin:
+        yield start + stop - begin, min(end, begin) + stop - begin
+
+
 """When something begins and ends, in picoseconds."""
 
 

@@ -2,7 +2,7 @@
 
 A checkpoint is what a unit was given that is run again before its backward. It stays where forward
 made it unless a technique moves it: cut over the tensor axis (`partition`), out to host memory
-(`offload`), into memory in a row (`contiguous`). Here it stays on the device.
+or a file (`offload.checkpoints`), into memory in a row (`contiguous`). Here it stays on the device.
 """
 
 from collections.abc import Iterable
@@ -10,23 +10,37 @@ from collections.abc import Iterable
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import HOST_POOL, ScheduleWriter
+from zsim.schedule.schedule_writer import (
+    HOST_POOL,
+    NVME_POOL,
+    NVME_WRITE,
+    POOL,
+    TO_HOST,
+    ScheduleWriter,
+)
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.partitioned_checkpoints import gather, own_elements, own_slice
 from zsim.zero.visit_order import Made, UnitVisit, ValueInstance
+
+_PLACES = {
+    MemoryTier.DEVICE: (POOL, COMPUTE),
+    MemoryTier.HOST: (HOST_POOL, TO_HOST),
+    MemoryTier.NVME: (NVME_POOL, NVME_WRITE),
+}
+"""Pool of each tier, and the stream that first writes what is put there."""
 
 
 class CheckpointStore:
     """Memory in which checkpoints lie: here a buffer for each, while it lies there."""
 
-    def __init__(
-        self, writer: ScheduleWriter, model: Model, strategy: Strategy, *, pool: str
-    ) -> None:
+    def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
         self._writer = writer
         self._model = model
         self._strategy = strategy
-        self._pool = pool
+        self._tier = strategy.offload.checkpoints
 
     def make_room(self, value: str) -> View:
         """Take memory for the checkpoint `value`, and return where it goes."""
@@ -42,14 +56,13 @@ class CheckpointStore:
         self._writer.free(self._buffer(value), uses=uses)
 
     def _buffer(self, value: str) -> str:
-        name = f"{value}/{'host' if self._pool == HOST_POOL else 'part'}"
+        name = f"{value}/{'part' if self._tier is MemoryTier.DEVICE else self._tier}"
         elements = own_elements(self._model, self._strategy, value)
         return self._declare(name, elements, self._model.values[value].dtype)
 
     def _declare(self, name: str, elements: int, dtype: DType) -> str:
-        if self._pool == HOST_POOL:
-            return self._writer.host_buffer(name, elements, dtype, Kind.SAVED)
-        return self._writer.buffer(name, elements, dtype, Kind.SAVED)
+        pool, home = _PLACES[self._tier]
+        return self._writer.buffer(name, elements, dtype, Kind.SAVED, pool=pool, home=home)
 
 
 class Checkpoints:

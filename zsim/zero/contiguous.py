@@ -29,10 +29,9 @@ class ContiguousStore(CheckpointStore):
         model: Model,
         strategy: Strategy,
         *,
-        pool: str,
         visits: Sequence[UnitVisit],
     ) -> None:
-        super().__init__(writer, model, strategy, pool=pool)
+        super().__init__(writer, model, strategy)
         sizes: dict[DType, int] = {}
         self._views: dict[str, View] = {}
         for value in (value for visit in visits if not visit.backward for value in visit.parts):

@@ -12,7 +12,7 @@ from zsim.model.model import Model, Segment, Value
 from zsim.schedule.operation import Action, Edge, Operand, Role, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import POOL, ScheduleWriter
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
@@ -55,7 +55,7 @@ class ForwardBackward:
         self.buckets = buckets
         self.held = held
         self.checkpoints = checkpoints or Checkpoints(
-            writer, model, strategy, CheckpointStore(writer, model, strategy, pool=POOL)
+            writer, model, strategy, CheckpointStore(writer, model, strategy)
         )
         self.micro_batch = 0
         self.tokens = Tokens(writer, model)

@@ -29,7 +29,7 @@ class _Leaving:
     copied: str
 
 
-class Offloaded(Checkpoints):
+class OffloadedCheckpoints(Checkpoints):
     """Checkpoints whose store is in host memory."""
 
     def __init__(
@@ -42,8 +42,9 @@ class Offloaded(Checkpoints):
         visits: Sequence[UnitVisit],
     ) -> None:
         super().__init__(writer, model, strategy, store)
-        backward = [visit for visit in visits if visit.backward]
-        self._next = {visit.unit: following.parts for visit, following in pairwise(backward)}
+        self._backward = [visit for visit in visits if visit.backward]
+        pairs = pairwise(self._backward)
+        self._next = {visit.unit: following.parts for visit, following in pairs}
         self._out: dict[str, str] = {}
         self._leaving: list[_Leaving] = []
         self._back: dict[str, str] = {}
@@ -101,6 +102,10 @@ class Offloaded(Checkpoints):
                 brought_back(value), whole.elements, whole.dtype, Kind.WORKSPACE, home=FROM_HOST
             )
         self.writer.allocate(target)
+        return self._fetch(value, target)
+
+    def _fetch(self, value: str, target: str) -> str:
+        """Copy it from its store to `target` on the device, and clear the store."""
         after = (self._out.pop(value),)
         source = self.store.view(value)
         copied = self.writer.copy(f"fetch/{value}", source, target, stream=FROM_HOST, after=after)

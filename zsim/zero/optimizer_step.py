@@ -167,7 +167,7 @@ class OptimizerStep:
         writer.allocate(flag)
         self.measure(writer, Action.FINITE, flag, Reduction.MAX, trained=self.tensors, group=WORLD)
         skip, go_on = writer.fork("step/skip"), writer.fork("step/update")
-        self._skip(skip)
+        self.skip_update(skip)
         self._update(go_on)
         reduced = (writer.path("overflow/reduce"),)
         writer.branch("branch", flag, skip, go_on, after=reduced)
@@ -222,13 +222,13 @@ class OptimizerStep:
     def skipped(self, writer: ScheduleWriter) -> None:
         """Write what else a step without an update does."""
 
-    def _skip(self, writer: ScheduleWriter) -> None:
+    def skip_update(self, writer: ScheduleWriter) -> None:
         """Update nothing, for gradients overflowed, and let the loss scale fall."""
-        scale = self.strategy.train.loss_scale
         for item in self.tensors:
             if not item.keeps_gradient:
                 writer.free(item.gradient.buffer, uses=("step/update/overflow/measure",))
         self.skipped(writer)
+        scale = self.strategy.train.loss_scale
         writer.set_scalar(LOSS_SCALE, LOSS_SCALE, multiply=scale.backoff, minimum=scale.minimum)
         writer.set_scalar(GOOD_STEPS, GOOD_STEPS, multiply=0.0)
         writer.set_scalar(SKIPPED_STEPS, SKIPPED_STEPS, add=1.0)
@@ -241,6 +241,10 @@ class OptimizerStep:
         self.completed(writer)
         if norm is not None:
             writer.free(norm, uses=(writer.path(self.norm_ready),))
+        self.grow(writer)
+
+    def grow(self, writer: ScheduleWriter) -> None:
+        """Count a step that overflowed nowhere, after which the loss scale may grow."""
         if self.strategy.train.precision is Precision.FP16:
             scale = self.strategy.train.loss_scale
             writer.set_scalar(GOOD_STEPS, GOOD_STEPS, add=1.0)
@@ -300,7 +304,7 @@ class OptimizerStep:
             self._change(writer, Action.UNSCALE, gradient, after=after)
             after = ()
         if norm is not None:
-            ready = (*after, f"{outer}/{self.norm_ready}")
+            ready = (*after, f"step/update/{self.norm_ready}")
             self._change(writer, Action.CLIP, gradient, norm=norm, after=ready)
             after = ()
         updated = self._apply(writer, item, gradient, after)

@@ -12,7 +12,6 @@ from zsim.schedule.schedule_writer import (
     HOST_POOL,
     NVME_READ,
     NVME_WRITE,
-    POOL,
     TO_HOST,
     ScheduleWriter,
 )
@@ -21,9 +20,11 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import fill
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.contiguous import ContiguousStore, allocate_gradients
+from zsim.zero.delayed_update import DelayedOptimizerStep, late_bytes, persist_landing
+from zsim.zero.filed_checkpoints import FiledCheckpoints
 from zsim.zero.filed_optimizer import NvmeOptimizerStep
 from zsim.zero.gather import GatheredParameters, ReplicatedParameters, gather_updated
-from zsim.zero.offloaded_checkpoints import Offloaded
+from zsim.zero.offloaded_checkpoints import OffloadedCheckpoints
 from zsim.zero.offloaded_gradients import GradientsToHost
 from zsim.zero.offloaded_optimizer import HostOptimizerStep
 from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
@@ -44,9 +45,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     step.write()
     offload = strategy.offload
     moving: tuple[str, ...] = ()
-    if strategy.activations.offload or offload.uses_host:
+    if offload.uses_host:
         moving = (TO_HOST, FROM_HOST)
-    threads = (CPU,) if offload.uses_host else ()
+    threads = (CPU,) if offload.moves_states else ()
     handles = (NVME_READ, NVME_WRITE) if offload.uses_nvme else ()
     return step.schedule(
         f"ZeRO stage {strategy.zero.stage}",
@@ -93,9 +94,25 @@ class StageStep(Step):
             )
         self.reductions = BucketReductions(self.writer, model, strategy, self.passes)
         self.optimizer_step = _OPTIMIZER_STEPS[strategy.offload.optimizer]
+        if strategy.offload.delayed_update:
+            self.optimizer_step = DelayedOptimizerStep
         if strategy.offload.optimizer is not MemoryTier.DEVICE:
             self.reductions.to_host = GradientsToHost(self.writer, strategy)
         self._done: list[str] = []
+
+    def write_setup(self) -> None:
+        """Take memory for parameters that the host updates beside the next step."""
+        if not self.strategy.offload.delayed_update:
+            return
+        for bucket, state in zip(self.buckets.all, self.states, strict=True):
+            if state.master is not None:
+                self.writer.prefix = f"setup/{bucket.name}"
+                persist_landing(self.writer, self.strategy, bucket, state.master)
+
+    def begin(self) -> None:
+        """Count gradients of the step before that the host still applies."""
+        if self.strategy.offload.delayed_update:
+            self.writer.count_late(HOST_POOL, late_bytes(self.strategy, self.buckets))
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """Return the buffer that holds a bucket's parameters during a visit."""
@@ -145,10 +162,11 @@ def _checkpoints(
     writer: ScheduleWriter, model: Model, strategy: Strategy, once: Sequence[UnitVisit]
 ) -> Checkpoints:
     """Return how checkpoints are put away: on the device or out of it, separate or in a row."""
-    pool = HOST_POOL if strategy.activations.offload else POOL
-    store = CheckpointStore(writer, model, strategy, pool=pool)
+    tier = strategy.offload.checkpoints
+    store = CheckpointStore(writer, model, strategy)
     if strategy.zero.contiguous:
-        store = ContiguousStore(writer, model, strategy, pool=pool, visits=once)
-    if strategy.activations.offload:
-        return Offloaded(writer, model, strategy, store, visits=once)
-    return Checkpoints(writer, model, strategy, store)
+        store = ContiguousStore(writer, model, strategy, visits=once)
+    if tier is MemoryTier.DEVICE:
+        return Checkpoints(writer, model, strategy, store)
+    kind = OffloadedCheckpoints if tier is MemoryTier.HOST else FiledCheckpoints
+    return kind(writer, model, strategy, store, visits=once)

@@ -26,6 +26,7 @@ LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "good_steps"
 SKIPPED_STEPS = "skipped_steps"
 STEP = "step"
+WARM_UP = "warm_up"
 
 KEPT = {
     MemoryTier.DEVICE: (POOL, COMPUTE),
@@ -38,12 +39,15 @@ KEPT = {
 def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
     """Return the numbers of every host: steps taken; with fp16, the loss scale and its counters.
 
-    The learning rate stands beside them if it is given anew for each step.
+    The learning rate stands beside them if it is given anew for each step, and the steps that are
+    left before updates are delayed.
     """
     steps = [Scalar(name=STEP, initial=0.0)]
     rules = (strategy.train.optimizer, *(group.rule for group in strategy.train.groups))
     rates = dict.fromkeys(rule.learning_rate for rule in rules)
     steps += [Scalar(name=rate, initial=0.0, given=True) for rate in rates if isinstance(rate, str)]
+    if strategy.offload.warm_up_steps:
+        steps.append(Scalar(name=WARM_UP, initial=float(strategy.offload.warm_up_steps)))
     if strategy.train.precision is not Precision.FP16:
         return tuple(steps)
     return (

@@ -5,10 +5,11 @@ in, first out, so of what an entry waits for only the latest of each other strea
 only once. A waited free takes no time: what it waits for goes to the next entry of its stream.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zsim.schedule.issue_order import SETUP
-from zsim.schedule.operation import Free
+from zsim.schedule.issue_order import SETUP, set_scalar
+from zsim.schedule.operation import Free, SetScalar
 from zsim_des.engine.instruction import Ask, Choose, Enqueue, HostNote, Instruction, Lowered, Stop
 
 
@@ -56,12 +57,16 @@ class IssueStretch:
 
 @dataclass(slots=True)
 class HostIssue:
-    """One run of a part: `issued` in order, and by group the slot of its last operation."""
+    """One run of a part: `issued` in order, and by group the slot of its last operation.
+
+    `scalars` are what branches decide on, as the run leaves it.
+    """
 
     stretches: list[IssueStretch]
     issued: list[Enqueue]
     closes: dict[str, int]
     slots: frozenset[int]
+    scalars: Mapping[str, float]
 
 
 class Courses:
@@ -76,15 +81,20 @@ class Courses:
         self.slots = lowered.slots
         self._lowered = lowered
         self._apart = apart
-        self._made: dict[tuple[bool, bool], HostIssue] = {}
+        self._made: dict[tuple[bool, bool, tuple[float, ...]], HostIssue] = {}
 
-    def of(self, step: int, *, overflows: bool) -> HostIssue:
-        """Return the course of setup or of a step."""
-        key = (step == SETUP, overflows and step != SETUP)
+    @property
+    def scalars(self) -> Mapping[str, float]:
+        """Return what branches decide on, as it is when setup begins."""
+        return self._lowered.scalars
+
+    def of(self, step: int, scalars: Mapping[str, float], *, overflows: bool) -> HostIssue:
+        """Return the course of setup or of a step that begins with `scalars`."""
+        key = (step == SETUP, overflows and step != SETUP, tuple(scalars.values()))
         made = self._made.get(key)
         if made is None:
             part = self._lowered.setup if step == SETUP else self._lowered.step
-            making = _Making(self._lowered, merges=not self._apart)
+            making = _Making(self._lowered, scalars, merges=not self._apart)
             making.issue(part, overflows=key[1])
             made = self._made[key] = making.course()
         return made
@@ -93,7 +103,8 @@ class Courses:
 class _Making:
     """Follows the host through a part. Places are streams and positions in them, by slot."""
 
-    def __init__(self, lowered: Lowered, *, merges: bool) -> None:
+    def __init__(self, lowered: Lowered, scalars: Mapping[str, float], *, merges: bool) -> None:
+        self._scalars = dict(scalars)
         self._count = len(lowered.streams)
         self._awaited = lowered.awaited
         self._merges = merges
@@ -115,7 +126,7 @@ class _Making:
             if merged:
                 self._append(merged.pop())
         taken = frozenset(what.slot for what in self._issued)
-        return HostIssue(self._stretches, self._issued, self._closes, taken)
+        return HostIssue(self._stretches, self._issued, self._closes, taken, self._scalars)
 
     def issue(self, part: tuple[Instruction, ...], *, overflows: bool) -> None:
         """Issue `part`, with the branches that the host takes."""
@@ -127,6 +138,8 @@ class _Making:
                 self._now.notes_ps.append((instruction.name, self._now.length_ps))
                 if isinstance(instruction.operation, Free):
                     self._now.frees.append(instruction.operation)
+                elif isinstance(instruction.operation, SetScalar):
+                    set_scalar(instruction.operation, self._scalars)
             else:
                 self._stop(instruction, overflows=overflows)
 
@@ -138,7 +151,8 @@ class _Making:
         self._stretches.append(self._now)
         if isinstance(instruction, Choose):
             side, ended.skipped = instruction.otherwise, instruction.then_slots
-            if overflows:
+            scalar = instruction.operation.scalar
+            if overflows if scalar is None else self._scalars[scalar]:
                 side, ended.skipped = instruction.then, instruction.otherwise_slots
             self.issue(side, overflows=overflows)
 

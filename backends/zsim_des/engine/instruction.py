@@ -1,5 +1,6 @@
 """A program as the engine runs it: ids become numbers, costs become times, once for all ranks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -114,13 +115,17 @@ HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
 
 @dataclass(slots=True)
 class Lowered:
-    """The instructions of one role; `slots` numbers what may be waited for, `awaited` what is."""
+    """The instructions of one role; `slots` numbers what may be waited for, `awaited` what is.
+
+    `scalars` are what branches decide on, as it is when setup begins.
+    """
 
     streams: tuple[str, ...]
     slots: dict[str, int]
     setup: tuple[Instruction, ...]
     step: tuple[Instruction, ...]
     awaited: frozenset[int]
+    scalars: Mapping[str, float]
 
 
 def lower(
@@ -128,7 +133,9 @@ def lower(
 ) -> Lowered:
     """Return the instructions of `program` on `gpu`; of a run that is `watched`, with every note.
 
-    With `asks` the host asks for memory at each allocation, and notes each free.
+    With `asks` the host asks for memory at each allocation, and notes each free. A run that is
+    watched counts scalars from where they begin; any other one shows steps in which all that
+    branches decide on has come down to zero, as a schedule does that counts its first steps.
 
     Raises:
         LoweringError: an edge names an operation that is issued later.
@@ -136,7 +143,9 @@ def lower(
     """
     lowering = _Lowering(schedule, program, gpu, watched=watched, asks=asks)
     setup, step = lowering.part(program.setup), lowering.part(program.step)
-    return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited())
+    initial = {each.name: each.initial if watched else 0.0 for each in schedule.scalars}
+    scalars = {name: initial[name] for name in lowering.decides}
+    return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited(), scalars)
 
 
 def _nothing(operation: Operation) -> int:
@@ -171,6 +180,10 @@ class _Lowering:
             self._noted = (Free,)
         self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
         self._seen: set[str] = set()
+        step = list(walk(program.step))
+        read = {each.scalar for each in step if isinstance(each, Branch) and each.scalar}
+        counters = {each.counter for each in step if isinstance(each, SetScalar) and each.counter}
+        self.decides = frozenset(read | counters if read else ())
 
     def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
         """Instructions of setup or of the step."""
@@ -190,7 +203,8 @@ class _Lowering:
             made = self._instruction(operation)
             if made is not None:
                 found.append(made)
-            if isinstance(operation, self._noted):
+            counts = isinstance(operation, SetScalar) and operation.scalar in self.decides
+            if counts or isinstance(operation, self._noted):
                 found.append(HostNote(operation.id, operation))
             self._seen.add(operation.id)
         return found

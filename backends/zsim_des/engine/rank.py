@@ -45,6 +45,7 @@ class Rank:
         self.program = program
         self.memory: AskedMemory | None = None
         self.instances: list[ProgramRun] = []
+        self._scalars = program.scalars
         self._agenda = agenda
         self._rendezvous = rendezvous
         self._pace = pace
@@ -93,7 +94,9 @@ class Rank:
     ) -> Iterator[Awaited | int]:
         """Issue all steps; on the way, whatever slot or time is waited for."""
         for step in steps:
-            course = self.program.of(step, overflows=step in overflow_steps)
+            overflows = step in overflow_steps
+            course = self.program.of(step, self._scalars, overflows=overflows)
+            self._scalars = course.scalars
             unknown = [UNKNOWN] * len(self.program.slots)
             told = None if self._watcher is None else self._tell
             instance = ProgramRun(step, course, unknown, unknown.copy(), told)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from zsim.schedule.operation import Communication, Compute, Together
-from zsim.trace.trace import Interval, RankStep
+from zsim.trace.trace import Interval, RankStep, within
 from zsim_des.engine.host_bound import host_bound_ps
 from zsim_des.engine.host_issue import HostIssue
 from zsim_des.engine.rank import Rank
@@ -37,19 +37,23 @@ def slots_of(course: HostIssue) -> SlotKinds:
     return SlotKinds(tuple(computing), fixed(by_group), fixed(on_host))
 
 
-def rank_step(rank: Rank, slots: SlotKinds, since_ps: int, begin_ps: int) -> RankStep:
-    """Return the times of the last step from `since_ps`; what was before `begin_ps` is cut off.
+def rank_step(
+    rank: Rank, slots: SlotKinds, since_ps: int, step: Interval, *, delays: bool
+) -> RankStep:
+    """Return the times of the last step from `since_ps`; what was before it is cut off.
 
-    The step ends with the last of it, so nothing is cut off there.
+    Where it `delays` updates, that is in the place of the next step's.
     """
     last = rank.instances[-1]
-    starts, ends, first_ps = last.starts, last.ends, since_ps + begin_ps
+    starts, ends = last.starts, last.ends
 
     def spans(of: tuple[int, ...]) -> list[Interval]:
         return [
-            (max(starts[slot], first_ps) - since_ps, ends[slot] - since_ps)
+            found
             for slot in of
-            if ends[slot] > first_ps
+            for found in within(
+                (starts[slot] - since_ps, ends[slot] - since_ps), step, is_late=delays
+            )
         ]
 
     def named(of: dict[str, tuple[int, ...]]) -> dict[str, list[Interval]]:

@@ -99,8 +99,8 @@ class Carrier(Generic[A]):
             case SetScalar():
                 set_scalar(operation, self.scalars[rank])
             case Branch():
-                (window,) = self._windows(rank, step, operation)
-                self._add(host_ps, partial(self._branch, rank, step, operation.id, window))
+                for window in self._windows(rank, step, operation):
+                    self._add(host_ps, partial(self._branch, rank, step, operation.id, window))
             case _:
                 raise AssertionError(operation)
 

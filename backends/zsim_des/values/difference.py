@@ -46,6 +46,7 @@ class _Comparison:
         self._carrier = carrier
         self._values = values
         self._expected = expected
+        self._updated = expected.late or expected
         self._missing = [
             {name: np.ones(len(value), bool) for name, value in own.items()}
             for own in expected.parameters
@@ -79,10 +80,10 @@ class _Comparison:
                     yield f"rank {seat.rank}: {update.id} updates {name}, which is not trained"
                     continue
                 self._missing[place][name][there] = False
-                if not np.array_equal(memory[here], self._expected.parameters[place][name][there]):
+                if not np.array_equal(memory[here], self._updated.parameters[place][name][there]):
                     yield f"rank {seat.rank}: {name} in {trained.view.buffer}"
                 for number, each in enumerate(kept):
-                    known = self._expected.moments[place][name]
+                    known = self._updated.moments[place][name]
                     wanted = known[number][there] if number < len(known) else None
                     if each is not None and (
                         wanted is None or not np.array_equal(each[here], wanted)
@@ -99,7 +100,9 @@ class _Comparison:
                     continue
                 here = slice(each.position, each.position + each.size)
                 there = slice(each.offset, each.offset + each.size)
-                wanted = self._expected.parameters[place][each.parameter][there]
+                is_master = seat.program.by_name[name].kind is Kind.MASTER
+                state = self._updated if is_master else self._expected
+                wanted = state.parameters[place][each.parameter][there]
                 if each.parameter not in self._expected.moments[place]:
                     same = block.memory[here] == wanted
                     self._missing[place][each.parameter][there] &= ~same

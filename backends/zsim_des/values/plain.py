@@ -6,6 +6,7 @@ ones stay as they were in the beginning, and there is nothing that could be a gr
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -17,7 +18,7 @@ from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
-from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
+from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP, WARM_UP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced
 from zsim_des.values.truth import Part, data, given, initial, mask
@@ -34,31 +35,55 @@ Tensors = list[dict[str, Numbers]]
 class PlainState:
     """Parameters on each rank of the tensor axis, and the optimizer's moments of them.
 
-    `scalars` are what the host of every rank has counted, by name.
+    `scalars` are what the host of every rank has counted, by name. Where updates are delayed,
+    `late` is the state with the last gradients applied, which no step has computed with.
     """
 
     parameters: Tensors
     moments: list[dict[str, list[Numbers]]]
     scalars: dict[str, float]
     losses: list[float] = field(default_factory=list[float])
+    late: "PlainState | None" = None
 
 
 def train(
     model: Model, strategy: Strategy, steps: int, overflow_steps: frozenset[int] = NO_OVERFLOW
 ) -> PlainState:
-    """Return the state after `steps` steps; those in `overflow_steps` change nothing."""
+    """Return the state after `steps` steps; those in `overflow_steps` change nothing.
+
+    Where updates are delayed, a step that is not of the warm-up leaves its gradients to the end of
+    the next one (Ren et al. 2021, section 5.2).
+    """
     state = _begin(model, strategy)
+    late: list[tuple[int, float, Tensors]] = []
     for step in range(steps):
         gradients = _mean_gradients(model, strategy, state, step)
-        count(strategy, state.scalars, overflows=step in overflow_steps)
-        if step not in overflow_steps:
-            _update(model, strategy, state, gradients, step=step)
+        overflows = step in overflow_steps
+        _apply(model, strategy, state, late)
+        count(strategy, state.scalars, overflows=overflows)
+        late = [] if overflows else [(step, state.scalars[STEP], gradients)]
+        delays = strategy.offload.delayed_update and step >= strategy.offload.warm_up_steps
+        if not delays:
+            _apply(model, strategy, state, late)
+            late = []
+    if late:
+        state.late = deepcopy(state)
+        _apply(model, strategy, state.late, late)
     return state
+
+
+def _apply(
+    model: Model, strategy: Strategy, state: PlainState, late: list[tuple[int, float, Tensors]]
+) -> None:
+    for step, number, gradients in late:
+        _update(model, strategy, state, gradients, step=step, number=number)
 
 
 def scalars(strategy: Strategy) -> dict[str, float]:
     """Return what hosts know before the first step."""
     found = {STEP: 0.0}
+    if strategy.offload.warm_up_steps:
+        found[WARM_UP] = float(strategy.offload.warm_up_steps)
     if strategy.train.precision is Precision.FP16:
         found |= {
             LOSS_SCALE: strategy.train.loss_scale.initial,
@@ -72,6 +97,8 @@ def count(strategy: Strategy, known: dict[str, float], *, overflows: bool) -> No
     """Count a step, as Micikevicius et al. 2018, section 3.2, have it with a loss scale."""
     rule = strategy.train.loss_scale
     known[STEP] += not overflows
+    if WARM_UP in known:
+        known[WARM_UP] = max(0.0, known[WARM_UP] - 1)
     if LOSS_SCALE not in known:
         return
     if overflows:
@@ -301,8 +328,15 @@ def _summed(made: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
 
 
 def _update(
-    model: Model, strategy: Strategy, state: PlainState, gradients: Tensors, *, step: int
+    model: Model,
+    strategy: Strategy,
+    state: PlainState,
+    gradients: Tensors,
+    *,
+    step: int,
+    number: float,
 ) -> None:
+    """Update with the gradients of a step, whose update has a number."""
     squares = 0.0
     trains = trainable(model)
     for parameter in model.parameters:
@@ -330,7 +364,7 @@ def _update(
                         trained[name],
                         moments[name],
                         rate=rate,
-                        step=state.scalars[STEP],
+                        step=number,
                     )
                 case SGD() as sgd:
                     trained[name], *moments[name] = stand_in.sgd(

@@ -145,9 +145,10 @@ class Executor:
                 machine.streams.host_waits((edge,))
             case SetScalar():
                 self._set_scalar(operation)
-            case Branch(value=value, then=then, otherwise=otherwise):
+            case Branch(value=value, scalar=scalar, then=then, otherwise=otherwise):
                 machine.streams.host_waits(operation.after)
-                self._run(then if self._number(value) != 0 else otherwise)
+                number = self._number(value) if value is not None else self.scalars[scalar or ""]
+                self._run(then if number != 0 else otherwise)
             case Compute() | Fill() | Copy():
                 self._compute(operation)
             case Communication():

@@ -101,7 +101,7 @@ def of_stage(stage: int) -> list[Strategy]:
         full.but(
             {
                 "train.precision": Precision.BF16,
-                "activations.offload": True,
+                "offload.checkpoints": "host",
                 "zero.contiguous": stage > 1,
             }
         ),

@@ -16,6 +16,7 @@ from zsim.model.model import Model
 from zsim.proof import Finding, check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
@@ -65,9 +66,8 @@ def strategies() -> dict[str, list[Strategy]]:
             Strategy(
                 parallel=Parallel(data=2, tensor=1 + stage % 2),
                 zero=Zero(stage=stage, bucket_elements=40, contiguous=stage > 1),
-                activations=Activations(
-                    checkpointing=Checkpointing.FULL, partition=True, offload=True
-                ),
+                activations=Activations(checkpointing=Checkpointing.FULL, partition=True),
+                offload=Offload(checkpoints=MemoryTier.HOST),
                 train=Train(gradient_accumulation_steps=2),
             ),
         ]

@@ -113,7 +113,7 @@ def test_a_node_holds_the_model_once_for_every_rank_that_builds_it(
 def test_pinned_memory_is_rounded_up_unless_it_is_exact(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    offload = ("activations.checkpointing=full", "activations.offload=true")
+    offload = ("activations.checkpointing=full", "offload.checkpoints=host")
     exact, caching = (
         tiers(capsys, *offload, f"host.pinned={each}")[0] for each in ("exact", "caching")
     )

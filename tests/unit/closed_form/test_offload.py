@@ -29,6 +29,7 @@ SCHEMES = st.sampled_from(list(OffloadScheme))
         # Bytes a parameter: from the GPU, to it, read from NVMe, written; of 1 and 3 micro-batches
         # with gradients accumulated in 16 bits.
         ("paper", (2, 2, 0, 0), (2, 2, 0, 0)),
+        ("paper_delayed", (2, 2, 0, 0), (2, 2, 0, 0)),
         ("deepspeed_1_2", (4, 2, 0, 0), (10, 6, 0, 0)),
         ("deepspeed_3", (6, 4, 0, 0), (10, 8, 0, 0)),
         ("deepspeed_3_parameters", (6, 6, 0, 0), (10, 18, 0, 0)),
@@ -50,6 +51,7 @@ def test_links_carry_what_the_sources_of_each_runtime_move(
     ("scheme", "gpu", "pinned", "pageable", "nvme"),
     [
         ("paper", 2 * 4, 2, 12, 0),
+        ("paper_delayed", 2 * 4, 6, 12, 0),
         ("deepspeed_1_2", 2 * 4, 10, 8, 0),
         ("deepspeed_3", 2, 6, 12, 0),
         ("deepspeed_3_parameters", 0, 8, 12, 0),

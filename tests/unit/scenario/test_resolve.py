@@ -272,7 +272,6 @@ WRONG = {
     ),
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",
-    "activations.offload=true": "activations.offload: true needs checkpointing = full",
     "zero.stage=3 zero.emulate=fsdp2 zero.fsdp2.offload_policy=cpu": (
         "zero.fsdp2.offload_policy: host needs a node with host memory behind PCIe, boxes "
         "describes none"
@@ -282,8 +281,14 @@ WRONG = {
         "zero.deepspeed.offload_optimizer.device: host needs a node with host memory behind PCIe, "
         "boxes describes none"
     ),
-    "activations.offload=true activations.checkpointing=full": (
-        "activations.offload: true needs a node with host memory behind PCIe, boxes describes none"
+    "offload.checkpoints=host": (
+        "offload.checkpoints: 'host' needs activations.checkpointing = full"
+    ),
+    "activations.offload=true": (
+        "activations.offload: is not here any more: say offload.checkpoints = host"
+    ),
+    "offload.checkpoints=host activations.checkpointing=full": (
+        "offload.checkpoints: host needs a node with host memory behind PCIe, boxes describes none"
     ),
     "zero.fused_buffers=model zero.stage=3": "zero.fused_buffers: 'model' is for stages 0 to 2",
     "zero.fused_buffers=model zero.bucket_elements=9": "zero.bucket_elements: 9 is for fused_buff",

@@ -99,12 +99,12 @@ def test_contradictions_of_tables_and_what_does_not_exist() -> None:
 
 def test_contradictions_inside_a_strategy() -> None:
     with pytest.raises(ScenarioError) as error:
-        settled("zero.secondary=3", "zero.fused_buffers=model", "activations.offload=true")
+        settled("zero.secondary=3", "zero.fused_buffers=model", "offload.checkpoints=host")
     assert fields(error) == [
         "zero.secondary",
         "zero.fused_buffers",
         "zero.bucket_elements",
-        "activations.offload",
+        "offload.checkpoints",
     ]
 
 

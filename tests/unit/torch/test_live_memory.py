@@ -39,8 +39,8 @@ def cases(ranks: int) -> list[Case]:
     ]
 
 
-MOVED = {0: (True, False), 1: (False, True), 2: (True, True), 3: (True, False)}
-"""By stage, whether checkpoints go to host memory, which is this machine's, and lie in a row."""
+MOVED = {0: ("host", False), 1: ("device", True), 2: ("host", True), 3: ("nvme", False)}
+"""By stage, the tier that checkpoints go to, and whether they lie in a row."""
 
 
 def moving(ranks: int) -> list[Case]:
@@ -49,7 +49,7 @@ def moving(ranks: int) -> list[Case]:
             case,
             strategy=case.strategy.but(
                 {
-                    "activations.offload": MOVED[case.strategy.zero.stage][0],
+                    "offload.checkpoints": MOVED[case.strategy.zero.stage][0],
                     "zero.contiguous": MOVED[case.strategy.zero.stage][1],
                 }
             ),

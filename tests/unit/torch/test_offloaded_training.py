@@ -13,7 +13,7 @@ from zsim.model.model import Model
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 from zsim_torch.supervise.ranks import RankPool
@@ -57,6 +57,19 @@ def offloads(stage: int) -> Iterator[Offload]:
             yield one.model_copy(update={"gradients": MemoryTier.NVME})
 
 
+def of_checkpoints(plain: Strategy) -> Iterator[Strategy]:
+    """Units that are run again from inputs that leave the device, alone and with the optimizer."""
+    for tier, optimizer, ahead in (
+        (MemoryTier.HOST, MemoryTier.DEVICE, 1),
+        (MemoryTier.NVME, MemoryTier.DEVICE, 0),
+        (MemoryTier.NVME, MemoryTier.NVME, 2),
+    ):
+        offload = Offload(optimizer=optimizer, checkpoints=tier, read_units=ahead)
+        full = Activations(checkpointing=Checkpointing.FULL)
+        contiguous = plain.zero.model_copy(update={"contiguous": plain.zero.stage == 2})
+        yield plain.model_copy(update={"offload": offload, "activations": full, "zero": contiguous})
+
+
 def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
     """Trainings, and each offloaded in every way; else some of them, on 4 ranks stage 3 alone."""
     found: list[tuple[Case, list[Case]]] = []
@@ -76,6 +89,9 @@ def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
     )
     strategy = found[0][0].strategy.model_copy(update={"offload": unpiped})
     found[0][1].append(replace(found[0][0], strategy=strategy))
+    for number, (one, rest) in enumerate(found):
+        every = [replace(one, strategy=each) for each in of_checkpoints(one.strategy)]
+        rest.extend(every if whole else [every[number % 3]])
     found[-1][1].append(replace(found[-1][1][-1], poison=True))
     return found
 

@@ -20,6 +20,7 @@ from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Copy, Operation
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.learning_rate import LearningRates
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import (
@@ -137,7 +138,9 @@ KNOBS = (
     Strategy(zero=Zero(stage=1, bucket_elements=1), train=Train(clip_norm=0.05)),
     Strategy(zero=Zero(stage=0, bucket_elements=50), train=Train(clip_norm=0.05)),
     Strategy(
-        zero=Zero(stage=3), activations=Activations(checkpointing=Checkpointing.FULL, offload=True)
+        zero=Zero(stage=3),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+        offload=Offload(checkpoints=MemoryTier.HOST),
     ),
     Strategy(
         zero=Zero(stage=2, contiguous=True, reduce_once=True),
@@ -145,7 +148,8 @@ KNOBS = (
     ),
     Strategy(
         zero=Zero(stage=1, contiguous=True, fused_buffers=FusedBuffers.MODEL),
-        activations=Activations(checkpointing=Checkpointing.FULL, offload=True),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+        offload=Offload(checkpoints=MemoryTier.HOST),
     ),
 )
 

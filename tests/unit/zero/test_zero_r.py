@@ -43,7 +43,7 @@ FULL = Strategy(
     activations=Activations(checkpointing=Checkpointing.FULL),
     train=Train(precision=Precision.FP16, gradient_accumulation_steps=2),
 )
-CPU = FULL.but({"activations.offload": True})
+CPU = FULL.but({"offload.checkpoints": "host"})
 
 
 def model(strategy: Strategy) -> Model:

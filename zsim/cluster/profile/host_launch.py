@@ -77,6 +77,8 @@ class LaunchCosts:
                 return self.wait_ps * uses
             case HostWait():
                 return self.wait_ps
+            case Branch(value=None):
+                return self.wait_ps * len(operation.after)
             case Branch():  # it also reads a value of the device
                 return self.operation_ps + self.wait_ps * len(operation.after)
             case Allocate() | SetScalar():

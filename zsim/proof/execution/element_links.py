@@ -80,7 +80,7 @@ class ElementLinks:
                 self.tensors.cut(ranks, target)
                 if not operation.by_parameter:
                     self._link(ranks, source, target)
-            case Fill(target=view) | Branch(value=view):
+            case Fill(target=view) | Branch(value=View() as view):
                 self.tensors.cut(ranks, view)
             case Communication():
                 self._communication(ranks, operation)

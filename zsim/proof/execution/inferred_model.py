@@ -38,13 +38,15 @@ def _place(view: View) -> Place:
 class Training:
     """Training as the contract has it; `assumed` is what it does not say.
 
-    `rules` has the rule of each parameter by name.
+    `rules` has the rule of each parameter by name. `warm_up` is how many steps update at once
+    before updates are delayed by a step; None if they never are.
     """
 
     micro_batches: int
     divisor: int
     rules: Mapping[str, Optimizer]
     clip: ClipNorm | None
+    warm_up: int | None = None
     assumed: tuple[str, ...] = ()
 
 
@@ -61,6 +63,7 @@ def training_of(schedule: Schedule) -> Training | None:
             divisor=contract.loss_divisor,
             rules=contract.rules,
             clip=clip,
+            warm_up=strategy.offload.warm_up_steps if strategy.offload.delayed_update else None,
         )
     computes = [
         operation

@@ -16,6 +16,7 @@ from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.access import COMPUTE_ACCESS
+from zsim.schedule.issue_order import set_scalar
 from zsim.schedule.operation import (
     Allocate,
     Branch,
@@ -34,7 +35,7 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
-from zsim.specification.residues import Numbers
+from zsim.specification.residues import Numbers, number
 
 Host = Generator[CollectiveOperation | Receive, Datum, None]
 
@@ -268,19 +269,17 @@ class Interpreter:
 
     def _takes(self, ranks: RankArray, branch: Branch) -> bool:
         """Return whether a class takes the list `then`."""
+        if branch.value is None:
+            counted = self.memory[ranks.index].scalars[branch.scalar or ""]
+            self._decide(ranks, branch, number(counted, 2))
+            return counted != 0
         value = self.read(ranks, branch.value)
         self._need_written(ranks, branch.id, branch.value, value)
         flat = value.values.reshape(2, -1)
         first = flat[:, :1]
-        place = len(self._decided[ranks.index])
-        self._decided[ranks.index].append((branch, first))
         if (flat != first).any():
             self._trouble(ranks, branch.id, "decides on what differs from rank to rank")
-        for other in self.classes[: ranks.index]:
-            theirs = self._decided[other.index]
-            if place < len(theirs) and (theirs[place][1] != first).any():
-                name = other.program.role
-                self._trouble(ranks, branch.id, f"decides on another value than {name} does")
+        self._decide(ranks, branch, first)
         if value.covered is not None:
             left = self.kernels.measures.uncovered(value.covered)
             if left:
@@ -292,13 +291,15 @@ class Interpreter:
             self._trouble(ranks, branch.id, "decides on what is no verdict on all gradients")
         return self.overflows
 
+    def _decide(self, ranks: RankArray, branch: Branch, first: Numbers) -> None:
+        """Note what a class decides on, which is the same for all classes."""
+        place = len(self._decided[ranks.index])
+        self._decided[ranks.index].append((branch, first))
+        for other in self.classes[: ranks.index]:
+            theirs = self._decided[other.index]
+            if place < len(theirs) and (theirs[place][1] != first).any():
+                name = other.program.role
+                self._trouble(ranks, branch.id, f"decides on another value than {name} does")
+
     def _trouble(self, ranks: RankArray, operation: str, why: str) -> None:
         self.troubles.setdefault((ranks.program.role, operation), why)
-
-
-def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
-    """Change a number of the host as `SetScalar` says."""
-    if change.counter is not None and scalars[change.counter] % change.every != 0:
-        return
-    value = scalars[change.scalar] * change.multiply + change.add
-    scalars[change.scalar] = min(max(value, change.minimum), change.maximum)

@@ -18,14 +18,18 @@ from zsim.schedule.operation import Action, Compute, Copy, Role, View, walk
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
 
-PARAMETER, MOMENT, ANY, CONSTANT = 0, 1, 9, 10
-"""What a place of a persistent buffer holds: a parameter, moment number 0 or 1 (1 or 2), numbers of
-which nothing is said, constant number 0, 1, ... NOTHING is what setup does not write."""
+PARAMETER, MOMENT, UPDATED, ANY, CONSTANT = 0, 1, 8, 9, 10
+"""What a place of a persistent buffer holds: a parameter that the next step computes with, moment
+number 0 or 1 (1 or 2), a parameter that a delayed update has changed already, numbers of which
+nothing is said, constant number 0, 1, ... NOTHING is what setup does not write."""
 
 OTHER = "another value than after plain training"
 
 Kinds = dict[tuple[int, str], Integers]
 """By class and buffer a number for each place, NOTHING for most."""
+
+States = tuple[TrainingState, TrainingState]
+"""What a step computes with, and the same once all gradients of earlier steps are applied."""
 
 LaidOut = dict[str, Integers]
 """By persistent buffer what each place of it holds, in the shape of the ranks and places."""
@@ -47,7 +51,8 @@ class Persistent:
     """The persistent buffers of all classes.
 
     `initial` are the parameters that setup begins with, `moments` by parameter how many it keeps: a
-    frozen one none.
+    frozen one none. With `delayed` updates a state is two: what the next step computes with, and
+    what is there once all gradients so far are applied.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Persistent:
         random: Random,
         initial: TrainingState,
         moments: Mapping[str, int],
+        delayed: bool,
     ) -> None:
         self.tensors = tensors
         self.grid = tensors.grid
@@ -68,6 +74,7 @@ class Persistent:
         self.random = random
         self.initial = initial
         self.moments = moments
+        self._trains = UPDATED if delayed else PARAMETER
         self._orders, self._trained = self._updated()
 
     def _updated(self) -> tuple[Kinds, Kinds]:
@@ -112,7 +119,7 @@ class Persistent:
         """Yield what updates train, or keep as a moment, and some rank has not as in training."""
         for ranks, places in zip(self.grid.classes, layout, strict=True):
             for name, kinds in places.items():
-                for wanted, first in ((self._trained, PARAMETER), (self._orders, MOMENT)):
+                for wanted, first in ((self._trained, self._trains), (self._orders, MOMENT)):
                     due = wanted.get((ranks.index, name))
                     if due is None:
                         continue
@@ -153,13 +160,24 @@ class Persistent:
                     found[np.broadcast_to((datum.values == constant).all(axis=0), shape)] = (
                         CONSTANT + number_of
                     )
-            found[is_piece & same] = PARAMETER
+            found[is_piece & same] = self._trains if self._is_updated(ranks, name) else PARAMETER
         if datum.undefined is not None:
             found[np.broadcast_to(datum.undefined, found.shape)] = NOTHING
         return found
 
+    def _is_updated(self, ranks: RankArray, name: str) -> bool:
+        """Return whether a buffer is trained, or is copied from one that is in the same format."""
+        if (ranks.index, name) in self._trained:
+            return True
+        return any(
+            isinstance(each, Copy)
+            and each.target.buffer == name
+            and (ranks.index, each.source.buffer) in self._trained
+            for each in walk(ranks.program.step)
+        )
+
     def memory(
-        self, layout: list[LaidOut], state: TrainingState, scalars: Mapping[str, float]
+        self, layout: list[LaidOut], state: States, scalars: Mapping[str, float]
     ) -> list[ClassMemory]:
         """Return memory that is laid out so, in a state of training and of the host."""
         found: list[ClassMemory] = []
@@ -175,13 +193,12 @@ class Persistent:
             found.append(memory)
         return found
 
-    def _filled(
-        self, ranks: RankArray, name: str, kinds: Integers, state: TrainingState
-    ) -> Numbers:
+    def _filled(self, ranks: RankArray, name: str, kinds: Integers, state: States) -> Numbers:
         """Return what a buffer laid out so holds in a state; any numbers where it is ANY."""
         present = set(kinds.ravel().tolist())
-        states = {PARAMETER: state.parameters}
-        states |= {MOMENT + place: each for place, each in enumerate(state.moments)}
+        read, updated = state
+        states = {PARAMETER: read.parameters, UPDATED: updated.parameters}
+        states |= {MOMENT + place: each for place, each in enumerate(updated.moments)}
         values: Numbers | None = None
         for kind in present:
             if kind in states:
@@ -201,7 +218,7 @@ class Persistent:
         memory: list[ClassMemory],
         layout: list[LaidOut],
         kept: list[LaidOut],
-        wanted: TrainingState,
+        wanted: States,
         *,
         overflows: bool,
     ) -> list[StateDifference]:

@@ -7,15 +7,15 @@ nothing more is given up (Flanagan and Leino 2001, Houdini). If what is left hol
 and moments, every step of any length of training is proved.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Segment, Unit, Value
-from zsim.proof.execution.collective_runner import CollectiveRunner
+from zsim.proof.execution.collective_runner import CollectiveRunner, UnfollowedError
 from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
@@ -27,12 +27,17 @@ from zsim.proof.execution.representatives import tracked
 from zsim.proof.execution.segments import Departure
 from zsim.proof.execution.tensors import Tensors
 from zsim.proof.execution.unions import Adopted
+from zsim.schedule.operation import Branch, walk
 from zsim.schedule.schedule import Schedule
-from zsim.specification.residues import BITS, Random
-from zsim.specification.step import PlainStep, TensorCuts
+from zsim.specification.delayed import DelayedState
+from zsim.specification.residues import BITS, Numbers, Random
+from zsim.specification.step import PlainStep, TensorCuts, TrainingState
 from zsim.strategy.optimizer_rule import settled
 
 SEED = 20_261_122
+STEPS, SCALE = 1009.0, 2.0**13
+"""Steps that are left of a warm-up, and a loss scale: numbers like no other."""
+
 ROUNDS_MAX = 64
 """Times that a layout is given up in part before the proof is."""
 
@@ -88,6 +93,7 @@ class StepProof:
         if not self._cut_tensors(along, parts):
             self._cut_tensors(every(schedule), {})
         self.random = Random(SEED)
+        self.counted = self._counted() if judges else []
         self.moves = Moves(self.tensors)
         self.cut = self._cut()
         self.moments = max((rule.moments for rule in training.rules.values()), default=0)
@@ -114,7 +120,25 @@ class StepProof:
                 name: 0 if name in model.frozen else rule.moments
                 for name, rule in training.rules.items()
             },
+            delayed=training.warm_up is not None,
         )
+
+    def _counted(self) -> list[str]:
+        """Return the scalar that branches decide on, if updates are delayed after a warm-up.
+
+        Raises:
+            UnfollowedError: they decide on one without that, or on several.
+        """
+        found: dict[str, str] = {}
+        for program in self.schedule.programs:
+            for operation in walk(program.step):
+                if isinstance(operation, Branch) and operation.scalar is not None:
+                    found.setdefault(operation.scalar, operation.id)
+        if len(found) > bool(self.training.warm_up):
+            scalar, where = list(found.items())[-1]
+            why = "which no warm-up of delayed updates counts"
+            raise UnfollowedError(f"{where} decides on {scalar}, {why}")
+        return list(found)
 
     def _cut_tensors(self, along: dict[str, Along], parts: Adopted) -> bool:
         """Cut all tensors for the ranks that are run; whether these stand for the others.
@@ -199,23 +223,56 @@ class StepProof:
     ) -> tuple[list[LaidOut], list[StateDifference]]:
         """Run a step on each of its ways: what is left of a layout, and what differs."""
         scalars = {**scalars, **self._given()}
-        self.plain = self._plain()
-        state = self.plain.state(self.moments, scalars["updates"])
-        gradients = self.plain.gradients(state.parameters, self.training.divisor)
-        used = self.plain.clipped(gradients, self.training.clip)
+        plain = self.plain = self._plain()
+        state = plain.state(self.moments, scalars["updates"])
+        gradients = plain.gradients(state.parameters, self.training.divisor)
+        used = plain.clipped(gradients, self.training.clip)
         rules = {name: settled(rule, scalars) for name, rule in self.training.rules.items()}
-        new = self.plain.updated(state, used, rules)
         none = {name: np.zeros_like(each) for name, each in state.parameters.items()}
-        self.kernels.begin(self.plain, none | used)
         kept = [dict(each) for each in layout]
         differences: list[StateDifference] = []
-        for overflows in (False, True) if self.kernels.follows_overflow else (False,):
-            memory = self.persistent.memory(layout, state, scalars)
-            self.interpreter.run(memory, setup=False, overflows=overflows)
-            differences += self.persistent.compare(
-                memory, layout, kept, state if overflows else new, overflows=overflows
-            )
+
+        def apply(state: TrainingState, gradients: dict[str, Numbers]) -> TrainingState:
+            return plain.updated(state, plain.clipped(gradients, self.training.clip), rules)
+
+        for before in self._states(state):
+            self.kernels.begin(plain, none | used)
+            begun = {**scalars, **dict.fromkeys(self.counted, before.warm_up)}
+            for overflows in (False, True) if self.kernels.follows_overflow else (False,):
+                memory = self.persistent.memory(
+                    layout, (before.training, before.applied(apply)), begun
+                )
+                self.interpreter.run(memory, setup=False, overflows=overflows)
+                after = before.after(gradients, apply, scale=1.0, overflows=overflows)
+                differences += self.persistent.compare(
+                    memory,
+                    layout,
+                    kept,
+                    (after.training, after.applied(apply)),
+                    overflows=overflows,
+                )
         return kept, differences
+
+    def _states(self, state: TrainingState) -> Iterator[DelayedState]:
+        """Yield what steps begin with: any state where updates are not delayed, which is warm.
+
+        Otherwise a first step, the last one of them, the first whose gradients are kept, and those
+        that begin with gradients of the step before.
+        """
+        waiting = DelayedState(training=state, pending={})
+        if self.training.warm_up is None:
+            yield replace(waiting, warm_up=1.0)
+            return
+        if self.training.warm_up:
+            yield replace(waiting, warm_up=STEPS)
+            yield replace(waiting, warm_up=1.0)
+        yield waiting
+        parameters = state.parameters.items()
+        pending = {name: self.random.draw(each.shape[1:]) for name, each in parameters}
+        kept = replace(state, updates=state.updates - 1)
+        yield replace(waiting, training=kept, pending=pending, scale=SCALE, valid=True)
+        if self.kernels.follows_overflow:
+            yield replace(waiting, pending=pending, valid=True, overflowed=True)
 
     def _given(self) -> dict[str, float]:
         """Draw what the caller gives for a step: any numbers."""

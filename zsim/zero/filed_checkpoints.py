@@ -1,0 +1,110 @@
+"""Checkpoints on NVMe: written after forward by way of the host, and read ahead of backward.
+
+Rajbhandari et al. 2021, section 5.1. A checkpoint passes host memory on its way out and back. The
+host waits for the write of the unit before while the next unit's is copied out, so that two of them
+are on their way; `read_units` says how far reads are ahead of copies back.
+"""
+
+from collections.abc import Sequence
+
+from zsim.model.model import Model
+from zsim.schedule.operation import Edge, FreeMode, View
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import (
+    FROM_HOST,
+    HOST_POOL,
+    NVME_READ,
+    NVME_WRITE,
+    TO_HOST,
+    ScheduleWriter,
+)
+from zsim.strategy.strategy import Strategy
+from zsim.zero.checkpoints import CheckpointStore
+from zsim.zero.offloaded_checkpoints import OffloadedCheckpoints
+from zsim.zero.partitioned_checkpoints import own_elements
+from zsim.zero.visit_order import UnitVisit
+
+
+class FiledCheckpoints(OffloadedCheckpoints):
+    """Checkpoints whose store is in files."""
+
+    def __init__(
+        self,
+        writer: ScheduleWriter,
+        model: Model,
+        strategy: Strategy,
+        store: CheckpointStore,
+        *,
+        visits: Sequence[UnitVisit],
+    ) -> None:
+        super().__init__(writer, model, strategy, store, visits=visits)
+        self._place = {visit.unit: number for number, visit in enumerate(self._backward)}
+        self._written: list[list[tuple[str, str]]] = []
+        self._files: dict[str, str] = {}
+        self._reads: dict[str, str] = {}
+
+    def put_away(self, visit: UnitVisit, last: str) -> None:
+        """Copy what the unit was given out and write it; what the unit before was is written."""
+        if visit.parts:
+            self._written.append([])
+        super().put_away(visit, last)
+        self._free_written(keep=1)
+
+    def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
+        """Read what the next units were given, and copy back what this one was."""
+        first = self._place[visit.unit]
+        self._free_written(keep=int(first == 0))  # backward begins beside the last write
+        ahead = first + 2 + self.strategy.offload.read_units
+        for following in self._backward[first:ahead]:
+            for value in following.parts:
+                if value in self._files:
+                    self._reads[value] = self._read(value)
+        return super().bring_back(visit)
+
+    def _copy_out(self, value: str, source: View, made: str) -> str:
+        staging = self._on_host("leaving", value, TO_HOST)
+        self.writer.allocate(staging)
+        copied = self.writer.copy(
+            f"offload/{value}", source, staging, stream=TO_HOST, after=(made,)
+        )
+        target = self.store.make_room(value)
+        written = self.writer.write_file(
+            f"write/{value}", staging, target, stream=NVME_WRITE, after=(copied,)
+        )
+        self._written[-1].append((staging, written))
+        self._files[value] = written
+        return copied
+
+    def _read(self, value: str) -> str:
+        """Read it to memory of the host, from a file that is then empty."""
+        slot = self._on_host("coming", value, NVME_READ)
+        self.writer.allocate(slot)
+        after, source = (self._files.pop(value),), self.store.view(value)
+        read = self.writer.read(f"read/{value}", source, slot, stream=NVME_READ, after=after)
+        self.store.clear(value, (read,))
+        return read
+
+    def _fetch(self, value: str, target: str) -> str:
+        slot, read = self._on_host("coming", value, NVME_READ), self._reads.pop(value)
+        del self._out[value]
+        self.writer.host_wait(f"fetch/{value}/wait", read)
+        copied = self.writer.copy(f"fetch/{value}", slot, target, stream=FROM_HOST, after=(read,))
+        self.writer.free(slot, uses=(copied,))
+        return copied
+
+    def _on_host(self, name: str, value: str, home: str) -> str:
+        """Declare a buffer in the host's memory that it passes."""
+        return self.writer.buffer(
+            f"{value}/{name}",
+            own_elements(self.model, self.strategy, value),
+            self.model.values[value].dtype,
+            Kind.SAVED,
+            pool=HOST_POOL,
+            home=home,
+        )
+
+    def _free_written(self, *, keep: int) -> None:
+        """Give memory of the host back once files have what was there, but of the last units."""
+        while len(self._written) > keep:
+            for staging, written in self._written.pop(0):
+                self.writer.free(staging, uses=(written,), mode=FreeMode.HOST)
