@@ -32,10 +32,10 @@ class FigureQuantity(StrEnum):
     THROUGHPUT = "throughput"
     """10^12 model FLOPs per second and GPU."""
     BLOCK_THROUGHPUT = "block throughput"
-    """10^12 FLOPs per second and GPU as ZeRO-Infinity counts them (section 4): 8 for each parameter of
-    the blocks (12 for each layer and squared width) and token, recomputation among them."""
+    """10^12 FLOPs per second and GPU as ZeRO-Infinity counts them (section 4): 8 for each parameter
+    of the blocks (12 for each layer and squared width) and token, recomputation among them."""
     BACKWARD = "backward"
-    """Seconds from the first operation of backward to its last, what is reduced and copied out too."""
+    """Seconds from the first operation of backward to its last, with what is reduced and copied."""
     STEP_TIME_RATIO = "step time ratio"
     """Step time with `otherwise` over that without."""
     LARGEST = "largest"
