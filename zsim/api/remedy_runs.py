@@ -9,7 +9,12 @@ from zsim.analysis.summary import summary
 from zsim.backend.backend import Backend, BackendError, Job, NoWayError
 from zsim.files.source import Changes, Source, described, resolved
 from zsim.mistake import MistakeError
+from zsim.schedule.operation import walk
 from zsim.units import format_seconds
+
+MOST_OPERATIONS = 1_000_000
+"""Operations of all schedules that a search makes and weighs: about a minute. Beyond them changes
+that were not tried yet count as if they did not help."""
 
 
 def remedies_of(
@@ -46,9 +51,17 @@ def remedies_of(
         except MistakeError:  # the change contradicts what the scenario says
             return None
 
+    tried = 0
+
     def fits(settings: tuple[str, ...]) -> bool:
+        nonlocal tried
+        if tried > MOST_OPERATIONS:
+            return False
         each = made(settings)
-        if each is None or not footprint_of(each[1]).fits:
+        if each is None:
+            return False
+        tried += sum(1 for program in each[1].schedule.programs for _ in walk(program.step))
+        if not footprint_of(each[1]).fits:
             return False
         found[settings] = each
         return True
