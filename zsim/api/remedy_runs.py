@@ -29,17 +29,7 @@ def remedies_of(
 
     `backend` makes the backend that a source asks for, with its faults.
     """
-    scenario = described(name, tables, changes)
-    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
-    strategy = before.schedule.contract.strategy
-    assert strategy is not None  # the schedule of a scenario promises what its strategy says
-    subject = TightScenario(
-        scenario=scenario,
-        strategy=strategy,
-        model=before.model,
-        cluster=before.cluster,
-    )
-
+    subject = _tight(name, tables, changes)
     found: dict[tuple[str, ...], tuple[Source, Job]] = {}
 
     def made(settings: tuple[str, ...]) -> tuple[Source, Job] | None:
@@ -60,7 +50,7 @@ def remedies_of(
         each = made(settings)
         if each is None:
             return False
-        tried += sum(1 for program in each[1].schedule.programs for _ in walk(program.step))
+        tried += _operations(each[1])
         if not footprint_of(each[1]).fits:
             return False
         found[settings] = each
@@ -84,6 +74,24 @@ def remedies_of(
         )
 
     return remedies(subject, fits, run)
+
+
+def _tight(name: str, tables: Mapping[str, object], changes: Changes) -> TightScenario:
+    scenario = described(name, tables, changes)
+    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
+    strategy = before.schedule.contract.strategy
+    assert strategy is not None  # the schedule of a scenario promises what its strategy says
+    return TightScenario(
+        scenario=scenario,
+        strategy=strategy,
+        model=before.model,
+        cluster=before.cluster,
+    )
+
+
+def _operations(job: Job) -> int:
+    """Return how many operations the programs of a job have in a step."""
+    return sum(1 for program in job.schedule.programs for _ in walk(program.step))
 
 
 def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
