@@ -14,7 +14,6 @@ from zsim.analysis.out_of_memory import alive_text
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read
 
-
 SLOW = {"infinity_32t"}
 """397 layers with every state in files: its proof takes most of a minute."""
 
