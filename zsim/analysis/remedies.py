@@ -19,8 +19,17 @@ from zsim.strategy.strategy import STAGES, Checkpointing, FusedBuffers, Keep, St
 SMALL_BUCKET = 50_000_000
 """Elements of the bucket that is offered instead of a larger one: 100 MB in half precision."""
 
+MOST_BUCKETS = 10
+"""A bucket is not cut into more: the schedule of a large model would grow as many times."""
+
 MOST_PARTS = 8
 """Micro-batches are not cut into more: their schedule would grow as many times."""
+
+OUTWARD = tuple(MemoryTier)
+"""Tiers, the one next to the GPU first."""
+
+FULL_STAGE = 3
+"""The stage that cuts parameters: only their shards can leave the device."""
 
 WANTED = 3
 """So many changes that help are looked for; where fewer help alone, pairs are tried."""
@@ -86,6 +95,8 @@ def families(subject: TightScenario) -> tuple[Family, ...]:
         _micro_batches(subject),
         _stages(subject),
         _tensor(subject),
+        _pinned(subject),
+        _tiers(subject),
     )
     return tuple(tuple(each) for each in found if each)
 
@@ -106,7 +117,8 @@ def _buckets(subject: TightScenario) -> list[RemedyChange]:
         case None if strategy.zero.fused_buffers is FusedBuffers.MODEL:
             return [_set("zero.fused_buffers=constant")]
         case None if strategy.zero.bucket_elements > SMALL_BUCKET:
-            return [_set(f"zero.bucket_elements={SMALL_BUCKET}")]
+            smaller = max(SMALL_BUCKET, strategy.zero.bucket_elements // MOST_BUCKETS)
+            return [_set(f"zero.bucket_elements={smaller}")]
         case None:
             return []
         case runtime:
@@ -154,6 +166,38 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
         found.append(_set(*full))
     if strategy.zero.emulate is None and strategy.offload.checkpoints is MemoryTier.DEVICE:
         found.append(_set(*full, "offload.checkpoints=host"))
+    return found
+
+
+def _pinned(subject: TightScenario) -> list[RemedyChange]:
+    """Return pinned memory in exact sizes, where it is rounded up and a host has too much of it."""
+    strategy = subject.strategy
+    uses = strategy.offload.uses_host or strategy.activations.offload
+    rounds = uses and subject.scenario.host.pinned != "exact"
+    return [_set("host.pinned=exact")] if rounds else []
+
+
+def _tiers(subject: TightScenario) -> list[RemedyChange]:
+    """Return states further and further out: on the host, then on drives, if the node has some."""
+    strategy, drives = subject.strategy, subject.cluster.drives
+    if strategy.zero.emulate is not None:
+        return []
+    tiers = [MemoryTier.HOST]
+    if drives is not None and drives.read_bytes_per_s and drives.write_bytes_per_s:
+        tiers.append(MemoryTier.NVME)
+    now = {"optimizer": strategy.offload.optimizer, "parameters": strategy.offload.parameters}
+    if strategy.zero.stage < FULL_STAGE:
+        del now["parameters"]
+    found: list[RemedyChange] = []
+    settings: dict[str, str] = {}
+    for tier in tiers:
+        for name, place in now.items():
+            if OUTWARD.index(place) < OUTWARD.index(tier):
+                settings[name] = tier
+                found.append(_set(*(f"offload.{each}={to}" for each, to in settings.items())))
+        if tier is MemoryTier.NVME and strategy.offload.gradients is not tier:
+            settings |= {"optimizer": tier, "gradients": tier}
+            found.append(_set(*(f"offload.{each}={to}" for each, to in settings.items())))
     return found
 
 

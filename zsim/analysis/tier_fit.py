@@ -46,6 +46,7 @@ class TierUse:
         capacity_bytes: what the node has; None if that is not known.
         consumers: kinds of buffers, or what else has memory, with their bytes; the largest first.
         largest_buffer, largest_buffer_bytes: the largest one of the first kind, of one rank.
+        rounded_bytes: what is pinned beyond what is asked for: sizes rounded up, and blocks kept.
     """
 
     tier: Place
@@ -55,6 +56,7 @@ class TierUse:
     pinned: bool = False
     largest_buffer: str = ""
     largest_buffer_bytes: int = 0
+    rounded_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -77,7 +79,11 @@ class TierUse:
         if self.largest_buffer:
             size = format_bytes(self.largest_buffer_bytes)
             largest = f" (largest on a rank: {self.largest_buffer} {size})"
-        return f"{said}, does not fit: most is {most}{largest}"
+        rounded = ""
+        if self.rounded_bytes:
+            size = format_bytes(self.rounded_bytes)
+            rounded = f"; {size} is pinned memory rounded up to powers of two, as PyTorch does"
+        return f"{said}, does not fit: most is {most}{largest}{rounded}"
 
 
 def tier_uses(job: Job, served: Mapping[str, ServedBook]) -> tuple[TierUse, ...]:
@@ -153,14 +159,17 @@ class _Tiers:
         self, tier: Place, pools: Sequence[Pool], roles: Mapping[str, int], *, builds: bool
     ) -> TierUse:
         consumers: Counter[str] = Counter()
-        needed, largest = 0, ("", 0)
+        needed, rounded, largest = 0, 0, ("", 0)
         for role, count in roles.items():
             entries, made = self._served[role]
             reserved = {each.pool: _reserved(each) for each in made}
             for pool in pools:
                 slots = pool.capacity_bytes if pool.slot_bytes is not None else None
                 needed += count * (slots or reserved.get(pool.name, 0))
-                at = witness(entries, pool.name, peak_bytes(entries, pool.name) - 1)
+                asked = peak_bytes(entries, pool.name)
+                if is_pinned(pool) and slots is None:
+                    rounded += count * max(0, reserved.get(pool.name, 0) - asked)
+                at = witness(entries, pool.name, asked - 1)
                 for kind, size in at.by_kind:
                     consumers[kind] += count * size
                 largest = max([largest, *at.alive[:1]], key=lambda each: each[1])
@@ -177,6 +186,7 @@ class _Tiers:
             consumers=tuple((name, size) for name, size in consumers.most_common() if size),
             largest_buffer=largest[0],
             largest_buffer_bytes=largest[1],
+            rounded_bytes=rounded,
         )
 
     def _built_bytes(self, ranks: int) -> int:
@@ -218,6 +228,7 @@ def tier_objects(tiers: Sequence[TierUse]) -> list[dict[str, object]]:
             "consumers": dict(each.consumers),
             "largest_buffer": each.largest_buffer,
             "largest_buffer_bytes": each.largest_buffer_bytes,
+            "rounded_bytes": each.rounded_bytes,
         }
         for each in tiers
     ]

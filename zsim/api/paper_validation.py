@@ -8,14 +8,14 @@ from itertools import chain
 from os import PathLike
 from pathlib import Path
 
-from zsim.analysis.summary import summary
+from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
 from zsim.api.largest_result import largest
 from zsim.api.notebook import Picture
 from zsim.api.prediction_errors import errors_cells, errors_object
 from zsim.api.topology_result import ONE_SWITCH
-from zsim.backend.backend import BackendError, NoWayError
+from zsim.backend.backend import BackendError, Job, NoWayError
 from zsim.calibration.csv_rows import NotModelledError
 from zsim.calibration.host_figures import (
     copy_gb_per_s,
@@ -34,6 +34,8 @@ from zsim.calibration.paper_figures import (
     shown,
     verdict,
 )
+from zsim.closed_form import offload_formulas
+from zsim.closed_form.offload_formulas import TransformerSize
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import TopologyError
 from zsim.files.installed import published_papers, topology
@@ -42,6 +44,8 @@ from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import ScenarioError, from_tables
+from zsim.trace.trace import Trace
+from zsim.units import PICOSECONDS_PER_SECOND
 
 FAULTS = (
     MistakeError,
@@ -53,6 +57,8 @@ FAULTS = (
     NotModelledError,
 )
 """Why a row has no prediction."""
+
+TERA = 10**12
 
 Asked = tuple[float, int] | str
 """A value and which of its scenarios fits, or why there is none."""
@@ -116,10 +122,13 @@ def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
     try:
         if not quantity.needs_scenario:
             return _of_hardware(quantity, run), 0
-        if quantity is not FigureQuantity.THROUGHPUT:
+        if quantity in {FigureQuantity.LARGEST, FigureQuantity.STATES}:
             return _largest(quantity, run.ways[0])
+        if quantity is FigureQuantity.STEP_TIME_RATIO:
+            plain, changed = (_simulated(tables)[-1].step_time_s for tables in run.ways)
+            return changed / plain, 0
         for way, tables in enumerate(run.ways):
-            rate, fits = _rate(tables)
+            rate, fits = _of_run(quantity, tables)
             if fits or way == len(run.ways) - 1:
                 return rate, way
     except FAULTS as error:
@@ -153,12 +162,45 @@ def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
     return float(found.fits.parameters), 0
 
 
-def _rate(tables: Mapping[str, object]) -> tuple[float, bool]:
-    """Return TFLOP/s per GPU as model FLOPs count, and whether the run fits."""
+def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:
+    """Return a figure of a simulated run, and whether the run fits."""
+    job, trace, found = _simulated(tables)
+    match quantity:
+        case FigureQuantity.BACKWARD:
+            return _backward_s(trace), found.fits
+        case FigureQuantity.BLOCK_THROUGHPUT:
+            size = _transformer_size(job)
+            flops = offload_formulas.step_flops(size, tokens=found.tokens_per_s)
+            return flops / job.schedule.mesh.size / TERA, found.fits
+        case _:
+            return found.model_tflops_per_gpu, found.fits
+
+
+def _simulated(tables: Mapping[str, object]) -> tuple[Job, Trace, Summary]:
     source = resolved("scenario", from_tables(tables))
     job = source.job()
-    found = summary(job, source.simulation().run(job, seed=0))
-    return found.model_tflops_per_gpu, found.fits
+    trace = source.simulation().run(job, seed=0)
+    return job, trace, summary(job, trace)
+
+
+def _backward_s(trace: Trace) -> float:
+    """Return seconds from the first to the last operation of backward, in the last step."""
+    events = [
+        each
+        for each in trace.ranks[0].events
+        if each.step == trace.steps - 1 and each.operation.startswith("step/backward/")
+    ]
+    took_ps = max(each.end_ps for each in events) - min(each.start_ps for each in events)
+    return took_ps / PICOSECONDS_PER_SECOND
+
+
+def _transformer_size(job: Job) -> TransformerSize:
+    shape = job.model.architecture
+    if shape is None:
+        raise NotModelledError("model: its layers and width must be given")
+    return TransformerSize(
+        layers=shape.layers, hidden=shape.hidden_size, heads=shape.attention_heads
+    )
 
 
 def verdict_object(found: FigureVerdict) -> dict[str, object]:

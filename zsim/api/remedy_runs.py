@@ -9,7 +9,12 @@ from zsim.analysis.summary import summary
 from zsim.backend.backend import Backend, BackendError, Job, NoWayError
 from zsim.files.source import Changes, Source, described, resolved
 from zsim.mistake import MistakeError
+from zsim.schedule.operation import walk
 from zsim.units import format_seconds
+
+MOST_OPERATIONS = 1_000_000
+"""Operations of all schedules that a search makes and weighs: about a minute. Beyond them changes
+that were not tried yet count as if they did not help."""
 
 
 def remedies_of(
@@ -24,17 +29,7 @@ def remedies_of(
 
     `backend` makes the backend that a source asks for, with its faults.
     """
-    scenario = described(name, tables, changes)
-    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
-    strategy = before.schedule.contract.strategy
-    assert strategy is not None  # the schedule of a scenario promises what its strategy says
-    subject = TightScenario(
-        scenario=scenario,
-        strategy=strategy,
-        model=before.model,
-        cluster=before.cluster,
-    )
-
+    subject = _tight(name, tables, changes)
     found: dict[tuple[str, ...], tuple[Source, Job]] = {}
 
     def made(settings: tuple[str, ...]) -> tuple[Source, Job] | None:
@@ -46,9 +41,17 @@ def remedies_of(
         except MistakeError:  # the change contradicts what the scenario says
             return None
 
+    tried = 0
+
     def fits(settings: tuple[str, ...]) -> bool:
+        nonlocal tried
+        if tried > MOST_OPERATIONS:
+            return False
         each = made(settings)
-        if each is None or not footprint_of(each[1]).fits:
+        if each is None:
+            return False
+        tried += _operations(each[1])
+        if not footprint_of(each[1]).fits:
             return False
         found[settings] = each
         return True
@@ -71,6 +74,24 @@ def remedies_of(
         )
 
     return remedies(subject, fits, run)
+
+
+def _tight(name: str, tables: Mapping[str, object], changes: Changes) -> TightScenario:
+    scenario = described(name, tables, changes)
+    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
+    strategy = before.schedule.contract.strategy
+    assert strategy is not None  # the schedule of a scenario promises what its strategy says
+    return TightScenario(
+        scenario=scenario,
+        strategy=strategy,
+        model=before.model,
+        cluster=before.cluster,
+    )
+
+
+def _operations(job: Job) -> int:
+    """Return how many operations the programs of a job have in a step."""
+    return sum(1 for program in job.schedule.programs for _ in walk(program.step))
 
 
 def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:

@@ -17,6 +17,7 @@ from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_rate, format_seconds
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
+ON_DEVICE = "live_bytes_peak/all"
 """Model state and communication buffers at their peak: as a meter saw them, and by the book."""
 
 
@@ -110,6 +111,9 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     if LIVE in observed and BOOKED in observed:
         seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} in the ledger"
         lines.append(("state and communication", seen))
+    if ON_DEVICE in observed:
+        seen = f"{format_bytes(int(observed[ON_DEVICE]))} live at most, temporaries included"
+        lines.append(("seen on the device", seen))
     if outcome.losses:
         first, last = outcome.losses[0], outcome.losses[-1]
         lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))

@@ -31,6 +31,13 @@ class FigureQuantity(StrEnum):
 
     THROUGHPUT = "throughput"
     """10^12 model FLOPs per second and GPU."""
+    BLOCK_THROUGHPUT = "block throughput"
+    """10^12 FLOPs per second and GPU as ZeRO-Infinity counts them (section 4): 8 for each parameter
+    of the blocks (12 for each layer and squared width) and token, recomputation among them."""
+    BACKWARD = "backward"
+    """Seconds from the first operation of backward to its last, with what is reduced and copied."""
+    STEP_TIME_RATIO = "step time ratio"
+    """Step time with `otherwise` over that without."""
     LARGEST = "largest"
     """Parameters of the largest model that fits, by layers."""
     STATES = "states"
@@ -47,7 +54,12 @@ class FigureQuantity(StrEnum):
     @property
     def needs_scenario(self) -> bool:
         """Return whether rows are scenarios; else they set keys of `host_figures`."""
-        return self in {FigureQuantity.THROUGHPUT, FigureQuantity.LARGEST, FigureQuantity.STATES}
+        return self not in {
+            FigureQuantity.FORMULA,
+            FigureQuantity.COPY,
+            FigureQuantity.KERNEL,
+            FigureQuantity.DRIVES,
+        }
 
 
 class _FigureTable(BaseModel):
@@ -247,13 +259,15 @@ def _errors(found: Sequence[Predicted]) -> Errors | None:
 def shown(value: float, quantity: FigureQuantity) -> str:
     """Return `value` in the unit of `quantity`."""
     match quantity:
-        case FigureQuantity.THROUGHPUT:
+        case FigureQuantity.THROUGHPUT | FigureQuantity.BLOCK_THROUGHPUT:
             return f"{value:.1f} TFLOP/s"
         case FigureQuantity.FORMULA:
             return f"{value:g}"
+        case FigureQuantity.STEP_TIME_RATIO:
+            return f"{value:.3g} times"
         case FigureQuantity.COPY | FigureQuantity.DRIVES:
             return f"{value:.3g} GB/s"
-        case FigureQuantity.KERNEL:
+        case FigureQuantity.KERNEL | FigureQuantity.BACKWARD:
             return f"{value:.3g} s"
         case _:
             return f"{value / 1e9:.4g} billion"

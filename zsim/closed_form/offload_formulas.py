@@ -178,6 +178,14 @@ def parameters(size: TransformerSize) -> int:
     return 12 * size.layers * size.hidden**2
 
 
+def step_flops(size: TransformerSize, tokens: float) -> float:
+    """Return operations for so many tokens: forward, recomputation, and twice that in backward.
+
+    2 x 4 for each parameter and token, before equation 7.
+    """
+    return 8 * parameters(size) * tokens
+
+
 def model_state_bytes(size: TransformerSize) -> int:
     """Return 20 bytes a parameter: 16-bit ones with gradients, four fp32 tensors (equation 2)."""
     return 20 * parameters(size)

@@ -15,7 +15,7 @@ from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Parameter
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Span
-from zsim.schedule.schedule import Kind, Place, Pool, Schedule
+from zsim.schedule.schedule import Discipline, Kind, Place, Pool, Schedule
 from zsim_des import SimBackend
 
 NODE = Cluster(
@@ -107,3 +107,24 @@ def test_the_node_counts_whose_ranks_need_most() -> None:
         part.setup.allocate(buffer)
     use = host_use(Job(schedule=build.schedule(), model=MODEL, cluster=NODE))
     assert use.needed_bytes == 4 * (2 * 10 + 2 * 100)  # ranks 4 to 7
+
+
+def rounding(elements: int) -> TierUse:
+    """Return the use of host memory where pinned sizes are rounded up and kept."""
+    exact = schedule(pinned=elements)
+    pools = tuple(
+        replace(pool, discipline=Discipline.CACHING) if pool.name == "host" else pool
+        for pool in exact.pools
+    )
+    return host_use(Job(schedule=replace(exact, pools=pools), model=MODEL, cluster=NODE))
+
+
+def test_memory_that_is_rounded_up_is_told_where_it_does_not_fit() -> None:
+    use = rounding(520)
+    assert (use.fits, use.rounded_bytes) == (False, 4 * (4096 - 4 * 520))
+    assert use.text().endswith(
+        "8.06 kB is pinned memory rounded up to powers of two, as PyTorch does"
+    )
+    even = rounding(1024)
+    assert (even.fits, even.rounded_bytes) == (False, 0)
+    assert "rounded" not in even.text()

@@ -214,6 +214,52 @@ def test_a_node_of_zero_infinity_copies_as_published() -> None:
 
 
 @pytest.mark.parametrize(
+    ("paper", "figure", "within"),
+    [
+        ("zero_offload", "log of 10B on one V100", 0.05),
+        ("zero_offload", "figure 9", 0.1),
+        ("zero_infinity_runs", "figure 6d", 0.12),
+    ],
+)
+def test_offloaded_runs_are_predicted_without_a_row_that_was_fitted(
+    paper: str, figure: str, within: float
+) -> None:
+    found = shipped(paper, figure)
+    assert found.judged == found.all
+    assert all(abs(each.off) < within for each in found.predicted)
+
+
+@pytest.mark.parametrize("name", ["zero_offload", "zero_infinity_runs"])
+def test_rows_of_offloaded_runs_are_scenarios(name: str) -> None:
+    for figure in parse(zsim_scenarios.published_text(name)).figures:
+        for run in figure.runs:
+            assert [from_tables(tables).title for tables in run.ways]
+
+
+def rates_as(quantity: str) -> FigureVerdict:
+    """Return the first figure of `SMALL` as another quantity, with twice the work `otherwise`."""
+    text = SMALL.replace('"throughput"', f'"{quantity}"')
+    text = text.replace("train.micro_batch_size=1", "train.gradient_accumulation_steps=2")
+    paper = parse(text)
+    (found,) = verdicts_of(replace(paper, figures=paper.figures[:1]))
+    return found
+
+
+def test_flops_are_counted_as_zero_infinity_does() -> None:
+    blocks, model = (rates_as(each) for each in ("block throughput", "throughput"))
+    parameters, scores, head = 12 * 2 * 64**2, 2 * 2 * 64 * 64, 64 * 256
+    assert blocks.predicted[0].value / model.predicted[0].value == pytest.approx(
+        8 * parameters / (6 * (parameters + scores + head))
+    )
+
+
+def test_a_step_with_more_to_do_takes_longer() -> None:
+    found = rates_as("step time ratio")
+    assert 1 < found.predicted[0].value < 2
+    assert shown(found.predicted[0].value, found.figure.quantity).endswith(" times")
+
+
+@pytest.mark.parametrize(
     ("figure", "median"),
     [
         ("copies", 0.05),

@@ -149,14 +149,14 @@ def test_constants_that_do_not_ship_are_refused_with_those_that_do(
     message = capsys.readouterr().err
     assert message == (
         "zsim: tiny: compute.profile: 'abacus' must be one of "
-        "a100, b200, gh200, h100, h100_hbm2e, h200, v100\n"
+        "a100, b200, gh200, h100, h100_hbm2e, h200, v100, v100_timed\n"
     )
 
 
 def test_what_ships_was_fitted_to_rows_and_says_what_was_not() -> None:
     known = fitted_kernels()
     measured = {"a100", "b200", "gh200", "h100"}
-    assert set(known) == measured | {"v100", "h100_hbm2e", "h200"}
+    assert set(known) == measured | {"v100", "v100_timed", "h100_hbm2e", "h200"}
     for name, fitted in known.items():
         assert fitted.gpu == name
         assert bool(fitted.publications) == (name in measured)

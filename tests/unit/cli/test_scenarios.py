@@ -14,8 +14,17 @@ from zsim.analysis.out_of_memory import alive_text
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read
 
+SLOW = {"infinity_32t"}
+"""397 layers with every state in files: its proof takes most of a minute."""
 
-@pytest.mark.parametrize("name", zsim_scenarios.names())
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
+        for name in zsim_scenarios.names()
+    ],
+)
 def test_a_scenario_that_ships_says_what_was_recorded(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,6 +35,13 @@ def test_a_scenario_that_ships_says_what_was_recorded(
 
 def test_the_promised_scenarios_ship() -> None:
     assert {"zero_100b", "zero_table1", "tiny"} <= set(zsim_scenarios.names())
+    assert {"infinity_1t", "infinity_32t", "zero_offload_13b"} <= set(zsim_scenarios.names())
+
+
+@pytest.mark.parametrize("name", zsim_scenarios.names())
+def test_what_was_recorded_of_a_scenario_fits(name: str) -> None:
+    recorded = (files(zsim_scenarios) / f"{name}.out").read_text("utf-8")
+    assert recorded.splitlines()[1].split()[:2] == ["fits", "yes:"]
 
 
 @pytest.mark.parametrize("name", zsim_scenarios.names())

@@ -115,6 +115,7 @@ class _Reader:
         self.schedule = schedule
         self.program = program
         self.names: dict[Place, str] = {}
+        self.places: dict[str, list[Place]] = {}
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.batch = Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False)
         self.frozen = {each.name for each in schedule.contract.parameters if each.frozen}
@@ -127,7 +128,8 @@ class _Reader:
         for operation in walk(self.program.step):
             match operation:
                 case Allocate(buffer=name):
-                    self.names = {key: each for key, each in self.names.items() if key[0] != name}
+                    for place in self.places.pop(name, ()):
+                        self.names.pop(place, None)
                 case Copy(source=source, target=target):
                     self._moves(source, target)
                 case CollectiveOperation(splits=False, joins=False, source=source, target=target):
@@ -195,17 +197,23 @@ class _Reader:
                 sizes.pop(0)
         return found
 
+    def _call(self, view: View, name: str) -> None:
+        """Remember what a view holds, until its buffer is allocated again."""
+        place = _place(view)
+        self.names[place] = name
+        self.places.setdefault(view.buffer, []).append(place)
+
     def _moves(self, source: View, target: View) -> None:
         name = self.names.get(_place(source))
         if name is not None and source.size == target.size:
-            self.names[_place(target)] = name
+            self._call(target, name)
 
     def _compute(self, compute: Compute) -> None:
         key = (compute.unit, compute.segment)
         match compute.action:
             case Action.LOAD:
                 for operand in compute.operands:
-                    self.names[_place(operand.view)] = BATCH
+                    self._call(operand.view, BATCH)
                     self.batch = Value(
                         name=BATCH,
                         elements=operand.view.size,
@@ -227,7 +235,7 @@ class _Reader:
         for place, operand in enumerate(of(Role.OUTPUT)):
             name = f"{compute.unit}/{compute.segment}.{place}"
             outputs.append(Value(name=name, elements=operand.view.size, dtype=DType.FP32))
-            self.names[_place(operand.view)] = name
+            self._call(operand.view, name)
         inputs = tuple(self.names[_place(each.view)] for each in of(Role.INPUT))
         parameters = tuple(
             self._parameter(compute, place, each.view)
