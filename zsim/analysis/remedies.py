@@ -172,8 +172,7 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
 def _pinned(subject: TightScenario) -> list[RemedyChange]:
     """Return pinned memory in exact sizes, where it is rounded up and a host has too much of it."""
     strategy = subject.strategy
-    uses = strategy.offload.uses_host or strategy.activations.offload
-    rounds = uses and subject.scenario.host.pinned != "exact"
+    rounds = strategy.offload.uses_host and subject.scenario.host.pinned != "exact"
     return [_set("host.pinned=exact")] if rounds else []
 
 

@@ -131,7 +131,7 @@ MENDED: list[Callable[[], Schedule]] = [
     lambda: own(2, offload__optimizer="host", train__precision="fp16"),
     lambda: own(2, offload__optimizer="nvme", offload__sub_group_elements=40),
     lambda: own(3, offload__optimizer="nvme", offload__parameters="nvme"),
-    lambda: own(2, activations__checkpointing="full", activations__offload=True),
+    lambda: own(2, activations__checkpointing="full", offload__checkpoints="host"),
     lambda: deepspeed(2),
     lambda: deepspeed(2, 2),
     lambda: deepspeed(3, sub_group_size=20),
@@ -338,7 +338,7 @@ def test_a_gradient_whose_memory_is_used_again_while_it_is_copied_out() -> None:
 
 def test_an_activation_that_is_freed_while_its_copy_still_reads_it() -> None:
     """Torchtune 1867: gradients become NaN."""
-    made = own(2, activations__checkpointing="full", activations__offload=True)
+    made = own(2, activations__checkpointing="full", offload__checkpoints="host")
     copied = first(made, "/offload/")
     freed = [each for each in operations(made) if isinstance(each, Free) and copied in each.uses]
     assert freed
@@ -353,7 +353,7 @@ def test_a_slab_that_is_overwritten_while_a_copy_to_the_device_reads_it() -> Non
 
 def test_a_reload_of_what_is_still_on_its_way_out() -> None:
     """MLM 7398: a copy to the device reads the buffer that another one fills."""
-    made = own(2, activations__checkpointing="full", activations__offload=True)
+    made = own(2, activations__checkpointing="full", offload__checkpoints="host")
     back = first(made, "/fetch/")
     assert found(changed(made, back, after=())) & {"races", "lifetime"}
 
