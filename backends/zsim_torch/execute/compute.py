@@ -29,7 +29,8 @@ class RankCompute:
     """Everything that this rank computes with.
 
     `next_batch` gives the next micro-batch. `on_loss` is told each loss, by the program's own last
-    unit.
+    unit; `on_norm` the square of the norm of gradients before they are clipped, and what they were
+    scaled by then.
     """
 
     schedule: Schedule
@@ -41,6 +42,7 @@ class RankCompute:
     initial: Initial
     next_batch: Callable[[], object]
     on_loss: Callable[[torch.Tensor], None]
+    on_norm: Callable[[torch.Tensor, float], None]
 
 
 @dataclass(slots=True)
@@ -313,7 +315,12 @@ class Computer:
                 return partial(_unscale, gradients, scale)
             case Action.CLIP:
                 squares = tensors(Role.INPUT)[0]
-                return partial(optimizer.clip, compute.rule, squares, gradients, scale)
+
+                def clip() -> None:
+                    self.work.on_norm(squares, scale)
+                    optimizer.clip(compute.rule, squares, gradients, scale)
+
+                return clip
             case _:
                 raise AssertionError(compute.action)
 

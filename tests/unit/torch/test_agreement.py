@@ -64,5 +64,5 @@ def test_ranks_that_agree_are_left_alone_whatever_a_role_calls_a_collective(pool
 def test_names_of_one_role_alone_are_not_held_against_others() -> None:
     one, two = ([Issued(name, 0) for name in names] for names in ("abc", "adc"))
     assert difference(one, two, shared={"a", "c"}) is None
-    assert difference(one, two, shared={"a", "b", "c"}) == 1
+    assert difference(one, two, shared={"a", "b", "c"}) == (1, ("b", 0), ("d", 0))
     assert difference(one, one[:1], shared={"a", "b", "c"}) is None

@@ -1,0 +1,129 @@
+"""A training in a checkpoint: written and read as a whole, on any number of ranks."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.metadata import Metadata
+
+from zsim_torch.checkpoint import checkpoint_folder
+from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
+from zsim_torch.checkpoint.training_state import TrainingState
+from zsim_torch.execute.generator_state import RandomState
+from zsim_torch.optimizer_groups import RateGroups
+
+STEP: Final = "step"
+"""The host scalar with the number of updates."""
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold beside the training: a scheduler, a data loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
+        """Take the state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTraining:
+    """Saves and loads what `state` has, and the numbers of the host, on this rank."""
+
+    state: TrainingState
+    groups: RateGroups
+    scalars: dict[str, float]
+
+    def state_dict(self, steps_done: int, beside: Mapping[str, Stateful]) -> dict[str, Any]:
+        """Return what a checkpoint has; tensors of which ranks hold parts have no memory here."""
+        rank, ranks = _rank_of_ranks()
+        random = RandomState.now()
+        own = (
+            {"cpu": random.cpu} if random.cuda is None else {"cpu": random.cpu, "cuda": random.cuda}
+        )
+        return {
+            # What every rank has of a buffer may differ: rank 0 is believed, as in DDP.
+            "model": self.state.model(buffers=rank == 0),
+            "optim": self.state.optimizer(self.scalars.get(STEP, steps_done)),
+            "trainer": {"steps_done": steps_done, "ranks": ranks, "scalars": dict(self.scalars)},
+            "generator": {str(rank): own},
+            "beside": {name: _packed(each.state_dict()) for name, each in beside.items()},
+        }
+
+    def save(self, folder: Path, steps_done: int, beside: Mapping[str, Stateful]) -> None:
+        """Write all of it as the checkpoint in `folder`; every rank calls it.
+
+        Raises:
+            CheckpointError: it cannot be written; what was in the folder is as it was.
+        """
+        checkpoint_folder.write(folder, self.state_dict(steps_done, beside))
+
+    def load(self, folder: Path, beside: Mapping[str, Stateful], *, parameters_only: bool) -> int:
+        """Read a checkpoint and return how many steps it has done; every rank calls it.
+
+        Raises:
+            CheckpointError: it is of another model, or cannot be read.
+        """
+        metadata = checkpoint_folder.metadata_of(folder)
+        wanted = self.state.wanted(metadata, folder, parameters_only=parameters_only)
+        numbers = {} if parameters_only else self._numbers(metadata, wanted.prefix)
+        for name in beside:
+            if f"beside.{name}" not in metadata.state_dict_metadata:
+                raise CheckpointError(f"checkpoint {folder}: it has no {name}")
+            numbers[f"beside.{name}"] = None
+        found: dict[str, Any] = {**wanted.tensors, **numbers}
+        checkpoint_folder.read(folder, found)
+        self.state.spread()
+        for name, each in beside.items():
+            each.load_state_dict(found[f"beside.{name}"])
+        return 0 if parameters_only else self._take(found, wanted.prefix)
+
+    def _numbers(self, metadata: Metadata, prefix: str) -> dict[str, Any]:
+        """Return what else to read, by key; each is replaced by what is read."""
+        rank, _ = _rank_of_ranks()
+        there = metadata.state_dict_metadata
+        kept = ("trainer.", f"generator.{rank}.")
+        found: dict[str, Any] = {
+            key: None
+            for key in there
+            if key.startswith(kept) or key == f"{prefix}optim.param_groups"
+        }
+        for key in found:
+            if key.startswith("generator."):
+                found[key] = torch.empty(there[key].size, dtype=torch.uint8)
+        name = next(iter(self.state.parameters()))
+        if f"{prefix}optim.state.{name}.step" in there:
+            found[f"{prefix}optim.state.{name}.step"] = torch.zeros(())
+        return found
+
+    def _take(self, found: Mapping[str, Any], prefix: str) -> int:
+        """Set numbers of the host, constants of the optimizer and generators as they were read."""
+        rank, ranks = _rank_of_ranks()
+        updates = next((each for key, each in found.items() if key.endswith(".step")), 0)
+        if STEP in self.scalars:
+            self.scalars[STEP] = float(updates)
+        for name in self.scalars:
+            self.scalars[name] = found.get(f"trainer.scalars.{name}", self.scalars[name])
+        self.groups.restore_groups(found.get(f"{prefix}optim.param_groups") or ())
+        if found.get("trainer.ranks") == ranks and f"generator.{rank}.cpu" in found:
+            RandomState(found[f"generator.{rank}.cpu"], found.get(f"generator.{rank}.cuda")).set()
+        return int(found.get("trainer.steps_done", updates))
+
+
+def _packed(state: dict[str, Any]) -> io.BytesIO:
+    """Return a state as one value of a checkpoint, whatever it consists of."""
+    packed = io.BytesIO()
+    torch.save(state, packed)
+    return packed
+
+
+def _rank_of_ranks() -> tuple[int, int]:
+    if not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
