@@ -4,7 +4,7 @@ The optimizer of torch updates nothing here. Schedulers of `torch.optim.lr_sched
 learning rates of its groups, and each step reads them as host scalars.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,9 @@ MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
     SGD: ("momentum_buffer",),
 }
 """Keys of the moments in the state of torch's optimizers, in the order of an update."""
+
+_CONSTANTS: Final = ("betas", "eps", "weight_decay", "momentum", "nesterov")
+"""Constants of torch's optimizers that rules have, and that stay as they are."""
 
 _OFF: Final = ("amsgrad", "maximize", "dampening", "differentiable")
 """Options of torch's optimizers that no rule has: they have to be false or zero."""
@@ -80,11 +83,18 @@ class RateGroups:
 
     optimizer: torch.optim.Optimizer | None
     scalars: tuple[str, ...]
+    constants: tuple[Mapping[str, object], ...]
+
+    @classmethod
+    def _of(cls, optimizer: torch.optim.Optimizer | None, scalars: Iterable[str]) -> "RateGroups":
+        groups = [] if optimizer is None else optimizer.param_groups
+        kept = [{name: group[name] for name in _CONSTANTS if name in group} for group in groups]
+        return cls(optimizer, tuple(scalars), tuple(kept))
 
     @classmethod
     def of_torch(cls, optimizer: torch.optim.Optimizer) -> "RateGroups":
         """Take the user's own, whose groups `with_optimizer` has numbered."""
-        return cls(optimizer, tuple(map(_rate_name, range(len(optimizer.param_groups)))))
+        return cls._of(optimizer, map(_rate_name, range(len(optimizer.param_groups))))
 
     @classmethod
     def of_schedule(
@@ -96,14 +106,25 @@ class RateGroups:
         for name, rule in _rules_of(schedule, program, list(parameters)).items():
             groups.setdefault(rule, []).append(parameters[name])
         if not groups:
-            return cls(None, ())
+            return cls._of(None, ())
         options = [{"params": own} | _constants(rule, rates) for rule, own in groups.items()]
         kind = torch.optim.SGD if isinstance(next(iter(groups)), SGD) else torch.optim.AdamW
-        return cls(kind(options, lr=0.0), tuple(str(rule.learning_rate) for rule in groups))
+        return cls._of(kind(options, lr=0.0), [str(rule.learning_rate) for rule in groups])
 
     def rates(self) -> dict[str, float]:
-        """Return the learning rate of each group, by host scalar."""
+        """Return the learning rate of each group, by host scalar.
+
+        Raises:
+            RefusedError: a constant of a group has changed, which no step would read.
+        """
         groups = [] if self.optimizer is None else self.optimizer.param_groups
+        for number, (group, kept) in enumerate(zip(groups, self.constants, strict=True)):
+            for name, value in kept.items():
+                if group[name] != value:
+                    raise RefusedError(
+                        f"optimizer: {name} of group {number} is now {group[name]}, and steps go "
+                        f"on with {value}: they read learning rates alone (cycle_momentum?)"
+                    )
         return {name: float(group["lr"]) for name, group in zip(self.scalars, groups, strict=True)}
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
@@ -136,11 +157,11 @@ class RateGroups:
             group | {"params": [names[id(each)] for each in group["params"]]} for group in groups
         ]
 
-    def restore_groups(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Set what schedulers change or keep in groups; which parameters they have stays."""
+    def restore(self, number: int, name: str, value: object) -> None:
+        """Set what schedulers change or keep in a group; its parameters and constants stay."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
-        for group, other in zip(groups, saved, strict=False):
-            group.update({key: value for key, value in other.items() if key != "params"})
+        if number < len(groups) and (name == "lr" or name not in groups[number]):
+            groups[number][name] = value
 
 
 def _groups_of(

@@ -140,7 +140,8 @@ class RankRun:
         found = self.losses.last()
         tensors = [each for each in found if isinstance(each, torch.Tensor)]
         if not tensors:
-            return torch.tensor(sum(map(float, found)) / len(found) if found else float("nan"))
+            mean = sum(map(float, found)) / len(found) if found else float("nan")
+            return torch.tensor(mean, dtype=torch.float64)
         self.machine.streams.hand_out(tensors)
         return torch.stack(tensors).mean()
 

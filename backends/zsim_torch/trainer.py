@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -18,8 +19,6 @@ from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
-from zsim_torch.checkpoint.saved_training import SavedTraining, Stateful
-from zsim_torch.checkpoint.training_state import TrainingState, need_savable
 from zsim_torch.execute.evaluation import Evaluation
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
@@ -28,6 +27,12 @@ from zsim_torch.rank_admission import need_memory, need_module, need_runnable, p
 from zsim_torch.rank_result import mean_over_ranks
 from zsim_torch.rank_run import RankRun
 from zsim_torch.run_option import Option, given_in
+
+if TYPE_CHECKING:
+    from zsim_torch.checkpoint.saved_training import SavedTraining, Stateful
+
+CHECKPOINTS = "zsim_torch.checkpoint.saved_training"
+"""Imported when a checkpoint is asked for: torch needs a second for what writes them."""
 
 
 class HasStrategy(Protocol):
@@ -201,7 +206,7 @@ class Trainer:
         """Return the mean of a number over all ranks; every rank calls it."""
         return mean_over_ranks((float(value),), self.run.device)[0]
 
-    def state_dict(self, beside: Mapping[str, Stateful] | None = None) -> dict[str, Any]:
+    def state_dict(self, beside: "Mapping[str, Stateful] | None" = None) -> dict[str, Any]:
         """Return what a checkpoint has, for `torch.distributed.checkpoint.save`.
 
         Parameters and moments are tensors of which this rank has parts, in the memory of the
@@ -210,12 +215,11 @@ class Trainer:
         Raises:
             RefusedError: the training has ended, or a step leaves something else to the next.
         """
-        self.run.need_life()
-        need_savable(self.run.program)
-        self.run.machine.streams.drain()
         return self._saved().state_dict(self.steps_done, beside or {})
 
-    def save(self, path: str | PathLike[str], beside: Mapping[str, Stateful] | None = None) -> None:
+    def save(
+        self, path: str | PathLike[str], beside: "Mapping[str, Stateful] | None" = None
+    ) -> None:
         """Write a checkpoint into the folder `path`; every rank calls it.
 
         `beside` is saved with it: a scheduler, a data loader, equal on all ranks. A checkpoint that
@@ -225,13 +229,12 @@ class Trainer:
             CheckpointError: it cannot be written; what was in the folder is as it was.
             RefusedError: as `state_dict`.
         """
-        self.state_dict()
         self._saved().save(Path(path), self.steps_done, beside or {})
 
     def load(
         self,
         path: str | PathLike[str],
-        beside: Mapping[str, Stateful] | None = None,
+        beside: "Mapping[str, Stateful] | None" = None,
         *,
         parameters_only: bool = False,
     ) -> None:
@@ -244,9 +247,6 @@ class Trainer:
             CheckpointError: it is of another model, or cannot be read.
             RefusedError: the training has ended, or a step leaves something else to the next.
         """
-        self.run.need_life()
-        need_savable(self.run.program)
-        self.run.machine.streams.drain()
         self.steps_done = self._saved().load(
             Path(path), beside or {}, parameters_only=parameters_only
         )
@@ -294,9 +294,19 @@ class Trainer:
     def _rate(self, name: str, _: int) -> float:
         return self._groups.rates()[name]
 
-    def _saved(self) -> SavedTraining:
-        state = TrainingState(self.run.machine, self.run.module, self._groups)
-        return SavedTraining(state, self._groups, self.run.executor.scalars)
+    def _saved(self) -> "SavedTraining":
+        """Return what saves and loads this training, with every operation over.
+
+        Raises:
+            RefusedError: the training has ended, or a step leaves something else to the next.
+        """
+        self.run.need_life()
+        self.run.machine.streams.drain()
+        checkpoints = import_module(CHECKPOINTS)
+        made: SavedTraining = checkpoints.SavedTraining.of(
+            self.run.machine, self.run.module, self._groups, self.run.executor.scalars
+        )
+        return made
 
 
 def _units(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[UnitChoice]:

@@ -15,15 +15,11 @@ from typing import Any, Final
 from uuid import uuid4
 
 from torch import distributed
-from torch.distributed.checkpoint import (
-    DefaultLoadPlanner,
-    FileSystemReader,
-    FileSystemWriter,
-    SavePlan,
-)
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
@@ -135,7 +131,7 @@ def read(folder: Path, state: dict[str, Any]) -> None:
                 planner=DefaultLoadPlanner(flatten_sharded_tensors=False),
                 no_dist=alone,
             )
-    except Exception as error:  # a broken file raises what it likes
+    except (Exception, CheckpointException) as error:  # a broken file raises what it likes
         raise CheckpointError(f"checkpoint {folder}: cannot be read: {_reason(error)}") from error
 
 

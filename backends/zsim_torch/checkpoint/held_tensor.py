@@ -44,19 +44,19 @@ class HeldTensor(torch.Tensor):
         """Make one; `flat` gives all elements of a buffer."""
         # Torch documents it under this name alone (docs: "Extending PyTorch").
         make = torch.Tensor._make_wrapper_subclass  # pyright: ignore[reportPrivateUsage]
-        made: Self = make(cls, torch.Size(shape), dtype=dtype, device="cpu")
+        made: Self = make(cls, torch.Size(shape), dtype=dtype, device=torch.device("cpu"))
         made.held = held
         made.flat = flat
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it as a function
         cls,
-        func: object,
-        types: object,
+        func: Any,  # noqa: ANN401  (an operator: torch names no type for it)
+        types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> object:
+    ) -> Any:  # noqa: ANN401  (never)
         """Refuse every operator.
 
         Raises:
@@ -64,7 +64,7 @@ class HeldTensor(torch.Tensor):
         """
         raise TypeError(f"{func}: this rank has a part of the tensor; save and load it alone")
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # no contents to be told
         """Return shape, format, and how much of it is here."""
         here = sum(each.box.elements for each in self.held)
         return f"HeldTensor({tuple(self.shape)}, {self.dtype}, {here} of {self.numel()} elements)"

@@ -4,15 +4,16 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import torch
-from torch import distributed
-from torch.distributed.checkpoint.metadata import Metadata
+from torch import distributed, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
-from zsim_torch.checkpoint.training_state import TrainingState
+from zsim_torch.checkpoint.training_state import TrainingState, need_savable
+from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.optimizer_groups import RateGroups
 
@@ -39,6 +40,22 @@ class SavedTraining:
     state: TrainingState
     groups: RateGroups
     scalars: dict[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        machine: RankMachine,
+        module: nn.Module,
+        groups: RateGroups,
+        scalars: dict[str, float],
+    ) -> Self:
+        """Return what saves and loads a training, which `machine` and `groups` have.
+
+        Raises:
+            RefusedError: a step leaves something else to the next.
+        """
+        need_savable(machine.program)
+        return cls(TrainingState(machine, module, groups), groups, scalars)
 
     def state_dict(self, steps_done: int, beside: Mapping[str, Stateful]) -> dict[str, Any]:
         """Return what a checkpoint has; tensors of which ranks hold parts have no memory here."""
@@ -81,22 +98,20 @@ class SavedTraining:
         checkpoint_folder.read(folder, found)
         self.state.spread()
         for name, each in beside.items():
-            each.load_state_dict(found[f"beside.{name}"])
+            # As pickle alone holds it: a scheduler's state may be of any type.
+            packed = io.BytesIO(found[f"beside.{name}"])
+            each.load_state_dict(torch.load(packed, weights_only=False))
         return 0 if parameters_only else self._take(found, wanted.prefix)
 
     def _numbers(self, metadata: Metadata, prefix: str) -> dict[str, Any]:
         """Return what else to read, by key; each is replaced by what is read."""
         rank, _ = _rank_of_ranks()
         there = metadata.state_dict_metadata
-        kept = ("trainer.", f"generator.{rank}.")
-        found: dict[str, Any] = {
-            key: None
-            for key in there
-            if key.startswith(kept) or key == f"{prefix}optim.param_groups"
-        }
-        for key in found:
-            if key.startswith("generator."):
-                found[key] = torch.empty(there[key].size, dtype=torch.uint8)
+        kept = ("trainer.", f"generator.{rank}.", f"{prefix}optim.param_groups.")
+        found: dict[str, Any] = {key: None for key in there if key.startswith(kept)}
+        for key, each in there.items():
+            if key in found and isinstance(each, TensorStorageMetadata):
+                found[key] = torch.empty(each.size, dtype=each.properties.dtype)
         name = next(iter(self.state.parameters()))
         if f"{prefix}optim.state.{name}.step" in there:
             found[f"{prefix}optim.state.{name}.step"] = torch.zeros(())
@@ -110,17 +125,21 @@ class SavedTraining:
             self.scalars[STEP] = float(updates)
         for name in self.scalars:
             self.scalars[name] = found.get(f"trainer.scalars.{name}", self.scalars[name])
-        self.groups.restore_groups(found.get(f"{prefix}optim.param_groups") or ())
+        start = f"{prefix}optim.param_groups."
+        for key, each in found.items():
+            if key.startswith(start):
+                number, _, name = key.removeprefix(start).partition(".")
+                self.groups.restore(int(number), name, each)
         if found.get("trainer.ranks") == ranks and f"generator.{rank}.cpu" in found:
             RandomState(found[f"generator.{rank}.cpu"], found.get(f"generator.{rank}.cuda")).set()
         return int(found.get("trainer.steps_done", updates))
 
 
-def _packed(state: dict[str, Any]) -> io.BytesIO:
+def _packed(state: dict[str, Any]) -> bytes:
     """Return a state as one value of a checkpoint, whatever it consists of."""
     packed = io.BytesIO()
     torch.save(state, packed)
-    return packed
+    return packed.getvalue()
 
 
 def _rank_of_ranks() -> tuple[int, int]:

@@ -88,7 +88,8 @@ class TrainingState:
                 found[fragment.parameter] += self._boxes(fragment, buffer.name, own.start)
         return {
             name: HeldTensor.of(self._shapes[name], dtypes[name], held, self.memory.flat)
-            for name, held in found.items()
+            for name in self._shapes
+            if (held := found.get(name)) is not None
         }
 
     def _boxes(self, fragment: Fragment, buffer: str, start: int) -> Iterator[HeldBox]:

@@ -45,11 +45,11 @@ class Issued(NamedTuple):
 
 
 class _Repeated(NamedTuple):
-    """Steps `first` to `first` + `count` issued the same operations."""
+    """Steps `first` to `end` (exclusive) issued the same operations."""
 
     operations: tuple[str, ...]
     first: int
-    count: int
+    end: int
 
 
 @dataclass(slots=True)
@@ -67,10 +67,10 @@ class IssuedLog:
         for group, found in names.items():
             repeated, operations = self._groups.setdefault(group, []), tuple(found)
             last = repeated[-1] if repeated else None
-            if last and (last.operations, last.first + last.count) == (operations, step):
-                repeated[-1] = last._replace(count=last.count + 1)
+            if last and (last.operations, last.end) == (operations, step):
+                repeated[-1] = last._replace(end=step + 1)
             else:
-                repeated.append(_Repeated(operations, step, 1))
+                repeated.append(_Repeated(operations, step, step + 1))
 
     def digests(self) -> dict[str, str]:
         """Return a digest of what was issued, by group."""
@@ -132,8 +132,8 @@ def difference(
 
 
 def _issued(repeated: Iterable[_Repeated]) -> Iterator[Issued]:
-    for operations, first, count in repeated:
-        for step in range(first, first + count):
+    for operations, first, end in repeated:
+        for step in range(first, end):
             yield from (Issued(operation, step) for operation in operations)
 
 

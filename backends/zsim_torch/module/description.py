@@ -1,6 +1,7 @@
 """The `Model` of a user's module, measured on one micro-batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy.precision import Precision
+from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.module.autograd import call
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
@@ -45,8 +47,8 @@ def describe(
     "batch". By default the first reads the batch, each other one what the one before returned, and
     the last the batch as well where there are several. A module that is given under two names is
     called twice. Under mixed precision tensors of floats in
-    the batch are cast to its format, as they are in training. The module is not changed, save what
-    its own forward changes; nothing is trained.
+    the batch are cast to its format, as they are in training. The module and torch's generators are
+    not changed; nothing is trained.
 
     Raises:
         UnitError: the units do not make up the module, one returns something else than a tensor, or
@@ -68,7 +70,8 @@ def describe(
             raise ModuleUnitError(
                 f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes"
             )
-        measured = _measure(unit, [parameters[key] for key in unit.names], names, values)
+        with _unchanged(unit.module):
+            measured = _measure(unit, [parameters[key] for key in unit.names], names, values)
         values[unit.name] = measured.output
         called = next(other.name for other in resolved if other.module is unit.module)
         made = _unit(unit, names, measured, precision.compute)
@@ -88,6 +91,20 @@ def describe(
         forward_flops=forward,
         backward_flops=BACKWARD_FLOPS * forward,
     )
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Generator[None]:
+    """Give buffers and generators back what they had before."""
+    random = RandomState.now()
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        random.set()
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 def _default_reads(units: Sequence[TorchUnit], position: int) -> tuple[str, ...]:
