@@ -23,7 +23,7 @@ MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
 }
 """Keys of the moments in the state of torch's optimizers, in the order of an update."""
 
-_CONSTANTS: Final = ("betas", "eps", "weight_decay", "momentum", "nesterov")
+_CONSTANTS: Final[tuple[str, ...]] = ("betas", "eps", "weight_decay", "momentum", "nesterov")
 """Constants of torch's optimizers that rules have, and that stay as they are."""
 
 _OFF: Final = ("amsgrad", "maximize", "dampening", "differentiable")
@@ -34,7 +34,7 @@ class Chosen(NamedTuple):
     """A strategy whose rules read their learning rates, and what those begin with."""
 
     strategy: Strategy
-    rates: Mapping[str, float]
+    rates: dict[str, float]
 
 
 def with_optimizer(
@@ -88,7 +88,9 @@ class RateGroups:
     @classmethod
     def _of(cls, optimizer: torch.optim.Optimizer | None, scalars: Iterable[str]) -> "RateGroups":
         groups = [] if optimizer is None else optimizer.param_groups
-        kept = [{name: group[name] for name in _CONSTANTS if name in group} for group in groups]
+        kept: list[Mapping[str, object]] = [
+            {name: group[name] for name in _CONSTANTS if name in group} for group in groups
+        ]
         return cls(optimizer, tuple(scalars), tuple(kept))
 
     @classmethod

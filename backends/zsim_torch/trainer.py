@@ -107,11 +107,10 @@ class Trainer:
             ModuleUnitError: the units do not make up the module.
         """
         units = _units(module, units)
-        rates: Mapping[str, float] = {}
         if isinstance(source, Schedule):
-            schedule = source
             if optimizer is not None:
                 raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
+            schedule, rates = source, dict[str, float]()
         else:
             strategy = source if isinstance(source, Strategy) else source.strategy
             strategy, rates = with_optimizer(strategy, module, optimizer)

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from tiny_training import UNITS, Case, Parameters, Tiny
 from torch import distributed, nn
-from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from zsim.strategy.optimizer_rule import rate_of
 from zsim_torch.trainer import Trainer
 
 
@@ -84,7 +86,7 @@ def fully_sharded(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
         fully_shard(unit, mesh=mesh)
     rule = case.strategy.train.optimizer
     return module, torch.optim.AdamW(
-        module.parameters(), lr=rule.learning_rate, eps=1e-5, weight_decay=0.0
+        module.parameters(), lr=rate_of(rule, {}), eps=1e-5, weight_decay=0.0
     )
 
 
@@ -107,7 +109,7 @@ def fsdp_saves(case: Case, steps: int, folder: Path) -> list[float]:
     module, optimizer = fully_sharded(case)
     steps_of_fsdp(case, module, optimizer, range(steps))
     model, optim = get_state_dict(module, optimizer)
-    checkpoint.save({"model": model, "optim": optim}, checkpoint_id=folder)
+    save({"model": model, "optim": optim}, checkpoint_id=folder)
     return steps_of_fsdp(case, module, optimizer, range(steps, steps + 3))
 
 
@@ -115,7 +117,7 @@ def fsdp_goes_on(case: Case, steps: int, folder: Path) -> tuple[list[float], dic
     """Load a checkpoint into FSDP2 as torch's documentation has it, and train 3 more steps."""
     module, optimizer = fully_sharded(case)
     model, optim = get_state_dict(module, optimizer)
-    checkpoint.load({"model": model, "optim": optim}, checkpoint_id=folder)
+    load({"model": model, "optim": optim}, checkpoint_id=folder)
     set_state_dict(module, optimizer, model_state_dict=model, optim_state_dict=optim)
     found = {name: whole(value) for name, value in module.state_dict().items()}
     return steps_of_fsdp(case, module, optimizer, range(steps, steps + 3)), found

@@ -5,7 +5,7 @@ from math import prod
 from typing import NamedTuple
 
 
-class Box(NamedTuple):
+class TensorBox(NamedTuple):
     """A box of a tensor, whose elements lie in a row; `start` elements of the range before it."""
 
     offsets: tuple[int, ...]
@@ -18,7 +18,7 @@ class Box(NamedTuple):
         return prod(self.sizes)
 
 
-def boxes(shape: tuple[int, ...], first: int, size: int) -> Iterator[Box]:
+def boxes(shape: tuple[int, ...], first: int, size: int) -> Iterator[TensorBox]:
     """Yield the boxes of elements `first` to `first` + `size`: the end of a row, rows, a begin.
 
     There are at most 2n - 1 of them in n dimensions.
@@ -26,7 +26,7 @@ def boxes(shape: tuple[int, ...], first: int, size: int) -> Iterator[Box]:
     if size <= 0:
         return
     if not shape:
-        yield Box((), (), 0)
+        yield TensorBox((), (), 0)
         return
     row = prod(shape[1:])
     end = first + size
@@ -38,7 +38,7 @@ def boxes(shape: tuple[int, ...], first: int, size: int) -> Iterator[Box]:
     if head:
         yield from _in_row(shape, low - 1, row - head, head, start=0)
     if high > low:
-        yield Box((low, *[0] * len(shape[1:])), (high - low, *shape[1:]), head)
+        yield TensorBox((low, *[0] * len(shape[1:])), (high - low, *shape[1:]), head)
     tail = end - high * row
     if tail:
         yield from _in_row(shape, high, 0, tail, start=size - tail)
@@ -46,6 +46,6 @@ def boxes(shape: tuple[int, ...], first: int, size: int) -> Iterator[Box]:
 
 def _in_row(
     shape: tuple[int, ...], row: int, first: int, size: int, *, start: int
-) -> Iterator[Box]:
+) -> Iterator[TensorBox]:
     for box in boxes(shape[1:], first, size):
-        yield Box((row, *box.offsets), (1, *box.sizes), start + box.start)
+        yield TensorBox((row, *box.offsets), (1, *box.sizes), start + box.start)

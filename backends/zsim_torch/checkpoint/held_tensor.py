@@ -11,13 +11,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from zsim_torch.checkpoint.flat_range import Box
+from zsim_torch.checkpoint.flat_range import TensorBox
 
 
 class HeldBox(NamedTuple):
     """A box, and the buffer that holds its elements in a row from `position` on."""
 
-    box: Box
+    box: TensorBox
     buffer: str
     position: int
 

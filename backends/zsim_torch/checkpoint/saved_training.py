@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
-from zsim_torch.checkpoint.training_state import TrainingState, need_savable
+from zsim_torch.checkpoint.rank_state import RankState, need_savable
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.optimizer_groups import RateGroups
@@ -37,7 +37,7 @@ class Stateful(Protocol):
 class SavedTraining:
     """Saves and loads what `state` has, and the numbers of the host, on this rank."""
 
-    state: TrainingState
+    state: RankState
     groups: RateGroups
     scalars: dict[str, float]
 
@@ -55,7 +55,7 @@ class SavedTraining:
             RefusedError: a step leaves something else to the next.
         """
         need_savable(machine.program)
-        return cls(TrainingState(machine, module, groups), groups, scalars)
+        return cls(RankState(machine, module, groups), groups, scalars)
 
     def state_dict(self, steps_done: int, beside: Mapping[str, Stateful]) -> dict[str, Any]:
         """Return what a checkpoint has; tensors of which ranks hold parts have no memory here."""

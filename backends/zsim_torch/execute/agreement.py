@@ -112,7 +112,7 @@ def agree(schedule: Schedule, log: IssuedLog) -> None:
                 )
 
 
-class Difference(NamedTuple):
+class IssuedDifference(NamedTuple):
     """The first place at which two ranks issued different operations."""
 
     place: int
@@ -122,12 +122,12 @@ class Difference(NamedTuple):
 
 def difference(
     one: Iterable[Issued], two: Iterable[Issued], *, shared: set[str]
-) -> Difference | None:
+) -> IssuedDifference | None:
     """Find the first place at which two ranks issued different operations."""
     for place, (mine, theirs) in enumerate(zip(one, two, strict=False)):
         names = {mine.operation, theirs.operation}
         if len(names) > 1 and names & shared:
-            return Difference(place, mine, theirs)
+            return IssuedDifference(place, mine, theirs)
     return None
 
 

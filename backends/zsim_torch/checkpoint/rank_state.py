@@ -34,7 +34,7 @@ PREFIXES: Final = ("", "app.")
 
 
 @dataclass(slots=True)
-class TrainingState:
+class RankState:
     """Parameters, moments, numbers of the host and constants of a training on one rank."""
 
     machine: RankMachine
