@@ -103,7 +103,7 @@ class RateGroups:
         cls, schedule: Schedule, program: Program, module: nn.Module, rates: Mapping[str, float]
     ) -> "RateGroups":
         """Make one of the rules in `schedule`; `rates` are what host scalars begin with."""
-        parameters = dict(module.named_parameters())
+        parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
         groups: dict[Optimizer, list[nn.Parameter]] = {}
         for name, rule in _rules_of(schedule, program, list(parameters)).items():
             groups.setdefault(rule, []).append(parameters[name])
@@ -171,6 +171,7 @@ def _groups_of(
 ) -> list[tuple[tuple[str, ...], Optimizer]]:
     """Return names of parameters, and their rule, of each group of an optimizer of torch."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
+    frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
     found: list[tuple[tuple[str, ...], Optimizer]] = []
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -180,7 +181,7 @@ def _groups_of(
                 )
         own = tuple(names.pop(id(parameter)) for parameter in group["params"])
         found.append((tuple(map(_pattern, own)), _rule(optimizer, number, group)))
-    if left := sorted(names.values()):
+    if left := sorted(set(names.values()) - frozen):
         raise RefusedError(f"optimizer: parameter {left[0]} is in none of its groups")
     return found
 

@@ -152,7 +152,7 @@ class RankRun:
             return None
         squares, scale = self._norm
         self.machine.streams.hand_out([squares])
-        return squares.sqrt() / scale
+        return squares.reshape(()).sqrt() / scale
 
     def finish(self) -> None:
         """End the run: ranks agree on what they issued, and the module has its parameters.

@@ -158,8 +158,8 @@ class Computer:
             self.work.memory.part(view.buffer) for view in views_of(compute, Role.OUTPUT_GRADIENT)
         ]
         parameters, inputs = autograd.backward(record, self._parameters(compute), incoming)
-        order = self._operand_order(compute)
-        for view, position in zip(views_of(compute, Role.GRADIENT), order, strict=True):
+        trained = self._unit(compute).trained(self._operand_order(compute))
+        for view, position in zip(views_of(compute, Role.GRADIENT), trained, strict=True):
             self._bind_gradient(view, parameters[position])
         for view, gradient in zip(views_of(compute, Role.INPUT_GRADIENT), inputs, strict=True):
             self._bind_gradient(view, gradient)
@@ -222,12 +222,15 @@ class Computer:
         return found
 
     def _differentiated(self, compute: Compute, count: int) -> list[int]:
-        """Positions of the first `count` inputs that have gradients: no batch, no whole numbers."""
+        """Positions of the first `count` inputs that have gradients.
+
+        No batch has one, no whole numbers, nor what comes from frozen parameters alone.
+        """
+        without = self.work.forecast.batches | self.work.forecast.without_gradient
         return [
             position
             for position, view in enumerate(views_of(compute, Role.INPUT))
-            if view.buffer not in self.work.forecast.batches
-            and self.work.memory.part(view.buffer).is_floating_point()
+            if view.buffer not in without and self.work.memory.part(view.buffer).is_floating_point()
         ][:count]
 
     def _parameters(self, compute: Compute) -> list[torch.Tensor]:

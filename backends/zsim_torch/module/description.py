@@ -59,7 +59,7 @@ def describe(
     batch = entering(batch, precision.compute)
     dtype = TORCH_DTYPE[precision.compute]
     parameters = {
-        key: parameter.detach().to(dtype).requires_grad_()
+        key: parameter.detach().to(dtype).requires_grad_(parameter.requires_grad)
         for key, parameter in module.named_parameters()
     }
     values: dict[str, object] = {BATCH: batch}
@@ -152,7 +152,7 @@ def _measure(
     }
     touched = [*parameters, *outputs, *(x for x in given if isinstance(x, torch.Tensor))]
     return _MeasuredUnit(
-        output=outputs[0].detach(),
+        output=outputs[0].detach().requires_grad_(outputs[0].requires_grad),
         saved_bytes=sum(
             count for pointer, count in storages.items() if pointer not in known | inputs
         ),
@@ -163,8 +163,8 @@ def _measure(
 
 
 def _entering(name: str, value: object) -> object:
-    """Return what a unit is called with: differentiable, but for the batch and whole numbers."""
-    if name == BATCH or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    """Return what a unit is called with: differentiable if what made it is, never the batch."""
+    if name == BATCH or not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value
     return value.detach().requires_grad_()
 
@@ -179,7 +179,7 @@ def _pointers(tensors: Sequence[object]) -> set[int]:
 
 def _unit(unit: TorchUnit, names: tuple[str, ...], measured: _MeasuredUnit, dtype: DType) -> Unit:
     parameters = tuple(
-        Parameter(name=name, shape=tuple(shape))
+        Parameter(name=name, shape=tuple(shape), frozen=name in unit.frozen)
         for name, shape in zip(unit.names, unit.shapes, strict=True)
     )
     segment = Segment(
@@ -206,7 +206,7 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
         name=name,
         elements=tensor.numel(),
         dtype=DTYPE_OF_TORCH[tensor.dtype],
-        requires_gradient=tensor.is_floating_point(),
+        requires_gradient=tensor.requires_grad,
     )
 
 
