@@ -28,7 +28,7 @@ from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module
 from zsim_torch.module.unit import TorchUnit
 from zsim_torch.observe.observer import Observer
-from zsim_torch.observe.recorder import Recorder
+from zsim_torch.observe.recorder import Recorder, unwatched
 from zsim_torch.rank_result import observed_by, trace_of
 from zsim_torch.run_option import Option
 from zsim_torch.supervise.progress_record import note, step_done
@@ -240,7 +240,8 @@ class RankRun:
 
     def _note_norm(self, squares: torch.Tensor, scale: float) -> None:
         if self._norm is None:
-            self._norm = (squares.clone(), scale)
+            with unwatched():
+                self._norm = (squares.clone(), scale)
 
     def _next_batch(self) -> object:
         return self.moved(next(self._batches))

@@ -303,7 +303,7 @@ class Trainer:
         self.run.machine.streams.drain()
         checkpoints = import_module(CHECKPOINTS)
         made: SavedTraining = checkpoints.SavedTraining.of(
-            self.run.machine, self.run.module, self._groups, self.run.executor.scalars
+            self.run.executor, self.run.module, self._groups
         )
         return made
 

@@ -18,7 +18,17 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from zsim.backend.backend import RefusedError
 from zsim.schedule.access import accesses
 from zsim.schedule.layout import Fragment
-from zsim.schedule.operation import Action, Compute, Copy, Role, StreamOperation, walk
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    Compute,
+    Copy,
+    Operation,
+    Role,
+    StreamOperation,
+    View,
+    walk,
+)
 from zsim.schedule.schedule import Buffer, Kind, Program
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
 from zsim_torch.checkpoint.flat_range import boxes
@@ -199,8 +209,21 @@ def _moment_numbers(program: Program) -> dict[str, int]:
     return found
 
 
+def derivations(program: Program) -> list[Operation]:
+    """Return the operations of setup that copy state to other persistent buffers, or gather it."""
+    state = {name for name in program.persistent if program.by_name[name].kind in STATE}
+    others = set(program.persistent) - state
+    return [
+        operation
+        for operation in program.setup
+        if isinstance(operation, AllGather | Copy)
+        and operation.source.buffer in state
+        and operation.target.buffer in others
+    ]
+
+
 def need_savable(program: Program) -> None:
-    """Return if a step of `program` begins with state and numbers of the host alone.
+    """Return if a step of `program` begins with state, copies of it and numbers of the host alone.
 
     Raises:
         RefusedError: it reads what else the step before has left in memory.
@@ -210,6 +233,7 @@ def need_savable(program: Program) -> None:
         for name in program.persistent
         if program.by_name[name].kind not in STATE or program.by_name[name].layout is None
     }
+    kept -= {view.buffer for each in derivations(program) for view in written(each)}
     for operation in walk(program.step):
         if not isinstance(operation, StreamOperation):
             continue
@@ -221,3 +245,9 @@ def need_savable(program: Program) -> None:
                     "to the next and no checkpoint has"
                 )
         kept -= {access.view.buffer for access in touched}
+
+
+def written(operation: Operation) -> Iterator[View]:
+    """Yield what an operation writes."""
+    if isinstance(operation, StreamOperation):
+        yield from (access.view for access in accesses(operation) if access.writes)

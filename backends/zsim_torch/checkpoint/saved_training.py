@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
-from zsim_torch.checkpoint.rank_state import RankState, need_savable
-from zsim_torch.execute.executor import RankMachine
+from zsim_torch.checkpoint.rank_state import RankState, derivations, need_savable
+from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.optimizer_groups import RateGroups
 
@@ -39,23 +39,22 @@ class SavedTraining:
 
     state: RankState
     groups: RateGroups
-    scalars: dict[str, float]
+    executor: Executor
 
     @classmethod
-    def of(
-        cls,
-        machine: RankMachine,
-        module: nn.Module,
-        groups: RateGroups,
-        scalars: dict[str, float],
-    ) -> Self:
-        """Return what saves and loads a training, which `machine` and `groups` have.
+    def of(cls, executor: Executor, module: nn.Module, groups: RateGroups) -> Self:
+        """Return what saves and loads a training, which `executor` runs.
 
         Raises:
             RefusedError: a step leaves something else to the next.
         """
-        need_savable(machine.program)
-        return cls(RankState(machine, module, groups), groups, scalars)
+        need_savable(executor.machine.program)
+        return cls(RankState(executor.machine, module, groups), groups, executor)
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The numbers of the host."""
+        return self.executor.scalars
 
     def state_dict(self, steps_done: int, beside: Mapping[str, Stateful]) -> dict[str, Any]:
         """Return what a checkpoint has; tensors of which ranks hold parts have no memory here."""
@@ -97,6 +96,7 @@ class SavedTraining:
         found: dict[str, Any] = {**wanted.tensors, **numbers}
         checkpoint_folder.read(folder, found)
         self.state.spread()
+        self.executor.run_again(derivations(self.executor.machine.program))
         for name, each in beside.items():
             # As pickle alone holds it: a scheduler's state may be of any type.
             packed = io.BytesIO(found[f"beside.{name}"])

@@ -113,6 +113,13 @@ class Executor:
         self.machine.streams.drain()
         self._end_step()
 
+    def run_again(self, operations: Iterable[Operation]) -> None:
+        """Run operations of setup once more, and drain every stream."""
+        self.step = self.machine.streams.step = SETUP
+        self._run(operations)
+        self.machine.streams.drain()
+        self._end_step()
+
     def run_step(self, step: int, given: Mapping[str, float]) -> None:
         """Step number `step` is issued, with what the caller gives for it in host scalars."""
         if not self.keeps_trace:

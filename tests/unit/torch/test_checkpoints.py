@@ -66,13 +66,16 @@ WAYS = {
     "host": strategy(1).model_copy(update={"offload": HOST}),
     "nvme": strategy(3, precision=Precision.BF16).model_copy(update={"offload": NVME}),
     "fsdp2": strategy(3).model_copy(update={"zero": Zero(stage=3, emulate=FSDP2())}),
+    "deepspeed 3": strategy(3, precision=Precision.BF16).model_copy(
+        update={"zero": Zero(stage=3, emulate=DeepSpeed(reduce_bucket_size=500))}
+    ),
     "deepspeed 2": strategy(2, precision=Precision.BF16).model_copy(
         update={"zero": Zero(stage=2, emulate=DeepSpeed(reduce_bucket_size=500))}
     ),
 }
 
 
-SOME = ("stage 0 fp32", "stage 3 fp32", "momentum", "fp16", "accumulated", "nvme")
+SOME = ("stage 0 fp32", "momentum", "fp16", "nvme", "deepspeed 3")
 
 
 @pytest.mark.parametrize("names", [SOME, pytest.param(tuple(WAYS), marks=pytest.mark.long)])
@@ -333,13 +336,13 @@ def test_a_save_that_is_killed_anywhere_leaves_the_last_complete_checkpoint(tmp_
         one.save(tmp_path)
         one.step(batch(1))
         found: list[int] = []
-        while killed_at(len(found) + 1, lambda: one.save(tmp_path)):
+        while killed_at(2 * len(found) + 1, lambda: one.save(tmp_path)):
             with trainer() as other:
                 other.load(tmp_path)
                 found.append(other.steps_done)
                 assert other.scalars["step"] == other.steps_done
         one.save(tmp_path)
         assert len(list(tmp_path.iterdir())) == 2  # what the killed ones left is gone
-    assert len(found) > 20
+    assert len(found) > 10
     assert found == sorted(found)
     assert set(found) == {1, 2}

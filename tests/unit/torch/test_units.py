@@ -87,7 +87,7 @@ def trained(module: Net, strategy: Strategy = STRATEGY, *, poison: bool = True) 
         make_schedule(model, strategy),
         batches(),
         steps=STEPS,
-        option=Option(poison=poison),
+        option=Option(observe=True, poison=poison),
     )
 
 
