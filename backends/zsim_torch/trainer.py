@@ -243,12 +243,14 @@ class Trainer:
         optimizer begins anew.
 
         Raises:
-            CheckpointError: it is of another model, or cannot be read.
+            CheckpointError: it is of another model, and nothing has changed; or it cannot be read,
+                and the training has ended.
             RefusedError: the training has ended, or a step leaves something else to the next.
         """
-        self.steps_done = self._saved().load(
-            Path(path), beside or {}, parameters_only=parameters_only
-        )
+        saved = self._saved()
+        plan = saved.plan(Path(path), beside or {}, parameters_only=parameters_only)
+        with self.run.guarded():
+            self.steps_done = saved.read(plan)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """Return every parameter by name, whole, on the CPU: masters where there are some.

@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import torch
 from torch import distributed, nn
@@ -31,6 +31,16 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> object:
         """Take the state."""
         ...
+
+
+class ReadPlan(NamedTuple):
+    """Values to read of a checkpoint, by key; those that are no tensors are replaced."""
+
+    folder: Path
+    prefix: str
+    values: dict[str, Any]
+    beside: Mapping[str, Stateful]
+    parameters_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +90,40 @@ class SavedTraining:
         """
         checkpoint_folder.write(folder, self.state_dict(steps_done, beside))
 
-    def load(self, folder: Path, beside: Mapping[str, Stateful], *, parameters_only: bool) -> int:
-        """Read a checkpoint and return how many steps it has done; every rank calls it.
+    def plan(
+        self, folder: Path, beside: Mapping[str, Stateful], *, parameters_only: bool
+    ) -> ReadPlan:
+        """Return what to read of a checkpoint; nothing is changed.
 
         Raises:
-            CheckpointError: it is of another model, or cannot be read.
+            CheckpointError: it is of another model, or has not all that is wanted.
         """
         metadata = checkpoint_folder.metadata_of(folder)
         wanted = self.state.wanted(metadata, folder, parameters_only=parameters_only)
-        numbers = {} if parameters_only else self._numbers(metadata, wanted.prefix)
+        values: dict[str, Any] = {**wanted.tensors}
+        if not parameters_only:
+            values |= self._numbers(metadata, wanted.prefix)
         for name in beside:
             if f"beside.{name}" not in metadata.state_dict_metadata:
                 raise CheckpointError(f"checkpoint {folder}: it has no {name}")
-            numbers[f"beside.{name}"] = None
-        found: dict[str, Any] = {**wanted.tensors, **numbers}
-        checkpoint_folder.read(folder, found)
+            values[f"beside.{name}"] = None
+        return ReadPlan(folder, wanted.prefix, values, beside, parameters_only)
+
+    def read(self, plan: ReadPlan) -> int:
+        """Go on from a checkpoint, and return how many steps it has done; every rank calls it.
+
+        Raises:
+            CheckpointError: it cannot be read; what is trained may be of both.
+        """
+        found = plan.values
+        checkpoint_folder.read(plan.folder, found)
         self.state.spread()
         self.executor.run_again(derivations(self.executor.machine.program))
-        for name, each in beside.items():
+        for name, each in plan.beside.items():
             # As pickle alone holds it: a scheduler's state may be of any type.
             packed = io.BytesIO(found[f"beside.{name}"])
             each.load_state_dict(torch.load(packed, weights_only=False))
-        return 0 if parameters_only else self._take(found, wanted.prefix)
+        return 0 if plan.parameters_only else self._take(found, plan.prefix)
 
     def _numbers(self, metadata: Metadata, prefix: str) -> dict[str, Any]:
         """Return what else to read, by key; each is replaced by what is read."""

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from zsim.backend.backend import RefusedError
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.strategy.offload import MemoryTier, Offload
@@ -257,14 +258,19 @@ def test_a_folder_without_a_checkpoint_is_told_in_one_line(tmp_path: Path) -> No
     assert str(caught.value) == f"checkpoint {tmp_path}/none: no complete checkpoint is there"
 
 
-def test_a_broken_file_is_told_in_one_line(tmp_path: Path) -> None:
-    with trainer() as one:
-        one.save(tmp_path)
-        (data,) = tmp_path.glob("*.distcp")
-        data.write_bytes(data.read_bytes()[:100])
-        with pytest.raises(CheckpointError, match="cannot be read") as caught:
-            one.load(tmp_path)
-        assert "\n" not in str(caught.value)
+def test_a_broken_file_is_told_in_one_line_and_ends_the_training(tmp_path: Path) -> None:
+    module = net()
+    before = module.state_dict()["0.weight"].clone()
+    one = trainer(module)
+    one.save(tmp_path)
+    (data,) = tmp_path.glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        one.load(tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RefusedError, match="its training has ended"):
+        one.step(batch(0))
+    assert torch.equal(module.state_dict()["0.weight"], before)
 
 
 @contextmanager
