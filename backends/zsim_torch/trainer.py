@@ -192,14 +192,15 @@ class Trainer:
         Units run in evaluation mode, in the format of training; as many batches as one likes.
 
         Raises:
-            RefusedError: the training has ended.
+            RefusedError: there are no batches, or the training has ended.
         """
         self.run.need_life()
-        with self.run.guarded(), torch.no_grad():
-            self.run.machine.streams.drain()
-            evaluation = Evaluation(self.run.machine, self._units)
-            losses = [evaluation.loss(self.run.moved(batch)) for batch in batches]
-            return torch.stack(losses).float().mean()
+        if not batches:
+            raise RefusedError("batches: at least one is needed to evaluate")
+        self.run.machine.streams.drain()
+        evaluation = Evaluation(self.run.machine, self._units)
+        losses = [evaluation.loss(self.run.moved(batch)) for batch in batches]
+        return torch.stack(losses).float().mean()
 
     def average(self, value: torch.Tensor) -> float:
         """Return the mean of a number over all ranks; every rank calls it."""

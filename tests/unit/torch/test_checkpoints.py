@@ -215,6 +215,41 @@ def test_buffers_of_the_module_and_generators_go_on_too(tmp_path: Path) -> None:
     assert module.state_dict()["2.num_batches_tracked"] == 4
 
 
+class TiedHead(nn.Module):
+    """A head that shares the table of an embedding."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = table.weight
+
+    def forward(self, value: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        logits = value @ self.weight.T
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch.flatten())
+
+
+def tied() -> tuple[nn.Sequential, Trainer]:
+    torch.manual_seed(3)
+    table = nn.Embedding(5, 4)
+    module = nn.Sequential(table, nn.Linear(4, 4), TiedHead(table))
+    return module, Trainer(module, strategy(3, ranks=1), batch=torch.tensor([[1, 2, 3]]))
+
+
+def test_a_tied_parameter_has_both_names_in_a_checkpoint_and_one_is_enough(tmp_path: Path) -> None:
+    module, one = tied()
+    with one:
+        one.step(torch.tensor([[1, 2, 3]]))
+        one.save(tmp_path)
+    found = tensors_in(tmp_path)
+    wanted = module.state_dict()["0.weight"]
+    assert torch.equal(found["model.0.weight"], wanted)
+    assert torch.equal(found["model.2.weight"], wanted)
+    other, again = tied()
+    with again:
+        again.load(tmp_path)
+    assert other[0].weight is other[2].weight
+    assert torch.equal(other.state_dict()["2.weight"], wanted)
+
+
 def test_parameters_alone_begin_the_optimizer_anew(tmp_path: Path) -> None:
     with trainer() as one:
         one.step(batch(0))

@@ -171,6 +171,10 @@ def test_what_does_not_fit_is_refused_in_one_line_and_nothing_is_lost() -> None:
         with pytest.raises(RefusedError) as caught:
             trainer.step(batch(0), batch(1))
         assert str(caught.value) == "batches: a step loads 1 of this rank, 2 are given"
+        with pytest.raises(RefusedError, match="batches: at least one is needed to evaluate"):
+            trainer.evaluate()
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+            trainer.evaluate(torch.ones(3, 5).double())
         with pytest.raises(RefusedError, match=r"trace: not kept; say Option\(keep_trace=True\)"):
             trainer.trace()
         trainer.step(batch(0))
