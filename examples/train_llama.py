@@ -69,12 +69,17 @@ class Block(nn.Module):
         return made
 
 
-class Embedding(nn.Embedding):
+class Embedding(nn.Module):
     """Bytes to features; the last byte of each row is a target alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(BYTES, WIDTH)
 
     def forward(self, batch: Tensor) -> Tensor:
         """Look bytes up."""
-        return super().forward(batch[:, :-1])
+        made: Tensor = self.table(batch[:, :-1])
+        return made
 
 
 class Head(nn.Module):
@@ -109,7 +114,7 @@ def fit(path: Path, folder: Path, steps: int) -> list[float]:
     rank, losses = distributed.get_rank(), list[float]()
     text = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).long()
     torch.manual_seed(0)  # equal on all ranks
-    model = nn.Sequential(Embedding(BYTES, WIDTH), *(Block() for _ in range(LAYERS)), Head())
+    model = nn.Sequential(Embedding(), *(Block() for _ in range(LAYERS)), Head())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     scheduler = LambdaLR(optimizer, rate)
     strategy = Strategy(
