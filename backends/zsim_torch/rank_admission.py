@@ -32,7 +32,19 @@ def need_runnable(
         raise RefusedError(reason)
 
 
-def need_memory(schedule: Schedule, program: Program, option: Option) -> None:
+def need_values_and_memory(
+    module: nn.Module, schedule: Schedule, program: Program, option: Option
+) -> None:
+    """Return if there is what a run of `program` begins with, and where it holds it.
+
+    Raises:
+        RefusedError: there is not.
+    """
+    _need_memory(schedule, program, option)
+    _need_module(module, program, option)
+
+
+def _need_memory(schedule: Schedule, program: Program, option: Option) -> None:
     """Return if there is what `program` needs of a device and of files, as `option` has them.
 
     Raises:
@@ -49,7 +61,7 @@ def need_memory(schedule: Schedule, program: Program, option: Option) -> None:
         raise RefusedError(reason)
 
 
-def need_module(module: nn.Module, program: Program, option: Option) -> None:
+def _need_module(module: nn.Module, program: Program, option: Option) -> None:
     """Return if `module` has what a run of `program` begins with.
 
     Raises:

@@ -49,6 +49,7 @@ class RankRun:
         seed: int,
     ) -> None:
         self.module = module
+        self.units = {unit.name: unit for unit in units}
         self.schedule = schedule
         self.device = device
         self.option = option

@@ -23,7 +23,7 @@ from zsim_torch.execute.evaluation import Evaluation
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
 from zsim_torch.optimizer_groups import RateGroups, with_optimizer
-from zsim_torch.rank_admission import need_memory, need_module, need_runnable, place
+from zsim_torch.rank_admission import need_runnable, need_values_and_memory, place
 from zsim_torch.rank_result import mean_over_ranks
 from zsim_torch.rank_run import RankRun
 from zsim_torch.run_option import Option, given_in
@@ -88,7 +88,7 @@ class Trainer:
         option: Option | None = None,
         seed: int = 0,
     ) -> None:
-        """Check that this rank can train, and run the setup of the schedule.
+        """Check that this rank can train, and run setup.
 
         Args:
             module: its parameters are trained, from the values that they have.
@@ -106,25 +106,23 @@ class Trainer:
             RefusedError: schedule, units or optimizer cannot be run here; nothing was started.
             ModuleUnitError: the units do not make up the module.
         """
-        units = _units(module, units)
+        units, rates = _units(module, units), dict[str, float]()
         if isinstance(source, Schedule):
             if optimizer is not None:
                 raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
-            schedule, rates = source, dict[str, float]()
         else:
             strategy = source if isinstance(source, Strategy) else source.strategy
             strategy, rates = with_optimizer(strategy, module, optimizer)
             precision = strategy.train.precision
             model = describe(module, units, batch, precision=precision, reads=reads)
-            schedule = make_schedule(model, strategy)
-        self.schedule = schedule
+            source = make_schedule(model, strategy)
+        self.schedule = schedule = source
         option = option or Option()
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
         resolved = resolve(module, units)
         need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
-        need_memory(schedule, program, option)
-        need_module(module, program, option)
+        need_values_and_memory(module, schedule, program, option)
         if isinstance(optimizer, torch.optim.Optimizer):
             self._groups = RateGroups.of_torch(optimizer)
         else:
@@ -133,7 +131,6 @@ class Trainer:
         self._given = given_in(schedule, option, known)
         self.micro_batches = _loads(program)
         self.steps_done = 0
-        self._units = {unit.name: unit for unit in resolved}
         self._on_step = on_step
         self.run = RankRun(
             module, resolved, schedule, rank=rank, device=device, option=option, seed=seed
@@ -198,7 +195,7 @@ class Trainer:
         if not batches:
             raise RefusedError("batches: at least one is needed to evaluate")
         self.run.machine.streams.drain()
-        evaluation = Evaluation(self.run.machine, self._units)
+        evaluation = Evaluation(self.run.machine, self.run.units)
         losses = [evaluation.loss(self.run.moved(batch)) for batch in batches]
         return torch.stack(losses).float().mean()
 
