@@ -12,9 +12,9 @@ from zsim.units import format_bytes
 from zsim_torch.capability import book_peak_bytes, of_schedule
 from zsim_torch.execute import blocking_host
 from zsim_torch.local_devices import memory_bytes
+from zsim_torch.run_option import given_by_strategy
 from zsim_torch.supervise.process_group import DeviceChoice, DeviceError, Placement, device_of
 from zsim_torch.text import TextError, read_text
-from zsim_torch.train import given_by_strategy
 
 LOCAL_RANKS_MAX = 64
 """More processes than these on one machine help nobody: each takes memory and a turn."""

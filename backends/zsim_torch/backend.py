@@ -216,6 +216,7 @@ def train_on_rank(work: Assignment) -> Trace:
     units: tuple[str, ...] = ("0",)
     batches: Iterable[object] = ()
     option = Option(
+        observe=True,
         poison=work.poison,
         witness=work.witness,
         write_back=False,

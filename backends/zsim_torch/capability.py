@@ -44,9 +44,6 @@ def of_schedule(schedule: Schedule) -> str | None:
     for axis in schedule.mesh.axes:
         if axis.name in SINGLE_AXES and axis.size > 1:
             return f"{axis.name}: {axis.size} ranks; the torch backend runs {axis.name} degree 1"
-    for parameter in schedule.contract.parameters:
-        if parameter.frozen:
-            return f"{parameter.name}: frozen; the torch backend trains every parameter"
     for program in schedule.programs:
         for operation in chain(walk(program.setup), walk(program.step)):
             reason = _of_operation(operation)
@@ -165,6 +162,12 @@ def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast: it keeps cast copies of parameters; choose a precision in the strategy"
     by_name = {unit.name: unit for unit in units}
+    frozen = {each.name for each in schedule.contract.parameters if each.frozen}
+    here = {name for unit in units for name in unit.frozen}
+    named = {name for unit in units for name in unit.names}
+    for name in sorted(here ^ (frozen & named)):
+        trains = "trains" if name in here else "does not train"
+        return f"parameter {name}: requires_grad is {name not in here}; the schedule {trains} it"
     again = {visit.unit for visit in LaterUses.of(program).recomputed}
     for unit in units:
         if unit.name in again and _changes_buffers(unit.module):

@@ -56,6 +56,7 @@ class StepLosses:
         self.steps: list[list[torch.Tensor | float]] = [[]]
         self._journal, self._rank = journal, rank
         self._noted = 0
+        self._forgotten = 0
 
     def begin_step(self) -> None:
         """Begin another step: losses added from now on belong to it."""
@@ -67,9 +68,9 @@ class StepLosses:
         if self._journal is None:
             return
         late = any(isinstance(loss, torch.Tensor) for loss in self.steps[-1])
-        while self._noted < len(self.steps) - 1 - late:
+        while self._noted < self._forgotten + len(self.steps) - 1 - late:
             self._noted += 1
-            if step := self.steps[self._noted]:
+            if step := self.steps[self._noted - self._forgotten]:
                 loss = _mean(step)
                 add(self._journal, step=self._noted - 1, rank=self._rank, loss=loss)
 
@@ -79,6 +80,15 @@ class StepLosses:
             self.steps[-1].append(
                 float(loss) if loss.device.type == "cpu" else loss.detach().clone()
             )
+
+    def forget(self) -> None:
+        """Forget all but the last two steps, of which one may not be in the journal yet."""
+        self._forgotten += max(0, len(self.steps) - 2)
+        self.steps = self.steps[-2:]
+
+    def last(self) -> list[torch.Tensor | float]:
+        """Return the losses of the micro-batches of the last step."""
+        return self.steps[-1]
 
     def means(self) -> tuple[float, ...]:
         """Return the mean loss of each step that had one."""

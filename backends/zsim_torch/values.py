@@ -212,7 +212,7 @@ class TorchValues:
             ],
             Role.GRADIENT: [
                 _gradient(found[place], window, spoiled=spoiled)
-                for place, window in zip(order, of[Role.GRADIENT], strict=True)
+                for place, window in zip(unit.trained(order), of[Role.GRADIENT], strict=True)
             ],
         }
 

@@ -212,6 +212,15 @@ class ClockedStreams:
         """Return nothing: there are no times here."""
         return []
 
+    def forget(self) -> None:
+        """Do nothing: there are no times here."""
+
+    def follow_caller(self) -> None:
+        """Do nothing: the caller is the host."""
+
+    def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Do nothing: nothing is read."""
+
     def now(self) -> int:
         """Return no time."""
         return 0
@@ -238,11 +247,12 @@ def hazards_of(
             initial=taken.__getitem__,
             next_batch=lambda: next(source),
             on_loss=lambda loss: None,
+            on_norm=lambda *_: None,
             on_issue=streams.issued,
             poison=Poison(None),
         )
         executor.run_setup()
         for step in range(steps):
-            executor.run_step(step)
+            executor.run_step(step, {})
     pools.close()
     return list(streams.hazards)

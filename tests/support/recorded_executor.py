@@ -17,7 +17,7 @@ from zsim_torch.feed import feed
 from zsim_torch.module.transformer import initial_value, transformer
 from zsim_torch.module.unit import resolve
 from zsim_torch.record.tape import Tape
-from zsim_torch.train import given_by_strategy
+from zsim_torch.run_option import given_by_strategy
 
 
 def recorded(job: Job, *, rank: int = 0) -> Tape:
@@ -42,11 +42,12 @@ def recorded(job: Job, *, rank: int = 0) -> Tape:
                 initial=lambda name: initial_value(shape, name, sizes[name], seed=0),
                 next_batch=lambda: next(batches).long().to(device, non_blocking=True),
                 on_loss=lambda _: None,
+                on_norm=lambda *_: None,
                 poison=Poison(None),
             )
-            executor.given = given_by_strategy(schedule)
+            given = given_by_strategy(schedule)
             executor.run_setup()
             for step in range(job.steps):
-                executor.run_step(step)
+                executor.run_step(step, {name: at(step) for name, at in given.items()})
             executor.machine.streams.drain()
     return tape

@@ -377,7 +377,7 @@ def by_hand(flow: Flow) -> tuple[dict[str, torch.Tensor], Trained]:
         schedule,
         [batch(step, reader) for step in range(flow.steps)],
         steps=flow.steps,
-        option=Option(write_back=False, poison=flow.poison),
+        option=Option(observe=True, write_back=False, poison=flow.poison),
     )
     return trained.full_parameters(), trained
 

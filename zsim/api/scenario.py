@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from zsim.model.model import Model
     from zsim.scenario.resolved_scenario import ResolvedScenario
     from zsim.schedule.schedule import Schedule
+    from zsim.strategy.strategy import Strategy
 
 TABLES = "scenario"
 """Name in messages of a scenario that is given as tables."""
@@ -122,6 +123,20 @@ class LoadedScenario:
     def schedule(self) -> "Schedule":
         """The schedule of every rank."""
         return self.document.schedule
+
+    @property
+    def strategy(self) -> "Strategy":
+        """How the model is sharded and trained; of a schedule what its contract says.
+
+        Raises:
+            MistakeError: a schedule that says none.
+        """
+        if self.schedule_json is None:
+            return self._settled[0].strategy
+        strategy = self.schedule.contract.strategy
+        if strategy is None:
+            raise MistakeError(f"{self.name}: a schedule that says no strategy")
+        return strategy
 
     @property
     def model(self) -> "Model":

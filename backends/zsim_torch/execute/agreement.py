@@ -8,9 +8,13 @@ differ the names: one small exchange for a run, and nothing while it goes on.
 Programs of two roles may have two names for one collective: two names are held against each other
 where at least one of them is in both programs. Sends and receives are each named by their rank
 alone, and left out.
+
+Steps issue the same but for branches, so a log keeps what a step issued once, and then how many
+steps in a row issued it: it does not grow with the steps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar, cast
 
@@ -40,11 +44,44 @@ class Issued(NamedTuple):
         return f"{self.operation} in {f'step {self.step}' if self.step >= 0 else 'setup'}"
 
 
-Sequences = dict[str, list[Issued]]
-"""What a rank has issued, by group."""
+class _Repeated(NamedTuple):
+    """Steps `first` to `end` (exclusive) issued the same operations."""
+
+    operations: tuple[str, ...]
+    first: int
+    end: int
 
 
-def agree(schedule: Schedule, transfers: Iterable[Transfer]) -> None:
+@dataclass(slots=True)
+class IssuedLog:
+    """The collectives that a rank has issued, by group and in order."""
+
+    _groups: dict[str, list[_Repeated]] = field(default_factory=dict[str, list[_Repeated]])
+
+    def add_step(self, step: int, transfers: Iterable[Transfer]) -> None:
+        """Add what one step has issued."""
+        names: dict[str, list[str]] = {}
+        for transfer in transfers:
+            if transfer.collective not in ONE_SIDED:
+                names.setdefault(transfer.group, []).append(transfer.operation)
+        for group, found in names.items():
+            repeated, operations = self._groups.setdefault(group, []), tuple(found)
+            last = repeated[-1] if repeated else None
+            if last and (last.operations, last.end) == (operations, step):
+                repeated[-1] = last._replace(end=step + 1)
+            else:
+                repeated.append(_Repeated(operations, step, step + 1))
+
+    def digests(self) -> dict[str, str]:
+        """Return a digest of what was issued, by group."""
+        return {group: _digest(repeated) for group, repeated in self._groups.items()}
+
+    def of(self, groups: Iterable[str]) -> dict[str, list[_Repeated]]:
+        """Return what was issued on some groups."""
+        return {group: self._groups[group] for group in groups if group in self._groups}
+
+
+def agree(schedule: Schedule, log: IssuedLog) -> None:
     """Return if all ranks issued the same; every rank of the process group calls it.
 
     Raises:
@@ -52,12 +89,7 @@ def agree(schedule: Schedule, transfers: Iterable[Transfer]) -> None:
     """
     if not distributed.is_initialized():
         return
-    issued: Sequences = {}
-    for transfer in transfers:
-        if transfer.collective not in ONE_SIDED:
-            found = issued.setdefault(transfer.group, [])
-            found.append(Issued(transfer.operation, transfer.step))
-    digests = _told({group: _digest(sequence) for group, sequence in issued.items()})
+    digests = _told(log.digests())
     suspects = [
         (group.name, ranks)
         for group in schedule.groups
@@ -66,33 +98,47 @@ def agree(schedule: Schedule, transfers: Iterable[Transfer]) -> None:
     ]
     if not suspects:
         return
-    names = {group for group, _ in suspects}
-    everyone = _told({group: issued[group] for group in names & issued.keys()})
+    everyone = _told(log.of({group for group, _ in suspects}))
     for group, ranks in suspects:
         first, *others = ranks
         for other in others:
-            one, two = (everyone[rank].get(group, []) for rank in (first, other))
+            one, two = (_issued(everyone[rank].get(group, [])) for rank in (first, other))
             known = [schedule.program_of(rank).by_id.keys() for rank in (first, other)]
-            place = difference(one, two, shared=set(known[0] & known[1]))
-            if place is not None:
+            found = difference(one, two, shared=set(known[0] & known[1]))
+            if found is not None:
                 raise DivergedError(
-                    f"ranks diverge: collective {place + 1} of {group} was {one[place]} on rank "
-                    f"{first}, and {two[place]} on rank {other}"
+                    f"ranks diverge: collective {found.place + 1} of {group} was {found.one} on "
+                    f"rank {first}, and {found.other} on rank {other}"
                 )
 
 
-def difference(one: Sequence[Issued], two: Sequence[Issued], *, shared: set[str]) -> int | None:
+class IssuedDifference(NamedTuple):
+    """The first place at which two ranks issued different operations."""
+
+    place: int
+    one: Issued
+    other: Issued
+
+
+def difference(
+    one: Iterable[Issued], two: Iterable[Issued], *, shared: set[str]
+) -> IssuedDifference | None:
     """Find the first place at which two ranks issued different operations."""
     for place, (mine, theirs) in enumerate(zip(one, two, strict=False)):
         names = {mine.operation, theirs.operation}
         if len(names) > 1 and names & shared:
-            return place
+            return IssuedDifference(place, mine, theirs)
     return None
 
 
-def _digest(sequence: Iterable[Issued]) -> str:
-    names = "\n".join(f"{each.step} {each.operation}" for each in sequence)
-    return blake2b(names.encode(), digest_size=16).hexdigest()
+def _issued(repeated: Iterable[_Repeated]) -> Iterator[Issued]:
+    for operations, first, end in repeated:
+        for step in range(first, end):
+            yield from (Issued(operation, step) for operation in operations)
+
+
+def _digest(repeated: Iterable[_Repeated]) -> str:
+    return blake2b(repr([tuple(each) for each in repeated]).encode(), digest_size=16).hexdigest()
 
 
 def _told(own: Told) -> list[Told]:

@@ -154,14 +154,10 @@ def _point_to_point(handed: IssuedCollective, member: OwnGroup) -> distributed.P
 
 def communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
     """Members of each communicator of `group`, by rank, in the same order everywhere."""
-    seen: set[tuple[int, ...]] = set()
     for rank in range(mesh.size):
         coordinates: Coordinates = mesh.coordinates(rank)
-        if group.holds(mesh, coordinates):
-            ranks = group.members(mesh, coordinates)
-            if ranks not in seen:
-                seen.add(ranks)
-                yield ranks
+        if group.holds(mesh, coordinates) and group.index(mesh, coordinates) == 0:
+            yield group.members(mesh, coordinates)
 
 
 def _copy_alone(handed: IssuedCollective) -> None:

@@ -29,7 +29,8 @@ class RankCompute:
     """Everything that this rank computes with.
 
     `next_batch` gives the next micro-batch. `on_loss` is told each loss, by the program's own last
-    unit.
+    unit; `on_norm` the square of the norm of gradients before they are clipped, and what they were
+    scaled by then.
     """
 
     schedule: Schedule
@@ -41,6 +42,7 @@ class RankCompute:
     initial: Initial
     next_batch: Callable[[], object]
     on_loss: Callable[[torch.Tensor], None]
+    on_norm: Callable[[torch.Tensor, float], None]
 
 
 @dataclass(slots=True)
@@ -156,8 +158,8 @@ class Computer:
             self.work.memory.part(view.buffer) for view in views_of(compute, Role.OUTPUT_GRADIENT)
         ]
         parameters, inputs = autograd.backward(record, self._parameters(compute), incoming)
-        order = self._operand_order(compute)
-        for view, position in zip(views_of(compute, Role.GRADIENT), order, strict=True):
+        trained = self._unit(compute).trained(self._operand_order(compute))
+        for view, position in zip(views_of(compute, Role.GRADIENT), trained, strict=True):
             self._bind_gradient(view, parameters[position])
         for view, gradient in zip(views_of(compute, Role.INPUT_GRADIENT), inputs, strict=True):
             self._bind_gradient(view, gradient)
@@ -220,12 +222,15 @@ class Computer:
         return found
 
     def _differentiated(self, compute: Compute, count: int) -> list[int]:
-        """Positions of the first `count` inputs that have gradients: no batch, no whole numbers."""
+        """Positions of the first `count` inputs that have gradients.
+
+        No batch has one, no whole numbers, nor what comes from frozen parameters alone.
+        """
+        without = self.work.forecast.batches | self.work.forecast.without_gradient
         return [
             position
             for position, view in enumerate(views_of(compute, Role.INPUT))
-            if view.buffer not in self.work.forecast.batches
-            and self.work.memory.part(view.buffer).is_floating_point()
+            if view.buffer not in without and self.work.memory.part(view.buffer).is_floating_point()
         ][:count]
 
     def _parameters(self, compute: Compute) -> list[torch.Tensor]:
@@ -313,7 +318,12 @@ class Computer:
                 return partial(_unscale, gradients, scale)
             case Action.CLIP:
                 squares = tensors(Role.INPUT)[0]
-                return partial(optimizer.clip, compute.rule, squares, gradients, scale)
+
+                def clip() -> None:
+                    self.work.on_norm(squares, scale)
+                    optimizer.clip(compute.rule, squares, gradients, scale)
+
+                return clip
             case _:
                 raise AssertionError(compute.action)
 

@@ -156,6 +156,25 @@ class CudaStreams:
             ),
         ]
 
+    def forget(self) -> None:
+        """Forget when operations ran; edges of the step before keep their events."""
+        self.workers.forget()
+        self._marks.clear()
+
+    def follow_caller(self) -> None:
+        """Make every stream wait for the caller's."""
+        current = torch.cuda.current_stream(self._device)
+        for stream in self._streams.values():
+            stream.wait_stream(current)
+
+    def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Make the caller's stream wait for all; its reads hold the memory of `tensors`."""
+        current = torch.cuda.current_stream(self._device)
+        for stream in self._streams.values():
+            current.wait_stream(stream)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
     def now(self) -> int:
         """Nanoseconds of the host's clock, with the device idle."""
         torch.cuda.synchronize(self._device)

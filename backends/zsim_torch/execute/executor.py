@@ -32,6 +32,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.trace.trace import BookEntry, Transfer
+from zsim_torch.execute.agreement import IssuedLog
 from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
@@ -75,9 +76,6 @@ class _Looking(NamedTuple):
 
 SETUP: Final = -1
 
-Given = Mapping[str, Callable[[int], float]]
-"""By host scalar what the caller gives in it before a step, counted from 0."""
-
 
 @dataclass(slots=True)
 class Executor:
@@ -86,16 +84,19 @@ class Executor:
     Every operation is a call of its own, so that no local variable keeps memory alive past it. In
     poison mode `sighting` is the first operation that wrote what is no number. `on_issue` is told
     the step and id of each operation before it is issued, and at the end of a step an empty id.
+    Without `keeps_trace`, book, transfers and events are those of the step that runs.
     """
 
     machine: RankMachine
     scalars: dict[str, float]
     on_issue: Callable[[int, str], None] | None = None
-    given: Given = field(default_factory=dict[str, Callable[[int], float]])
+    keeps_trace: bool = True
     step: int = SETUP
     operation: str = ""
     book: list[BookEntry] = field(default_factory=list[BookEntry])
     transfers: list[Transfer] = field(default_factory=list[Transfer])
+    issued: IssuedLog = field(default_factory=IssuedLog)
+    _logged: int = 0
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
     _travelled: set[str] = field(default_factory=set[str])
     _entries: dict[str, StreamEntry] = field(default_factory=dict[str, StreamEntry])
@@ -110,16 +111,36 @@ class Executor:
         """Run setup, and drain every stream of this rank."""
         self._run(self.machine.program.setup)
         self.machine.streams.drain()
-        self.machine.streams.end_step()
-        self._tell("")
+        self._end_step()
 
-    def run_step(self, step: int) -> None:
-        """Step number `step` is issued, with what the caller gives for it."""
+    def run_again(self, operations: Iterable[Operation]) -> None:
+        """Run operations of setup once more, and drain every stream."""
+        self.step = self.machine.streams.step = SETUP
+        self._run(operations)
+        self.machine.streams.drain()
+        self._end_step()
+
+    def run_step(self, step: int, given: Mapping[str, float]) -> None:
+        """Step number `step` is issued, with what the caller gives for it in host scalars."""
+        if not self.keeps_trace:
+            self._forget()
         self.step = self.machine.streams.step = step
-        self.scalars |= {name: at(step) for name, at in self.given.items()}
+        self.scalars |= given
         self._run(self.machine.program.step)
+        self._end_step()
+
+    def _end_step(self) -> None:
         self.machine.streams.end_step()
         self._tell("")
+        self.issued.add_step(self.step, self.transfers[self._logged :])
+        self._logged = len(self.transfers)
+
+    def _forget(self) -> None:
+        """Forget the last step, so that memory does not grow with the steps."""
+        self.book.clear()
+        self.transfers.clear()
+        self._logged = 0
+        self.machine.streams.forget()
 
     def _tell(self, operation: str) -> None:
         if self.on_issue is not None:

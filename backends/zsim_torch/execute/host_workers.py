@@ -253,6 +253,10 @@ class HostWorkers:
                 end_ps=(job.end_ns - origin) * PS_PER_NS,
             )
 
+    def forget(self) -> None:
+        """Forget jobs that are over: `events` has them no more."""
+        self._named = [job for job in self._named if not job.is_over()]
+
     def close(self) -> None:
         """End the threads: what is still in their queues is not run."""
         if self._threads and any(not job.is_over() for job in self._last.values()):

@@ -220,9 +220,18 @@ class LiveMemory:
         ends = sum(self.extent(view)) == self.program.by_name[view.buffer].elements
         return held.room if ends and isinstance(held, HostBlock) else 0
 
+    def is_in_file(self, name: str) -> bool:
+        """Return whether a buffer is a range of a file."""
+        return isinstance(self._held.get(name), FileRange)
+
+    def put_back(self, name: str, values: torch.Tensor) -> None:
+        """Write all of a buffer that is in a file."""
+        window = self.window(View(buffer=name, size=values.numel()))
+        window.file.write(window.offset, values)
+
     def left(self, name: str) -> torch.Tensor:
         """Return what a buffer holds once a run is over, flat; what is in a file is read."""
-        if not isinstance(self._held.get(name), FileRange):
+        if not self.is_in_file(name):
             return self.part(name)
         buffer = self.program.by_name[name]
         found = torch.empty(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])

@@ -54,6 +54,7 @@ class Bench:
         initial: Initial,
         next_batch: Callable[[], object],
         on_loss: Callable[[torch.Tensor], None],
+        on_norm: Callable[[torch.Tensor, float], None],
         poison: Poison,
         on_issue: Callable[[int, str], None] | None = None,
     ) -> Executor:
@@ -77,6 +78,7 @@ class Bench:
             initial=initial,
             next_batch=next_batch,
             on_loss=on_loss,
+            on_norm=on_norm,
         )
         machine = RankMachine(
             schedule=self.schedule,

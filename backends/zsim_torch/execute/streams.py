@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
+
 from zsim.schedule.operation import Edge, Previous
 from zsim.trace.trace import Event
 from zsim_torch.execute.host_workers import PS_PER_NS, Awaitable, HostWorkers
@@ -123,6 +125,18 @@ class Streams(Protocol):
 
     def events(self, origin: int) -> list[Event]:
         """Return what ran and when, in picoseconds since `origin` of `now`; after a drain."""
+        ...
+
+    def forget(self) -> None:
+        """Forget what ran and has ended: `events` has it no more."""
+        ...
+
+    def follow_caller(self) -> None:
+        """Order every stream after what the caller has issued on its own stream."""
+        ...
+
+    def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the caller read `tensors` on its own stream, after what was issued here."""
         ...
 
     def now(self) -> int:
@@ -266,6 +280,17 @@ class CpuStreams:
                 for span in self._spans
             ),
         ]
+
+    def forget(self) -> None:
+        """Forget the spans of what has ended."""
+        self.workers.forget()
+        self._spans.clear()
+
+    def follow_caller(self) -> None:
+        """Do nothing: the caller is this thread."""
+
+    def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Do nothing: they have been computed."""
 
     def now(self) -> int:
         """Nanoseconds of a clock that all processes of this machine share."""

@@ -1,67 +1,156 @@
-"""The trained parameters, whole, from the shards that the ranks hold."""
+"""Parameters, masters and moments of the ranks between two steps: a rank's part, and the whole.
 
-from collections.abc import Sequence
+Of a whole buffer each rank is believed in its own segment, which it updates: a step may end before
+others have it. Parameters are believed in their masters where there are some.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import distributed
 
-from zsim.schedule.layout import Fragment, Layout
+from zsim.schedule.layout import Fragment
 from zsim.schedule.parameter_copy import held
 from zsim.schedule.schedule import Buffer, Kind
 from zsim_torch.execute.executor import RankMachine
+from zsim_torch.execute.live_memory import LiveMemory
+
+
+class OwnPart(NamedTuple):
+    """The part of a buffer that its rank is believed in.
+
+    Fragments are counted from `start`, the first of `size` elements of the buffer.
+    """
+
+    fragments: Sequence[Fragment]
+    start: int
+    size: int
+
+
+class StateMemory:
+    """Persistent buffers as flat tensors. Of those in files one at a time is in memory."""
+
+    def __init__(self, memory: LiveMemory) -> None:
+        self._memory = memory
+        self._staged: tuple[str, torch.Tensor] | None = None
+
+    def flat(self, name: str) -> torch.Tensor:
+        """Return all elements of a buffer; what is written to it holds after `flush`."""
+        if not self._memory.is_in_file(name):
+            return self._memory.part(name)
+        if self._staged is None or self._staged[0] != name:
+            self.flush()
+            self._staged = (name, self._memory.left(name))
+        return self._staged[1]
+
+    def flush(self) -> None:
+        """Write what is in memory of a file back to it."""
+        if self._staged is not None:
+            self._memory.put_back(*self._staged)
+            self._staged = None
 
 
 def collect(machine: RankMachine) -> dict[str, torch.Tensor]:
     """Every parameter by name, flat, on the CPU: from masters where there are some.
 
-    Every rank calls it. Of ranks that hold the same the last is believed; of a whole buffer each
-    rank is believed in its own segment, which it updates: a step may end before others have it.
+    Every rank calls it. Of ranks that hold the same the last is believed.
     """
     found: dict[str, torch.Tensor] = {}
-    for buffer in _holders(machine):
-        assert buffer.layout is not None
-        layout = machine.schedule.layout_by_name[buffer.layout]
-        parts = _parts(machine, buffer, layout)
-        for piece in layout.pieces:
-            found[piece.parameter] = torch.zeros(piece.size, dtype=parts[0][1].dtype)
-        for fragments, part in parts:
-            for parameter, offset, position, size in fragments:
-                found[parameter][offset : offset + size] = part[position : position + size]
+    for buffer in holders(machine):
+        for name, value in whole(machine, buffer, machine.memory.left(buffer.name)).items():
+            found[name] = value.cpu()
     return found
 
 
-def _holders(machine: RankMachine) -> list[Buffer]:
-    """Return persistent buffers that hold parameters, those that hold masters last."""
-    buffers = [machine.program.by_name[name] for name in machine.program.persistent]
-    return [
-        buffer
-        for kind in (Kind.PARAMETER, Kind.MASTER)
-        for buffer in buffers
-        if buffer.kind is kind and buffer.layout is not None
-    ]
+def holders(machine: RankMachine) -> list[Buffer]:
+    """Return the persistent buffers that parameters are believed in."""
+    found: dict[str, Buffer] = {}
+    for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER):
+        for piece in machine.schedule.layout_by_name[buffer.layout or ""].pieces:
+            found[piece.parameter] = buffer
+    return list({buffer.name: buffer for buffer in found.values()}.values())
+
+
+def persistent(machine: RankMachine, *kinds: Kind) -> Iterator[Buffer]:
+    """Yield the persistent buffers of `kinds` that have a layout, kind by kind."""
+    program = machine.program
+    buffers = [program.by_name[name] for name in program.persistent]
+    for kind in kinds:
+        yield from (each for each in buffers if each.kind is kind and each.layout is not None)
+
+
+def own_part(machine: RankMachine, buffer: Buffer, rank: int | None = None) -> OwnPart:
+    """Return the part of `buffer` that this rank, or another one, is believed in."""
+    schedule = machine.schedule
+    coordinates = machine.coordinates if rank is None else schedule.mesh.coordinates(rank)
+    layout = schedule.layout_by_name[buffer.layout or ""]
+    axis = cut_along(machine, buffer)
+    if axis is None:
+        return OwnPart(tuple(held(schedule, buffer, coordinates)), 0, buffer.elements)
+    count = schedule.mesh.axis_size(axis)
+    start, size = layout.segment(coordinates[axis], count)
+    return OwnPart(
+        tuple(layout.fragments(count, coordinates[axis])), 0 if buffer.shard else start, size
+    )
+
+
+def cut_along(machine: RankMachine, buffer: Buffer) -> str | None:
+    """Return the axis along which ranks are believed in different parts of `buffer`, if any."""
+    layout = machine.schedule.layout_by_name[buffer.layout or ""]
+    if layout.cuts is not None and buffer.shard is None:
+        return None
+    return buffer.shard or layout.axis
+
+
+def whole(machine: RankMachine, buffer: Buffer, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the parameters that `buffer` holds on all ranks, flat; `flat` is what it holds here.
+
+    Every rank calls it. They are on the device.
+    """
+    layout = machine.schedule.layout_by_name[buffer.layout or ""]
+    flat = flat.to(machine.memory.setting.device)
+    found = {piece.parameter: flat.new_zeros(piece.size) for piece in layout.pieces}
+    for fragments, part in _parts(machine, buffer, flat):
+        for parameter, offset, position, size in fragments:
+            found[parameter][offset : offset + size] = part[position : position + size]
+    return found
 
 
 def _parts(
-    machine: RankMachine, buffer: Buffer, layout: Layout
-) -> list[tuple[Sequence[Fragment], torch.Tensor]]:
-    """Return each rank's part of `buffer`, and which parts of parameters that is."""
-    schedule, mine = (
-        machine.schedule,
-        machine.memory.left(buffer.name).to(machine.memory.setting.device),
-    )
-    axis = buffer.shard or layout.axis
-    if axis is None or (layout.cuts is not None and buffer.shard is None):
-        return [(tuple(held(schedule, buffer, machine.coordinates)), mine.cpu())]
-    mesh = schedule.mesh
-    count = mesh.axis_size(axis)
-    if buffer.shard is None:
-        start, size = layout.segment(machine.coordinates[axis], count)
-        mine = mine[start : start + size]
-    if not distributed.is_initialized():
-        return [(tuple(layout.fragments(count, machine.coordinates[axis])), mine.cpu())]
-    segments = [torch.empty_like(mine) for _ in range(mesh.size)]
+    machine: RankMachine, buffer: Buffer, flat: torch.Tensor
+) -> Iterator[tuple[Sequence[Fragment], torch.Tensor]]:
+    """Yield each rank's part of `buffer`, and which parts of parameters that is."""
+    own = own_part(machine, buffer)
+    mine = flat[own.start : own.start + own.size]
+    if cut_along(machine, buffer) is None or not distributed.is_initialized():
+        yield own.fragments, mine
+        return
+    segments = [torch.empty_like(mine) for _ in range(machine.schedule.mesh.size)]
     distributed.all_gather(segments, mine.contiguous())
-    return [
-        (tuple(layout.fragments(count, mesh.coordinates(rank)[axis])), segment.cpu())
-        for rank, segment in enumerate(segments)
-    ]
+    for rank, segment in enumerate(segments):
+        yield own_part(machine, buffer, rank).fragments, segment
+
+
+def spread(machine: RankMachine, memory: StateMemory) -> None:
+    """Give every persistent buffer what the ranks are believed in; every rank calls it."""
+    for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER, Kind.MOMENT):
+        if buffer.shard is None and cut_along(machine, buffer) is not None:
+            _put(machine, buffer, whole(machine, buffer, memory.flat(buffer.name)), memory)
+    masters = {buffer.name: buffer for buffer in persistent(machine, Kind.MASTER)}
+    for buffer in holders(machine):
+        if buffer.name in masters:
+            found = whole(machine, buffer, memory.flat(buffer.name))
+            for other in persistent(machine, Kind.PARAMETER):
+                _put(machine, other, found, memory)
+    memory.flush()
+
+
+def _put(
+    machine: RankMachine, buffer: Buffer, values: dict[str, torch.Tensor], memory: StateMemory
+) -> None:
+    """Write what `buffer` holds on this rank of the parameters in `values`."""
+    for parameter, offset, position, size in held(machine.schedule, buffer, machine.coordinates):
+        if parameter in values:
+            target = memory.flat(buffer.name)[position : position + size]
+            target.copy_(values[parameter][offset : offset + size])

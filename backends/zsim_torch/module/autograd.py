@@ -150,7 +150,7 @@ class Record:
 
     unit: TorchUnit
     outputs: list[_Output] = field(default_factory=list[_Output])
-    parameters: list[GradientEdge] = field(default_factory=list[GradientEdge])
+    parameters: list[GradientEdge | None] = field(default_factory=list[GradientEdge | None])
     inputs: list[GradientEdge] = field(default_factory=list[GradientEdge])
     saving: _Saving | None = None
 
@@ -248,7 +248,10 @@ def forward(
     """
     record = Record(unit)
     with torch.enable_grad():
-        entered = [_enter(view) for view in views]
+        entered = [
+            view.detach() if name in unit.frozen else _enter(view)
+            for name, view in zip(unit.names, views, strict=True)
+        ]
         given = list(inputs)
         for position in differentiated:
             value = given[position]
@@ -256,7 +259,10 @@ def forward(
                 raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
             given[position] = entered_input = _enter(value)
             record.inputs.append(get_gradient_edge(entered_input))
-        record.parameters = [get_gradient_edge(parameter) for parameter in entered]
+        record.parameters = [
+            get_gradient_edge(parameter) if parameter.requires_grad else None
+            for parameter in entered
+        ]
         record.saving = _Saving(unit, views)
         hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
         with _forward_of(unit), hooks:
@@ -274,7 +280,7 @@ def _need_own_inputs(record: Record) -> None:
     Raises:
         UnitRunError: they depend on what entered another one, whose gradient would be lost.
     """
-    own = {edge.node for edge in (*record.parameters, *record.inputs)}
+    own = {edge.node for edge in (*record.parameters, *record.inputs) if edge is not None}
     seen: set[Node] = set()
     waiting = [output.edge.node for output in record.outputs if output.edge is not None]
     while waiting:
@@ -295,8 +301,8 @@ def backward(
 ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
     """Gradients of the parameters, in the unit's order, and of the differentiated inputs.
 
-    None stands for a zero gradient of something that the outputs do not depend on. `views` hold the
-    parameters now.
+    None stands for a zero gradient of something that the outputs do not depend on, and for that of
+    a frozen parameter. `views` hold the parameters now.
     """
     edges: list[GradientEdge] = []
     seeds: list[torch.Tensor] = []
@@ -304,10 +310,11 @@ def backward(
         if output.edge is not None:
             edges.append(output.edge)
             seeds.append(gradient.reshape(output.shape).to(output.dtype))
-    wanted = [*record.parameters, *record.inputs]
+    trained = [edge for edge in record.parameters if edge is not None]
+    wanted = [*trained, *record.inputs]
     if not edges or not wanted:
         return [None] * len(record.parameters), [None] * len(record.inputs)
     with _backward_of(record, views):
-        found = torch.autograd.grad(edges, wanted, seeds, allow_unused=True)
-    count = len(record.parameters)
-    return list(found[:count]), list(found[count:])
+        found = iter(torch.autograd.grad(edges, wanted, seeds, allow_unused=True))
+    of_parameters = [None if edge is None else next(found) for edge in record.parameters]
+    return of_parameters, list(found)

@@ -1,6 +1,7 @@
 """The `Model` of a user's module, measured on one micro-batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy.precision import Precision
+from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.module.autograd import call
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
@@ -45,8 +47,8 @@ def describe(
     "batch". By default the first reads the batch, each other one what the one before returned, and
     the last the batch as well where there are several. A module that is given under two names is
     called twice. Under mixed precision tensors of floats in
-    the batch are cast to its format, as they are in training. The module is not changed, save what
-    its own forward changes; nothing is trained.
+    the batch are cast to its format, as they are in training. The module and torch's generators are
+    not changed; nothing is trained.
 
     Raises:
         UnitError: the units do not make up the module, one returns something else than a tensor, or
@@ -57,7 +59,7 @@ def describe(
     batch = entering(batch, precision.compute)
     dtype = TORCH_DTYPE[precision.compute]
     parameters = {
-        key: parameter.detach().to(dtype).requires_grad_()
+        key: parameter.detach().to(dtype).requires_grad_(parameter.requires_grad)
         for key, parameter in module.named_parameters()
     }
     values: dict[str, object] = {BATCH: batch}
@@ -68,7 +70,8 @@ def describe(
             raise ModuleUnitError(
                 f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes"
             )
-        measured = _measure(unit, [parameters[key] for key in unit.names], names, values)
+        with _unchanged(unit.module):
+            measured = _measure(unit, [parameters[key] for key in unit.names], names, values)
         values[unit.name] = measured.output
         called = next(other.name for other in resolved if other.module is unit.module)
         made = _unit(unit, names, measured, precision.compute)
@@ -88,6 +91,20 @@ def describe(
         forward_flops=forward,
         backward_flops=BACKWARD_FLOPS * forward,
     )
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Generator[None]:
+    """Give buffers and generators back what they had before."""
+    random = RandomState.now()
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        random.set()
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 def _default_reads(units: Sequence[TorchUnit], position: int) -> tuple[str, ...]:
@@ -135,7 +152,7 @@ def _measure(
     }
     touched = [*parameters, *outputs, *(x for x in given if isinstance(x, torch.Tensor))]
     return _MeasuredUnit(
-        output=outputs[0].detach(),
+        output=outputs[0].detach().requires_grad_(outputs[0].requires_grad),
         saved_bytes=sum(
             count for pointer, count in storages.items() if pointer not in known | inputs
         ),
@@ -146,8 +163,8 @@ def _measure(
 
 
 def _entering(name: str, value: object) -> object:
-    """Return what a unit is called with: differentiable, but for the batch and whole numbers."""
-    if name == BATCH or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    """Return what a unit is called with: differentiable if what made it is, never the batch."""
+    if name == BATCH or not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value
     return value.detach().requires_grad_()
 
@@ -162,7 +179,7 @@ def _pointers(tensors: Sequence[object]) -> set[int]:
 
 def _unit(unit: TorchUnit, names: tuple[str, ...], measured: _MeasuredUnit, dtype: DType) -> Unit:
     parameters = tuple(
-        Parameter(name=name, shape=tuple(shape))
+        Parameter(name=name, shape=tuple(shape), frozen=name in unit.frozen)
         for name, shape in zip(unit.names, unit.shapes, strict=True)
     )
     segment = Segment(
@@ -189,7 +206,7 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
         name=name,
         elements=tensor.numel(),
         dtype=DTYPE_OF_TORCH[tensor.dtype],
-        requires_gradient=tensor.is_floating_point(),
+        requires_gradient=tensor.requires_grad,
     )
 
 

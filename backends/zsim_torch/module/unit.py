@@ -1,6 +1,6 @@
 """The units of a user's module: what is gathered, run and differentiated as one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,9 @@ class ModuleUnitError(ValueError):
 class TorchUnit:
     """One unit: its module, and its parameters in the order of the module.
 
-    `names` are the parameters' names in the whole module, `local_names` those in the unit's. It is
-    called with the values that its segment reads, in order, and returns what the segment makes.
+    `names` are the parameters' names in the whole module, `local_names` those in the unit's;
+    `frozen` are names of those that are not trained. It is called with the values that its segment
+    reads, in order, and returns what the segment makes.
     """
 
     name: str
@@ -27,6 +28,11 @@ class TorchUnit:
     names: tuple[str, ...]
     local_names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
+    frozen: frozenset[str] = frozenset()
+
+    def trained(self, order: Iterable[int]) -> list[int]:
+        """Return those places of parameters in `order` that are trained."""
+        return [place for place in order if self.names[place] not in self.frozen]
 
 
 def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, ...]:
@@ -34,7 +40,7 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
 
     Raises:
         UnitError: two units have one name, a path leads to no submodule, a unit has a parameter
-            that the module lacks or one that is not trained, or a parameter is in no unit.
+            that the module lacks, or a parameter is in no unit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     found = tuple(_unit(module, choice, names) for choice in units)
@@ -44,13 +50,9 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
         if sum(other.name == unit.name for other in found) > 1:
             raise ModuleUnitError(f"unit {unit.name}: the name is used twice")
     held = {name for unit in found for name in unit.names}
-    for name, parameter in module.named_parameters():
+    for name in names.values():
         if name not in held:
             raise ModuleUnitError(f"parameter {name}: it is in no unit")
-        if not parameter.requires_grad:
-            raise ModuleUnitError(
-                f"parameter {name}: requires_grad is False, every parameter is trained"
-            )
     return found
 
 
@@ -64,6 +66,7 @@ def _unit(module: nn.Module, choice: UnitChoice, names: dict[int, str]) -> Torch
     local: list[str] = []
     qualified: list[str] = []
     shapes: list[torch.Size] = []
+    frozen: set[str] = set()
     for local_name, parameter in own.named_parameters():
         if id(parameter) not in names:
             raise ModuleUnitError(
@@ -72,10 +75,13 @@ def _unit(module: nn.Module, choice: UnitChoice, names: dict[int, str]) -> Torch
         local.append(local_name)
         qualified.append(names[id(parameter)])
         shapes.append(parameter.shape)
+        if not parameter.requires_grad:
+            frozen.add(names[id(parameter)])
     return TorchUnit(
         name=name,
         module=own,
         names=tuple(qualified),
         local_names=tuple(local),
         shapes=tuple(shapes),
+        frozen=frozenset(frozen),
     )

@@ -24,13 +24,15 @@ class Visit(NamedTuple):
 class LaterUses:
     """Later uses of each visit by the program.
 
-    `parameters` is the format that units have their parameters in, None without any.
+    `parameters` is the format that units have their parameters in, None without any. Buffers
+    `without_gradient` are outputs of forwards that have no backward.
     """
 
     recomputed: frozenset[Visit]
     input_gradients: Mapping[Visit, int]
     batches: frozenset[str]
     parameters: DType | None
+    without_gradient: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> "LaterUses":
@@ -39,11 +41,14 @@ class LaterUses:
         gradients: dict[Visit, int] = {}
         batches: set[str] = set()
         formats: list[DType] = []
+        outputs: dict[str, Visit] = {}
         for operation in walk(program.step):
             if not isinstance(operation, Compute):
                 continue
             match operation.action:
                 case Action.FORWARD:
+                    made = views_of(operation, Role.OUTPUT)
+                    outputs |= {view.buffer: visit_of(operation) for view in made}
                     views = views_of(operation, Role.PARAMETER)
                     formats += [program.by_name[view.buffer].dtype for view in views]
                 case Action.RECOMPUTE:
@@ -56,7 +61,11 @@ class LaterUses:
                 case _:
                     pass
         return cls(
-            frozenset(recomputed), gradients, frozenset(batches), formats[0] if formats else None
+            frozenset(recomputed),
+            gradients,
+            frozenset(batches),
+            formats[0] if formats else None,
+            frozenset(name for name, visit in outputs.items() if visit not in gradients),
         )
 
 

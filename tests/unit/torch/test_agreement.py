@@ -1,14 +1,18 @@
 """Ranks that hand different operations of equal size to one communicator are told apart by name."""
 
+import pickle
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from zsim.schedule.builder import RoleBuilder, ScheduleBuilder
 from zsim.schedule.mesh import Span
 from zsim.schedule.schedule import Schedule
-from zsim_torch.execute.agreement import Issued, difference
+from zsim.trace.trace import Transfer
+from zsim_torch.execute.agreement import Issued, IssuedLog, difference
 from zsim_torch.supervise.rank_failure import Cause, RankFailedError
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import Option, train
@@ -61,8 +65,47 @@ def test_ranks_that_agree_are_left_alone_whatever_a_role_calls_a_collective(pool
     assert pool.run(transfers_of, two_roles(("x", "y"), ("x", "z"))) == (4, 4)
 
 
+NAMES = st.lists(st.lists(st.sampled_from("abc"), max_size=3), max_size=8)
+
+
+def logged(steps: list[list[str]]) -> IssuedLog:
+    log = IssuedLog()
+    for step, names in enumerate(steps):
+        log.add_step(step, [transfer(name, step) for name in names])
+    return log
+
+
+def transfer(name: str, step: int) -> Transfer:
+    return Transfer(
+        operation=name,
+        step=step,
+        group="data",
+        collective="all_reduce",
+        elements=1,
+        bytes=4,
+        scalar=True,
+    )
+
+
+@given(NAMES, NAMES)
+def test_digests_of_logs_are_equal_where_the_same_was_issued_in_each_step(
+    one: list[list[str]], other: list[list[str]]
+) -> None:
+    def issued(steps: list[list[str]]) -> list[tuple[int, list[str]]]:
+        return [(step, names) for step, names in enumerate(steps) if names]
+
+    assert (logged(one).digests() == logged(other).digests()) == (issued(one) == issued(other))
+
+
+def test_a_log_of_equal_steps_does_not_grow() -> None:
+    few, many = (logged([["a", "b"]] * steps) for steps in (2, 2000))
+    assert len(pickle.dumps(few.of(["data"]))) == pytest.approx(
+        len(pickle.dumps(many.of(["data"]))), abs=8
+    )
+
+
 def test_names_of_one_role_alone_are_not_held_against_others() -> None:
     one, two = ([Issued(name, 0) for name in names] for names in ("abc", "adc"))
     assert difference(one, two, shared={"a", "c"}) is None
-    assert difference(one, two, shared={"a", "b", "c"}) == 1
+    assert difference(one, two, shared={"a", "b", "c"}) == (1, ("b", 0), ("d", 0))
     assert difference(one, one[:1], shared={"a", "b", "c"}) is None

@@ -31,7 +31,7 @@ def trained(plan: Plan) -> Found:
         kind(plan).write(),  # type: ignore[arg-type]
         batches(plan, rank),
         steps=plan.steps,
-        option=Option(write_back=False, poison=plan.poison),
+        option=Option(observe=True, write_back=False, poison=plan.poison),
     )
     return found.full_parameters(), dict(found.trace.observed), found.trace.ranks[0].events
 

@@ -87,7 +87,7 @@ def trained(module: Net, strategy: Strategy = STRATEGY, *, poison: bool = True) 
         make_schedule(model, strategy),
         batches(),
         steps=STEPS,
-        option=Option(poison=poison),
+        option=Option(observe=True, poison=poison),
     )
 
 
@@ -344,10 +344,6 @@ def test_units_have_to_make_up_the_module() -> None:
         describe(net(), ("first", "third"), batches()[0])
     with pytest.raises(ModuleUnitError, match="unit first: the name is used twice"):
         describe(net(), ("first", "first"), batches()[0])
-    frozen = net()
-    frozen.first.requires_grad_(requires_grad=False)
-    with pytest.raises(ModuleUnitError, match="requires_grad is False"):
-        describe(frozen, UNITS, batches()[0])
 
 
 def test_batches_that_end_too_early_are_an_error_of_the_run() -> None:

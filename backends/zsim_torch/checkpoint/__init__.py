@@ -1,0 +1,1 @@
+"""Checkpoints of a training, as torch.distributed.checkpoint has them."""

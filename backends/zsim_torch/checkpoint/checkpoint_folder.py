@@ -1,0 +1,154 @@
+"""A folder with one checkpoint, replaced as a whole.
+
+`.metadata` names the files of a checkpoint. Each save writes files of its own, and then puts its
+metadata in the place of the last: whatever ends a save, the folder holds a checkpoint that is
+complete, or none yet. Files that no metadata names are removed by the next save.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from torch import distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from zsim.backend.backend import RunFailedError
+
+SUFFIX: Final = ".distcp"
+
+
+class CheckpointError(RunFailedError):
+    """A checkpoint that cannot be written, or read into what is trained; one line."""
+
+
+class _Replacing(FileSystem):
+    """Files whose place others take at once."""
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        """Leave the metadata of the last checkpoint until a rename replaces it."""
+
+
+class _Writer(FileSystemWriter):
+    """Writes into a folder that may hold a checkpoint, beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, per_thread_copy_ahead=0)  # one tensor at a time
+        self.fs = _Replacing()
+        self.prefix = f"__{uuid4().hex[:12]}"
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Make the folder; that it holds a checkpoint needs no warning."""
+        self.fs.mkdir(self.path)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Give files of this save names of their own."""
+        return [
+            replace(plan, storage_data=replace(plan.storage_data, prefix=f"{self.prefix}_{rank}_"))
+            for rank, plan in enumerate(super().prepare_global_plan(plans))
+        ]
+
+
+def write(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` as the checkpoint in `folder`; every rank calls it.
+
+    Raises:
+        CheckpointError: it cannot be written. What was in the folder is as it was.
+    """
+    writer = _Writer(folder)
+    alone = not distributed.is_initialized()
+    first = alone or distributed.get_rank() == 0
+    try:
+        with _alone_unsaid():
+            save_state(dict(state), storage_writer=writer, no_dist=alone)
+    except (CheckpointException, OSError, RuntimeError) as error:
+        if first:
+            _remove(folder, lambda name: name.startswith(writer.prefix))
+        raise CheckpointError(
+            f"checkpoint {folder}: not written: {_reason(error)}; the one before is as it was"
+        ) from error
+    if first:
+        _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Let the new entry of the folder reach the disk, then remove files of other saves."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    kept = {each.relative_path for each in metadata_of(folder).storage_data.values()}
+    _remove(folder, lambda name: name not in kept)
+
+
+def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
+    with suppress(OSError):
+        for path in folder.glob(f"__*{SUFFIX}"):
+            if unwanted(path.name):
+                path.unlink(missing_ok=True)
+
+
+def metadata_of(folder: Path) -> Metadata:
+    """Return what `folder` says that it holds.
+
+    Raises:
+        CheckpointError: it holds no complete checkpoint.
+    """
+    try:
+        return FileSystemReader(folder).read_metadata()
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {folder}: no complete checkpoint is there") from None
+    except Exception as error:  # unpickling a broken file raises what it likes
+        raise CheckpointError(f"checkpoint {folder}: cannot be read: {_reason(error)}") from error
+
+
+def read(folder: Path, state: dict[str, Any]) -> None:
+    """Read the values of `state` from `folder`, in place where they are tensors.
+
+    Every rank calls it.
+
+    Raises:
+        CheckpointError: they cannot be read; some tensors may have been.
+    """
+    alone = not distributed.is_initialized()
+    try:
+        with _alone_unsaid():
+            load_state(
+                state,
+                storage_reader=FileSystemReader(folder),
+                planner=DefaultLoadPlanner(flatten_sharded_tensors=False),
+                no_dist=alone,
+            )
+    except (Exception, CheckpointException) as error:  # a broken file raises what it likes
+        raise CheckpointError(f"checkpoint {folder}: cannot be read: {_reason(error)}") from error
+
+
+@contextmanager
+def _alone_unsaid() -> Generator[None]:
+    """Leave out the warning that one process saves, or loads, for itself alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _reason(error: BaseException) -> str:
+    """Return the cause in one line; of several ranks that of the first."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
+        return f"rank {rank}: {_reason(cause)}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

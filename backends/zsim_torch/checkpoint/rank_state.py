@@ -1,0 +1,253 @@
+"""What a training keeps from step to step, by the names that FSDP2's checkpoints have.
+
+`model.NAME` is a parameter, from its master if it has one, or a buffer of the module;
+`optim.state.NAME.exp_avg` a moment and `optim.state.NAME.step` how often it was updated;
+`optim.param_groups` the constants of the optimizer. `trainer` and `generator` are zsim's own: the
+numbers of the host, steps done, and the states of torch's generators by rank.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from zsim.backend.backend import RefusedError
+from zsim.schedule.access import accesses
+from zsim.schedule.layout import Fragment
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    Compute,
+    Copy,
+    Operation,
+    Role,
+    StreamOperation,
+    View,
+    walk,
+)
+from zsim.schedule.schedule import Buffer, Kind, Program
+from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
+from zsim_torch.checkpoint.flat_range import boxes
+from zsim_torch.checkpoint.held_tensor import HeldBox, HeldTensor
+from zsim_torch.execute.executor import STATE, RankMachine
+from zsim_torch.execute.whole_parameters import StateMemory, holders, own_part, persistent, spread
+from zsim_torch.module.visit import views_of
+from zsim_torch.optimizer_groups import RateGroups, moment_names
+from zsim_torch.torch_dtype import TORCH_DTYPE
+
+PREFIXES: Final = ("", "app.")
+"""What stands before `model.` in a checkpoint: nothing, or the name that torch's tutorial takes."""
+
+
+@dataclass(slots=True)
+class RankState:
+    """Parameters, moments, numbers of the host and constants of a training on one rank."""
+
+    machine: RankMachine
+    module: nn.Module
+    groups: RateGroups
+    memory: StateMemory = field(init=False)
+    _names: dict[int, str] = field(init=False)
+    _shapes: dict[str, torch.Size] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = StateMemory(self.machine.memory)
+        named = list(self.module.named_parameters())
+        self._names = {id(parameter): name for name, parameter in named}
+        self._shapes = {name: parameter.shape for name, parameter in named}
+
+    def parameters(self) -> dict[str, HeldTensor]:
+        """Return the boxes that this rank holds of each parameter."""
+        return self._held(holders(self.machine))
+
+    def model(self, *, buffers: bool) -> dict[str, torch.Tensor]:
+        """Return parameters, by every name that they have, and the module's buffers if asked."""
+        held = self.parameters()
+        found: dict[str, torch.Tensor] = {
+            name: held[self._names[id(parameter)]]
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+        return found | (self.buffers() if buffers else {})
+
+    def moments(self) -> dict[str, dict[str, HeldTensor]]:
+        """Return the boxes that this rank holds of each moment: by parameter, and torch's name."""
+        number = _moment_numbers(self.machine.program)
+        found: dict[str, dict[str, HeldTensor]] = {name: {} for name in self._shapes}
+        buffers = list(persistent(self.machine, Kind.MOMENT))
+        for which, moment in enumerate(moment_names(self.machine.program)):
+            own = [buffer for buffer in buffers if number[buffer.name] == which]
+            for name, held in self._held(own).items():
+                found[name][moment] = held
+        return found
+
+    def _held(self, buffers: Sequence[Buffer]) -> dict[str, HeldTensor]:
+        layouts = self.machine.schedule.layout_by_name
+        found: dict[str, list[HeldBox]] = {
+            piece.parameter: [] for each in buffers for piece in layouts[each.layout or ""].pieces
+        }
+        dtypes: dict[str, torch.dtype] = {}
+        for buffer in buffers:
+            own = own_part(self.machine, buffer)
+            for piece in layouts[buffer.layout or ""].pieces:
+                dtypes[piece.parameter] = TORCH_DTYPE[buffer.dtype]
+            for fragment in own.fragments:
+                found[fragment.parameter] += self._boxes(fragment, buffer.name, own.start)
+        return {
+            name: HeldTensor.of(self._shapes[name], dtypes[name], held, self.memory.flat)
+            for name in self._shapes
+            if (held := found.get(name)) is not None
+        }
+
+    def _boxes(self, fragment: Fragment, buffer: str, start: int) -> Iterator[HeldBox]:
+        shape = tuple(self._shapes[fragment.parameter])
+        for box in boxes(shape, fragment.offset, fragment.size):
+            yield HeldBox(box, buffer, start + fragment.position + box.start)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return the persistent buffers of the module."""
+        known = self.module.state_dict(keep_vars=True).keys()
+        return {
+            name: buffer.detach() for name, buffer in self.module.named_buffers() if name in known
+        }
+
+    def optimizer(self, step: float) -> dict[str, Any]:
+        """Return moments and constants as FSDP2's checkpoints have them."""
+        steps = torch.tensor(float(step))
+        state = {name: {**found, "step": steps} for name, found in self.moments().items()}
+        return {"state": state, "param_groups": self.groups.saved_groups(self._names)}
+
+    def wanted(self, metadata: Metadata, folder: Path, *, parameters_only: bool) -> "Wanted":
+        """Return what to read of a checkpoint, by the names that it has there.
+
+        Raises:
+            CheckpointError: it is of another model, or has no state of the optimizer.
+        """
+        there = metadata.state_dict_metadata
+        first = next(iter(self._shapes))
+        known = [each for each in PREFIXES if f"{each}model.{first}" in there]
+        prefix = known[0] if known else ""
+        parameters = self.parameters()
+        start = f"{prefix}model."
+        model = {key.removeprefix(start): there[key] for key in there if key.startswith(start)}
+        _need_same_model(folder, model, parameters, self.model(buffers=True).keys())
+        tensors: dict[str, torch.Tensor] = {
+            f"{prefix}model.{name}": held for name, held in parameters.items()
+        }
+        if not parameters_only:
+            state = f"{prefix}optim.state."
+            for name, found in self.moments().items():
+                for moment, held in found.items():
+                    tensors[f"{state}{name}.{moment}"] = held
+            if missing := [key for key in tensors if key not in there]:
+                raise CheckpointError(
+                    f"checkpoint {folder}: it has no {missing[0]}; parameters_only = True "
+                    "begins the optimizer anew"
+                )
+        for name, buffer in self.buffers().items():
+            tensors[f"{prefix}model.{name}"] = buffer
+        return Wanted(prefix, {key: each for key, each in tensors.items() if key in there})
+
+    def spread(self) -> None:
+        """Give every buffer of this rank what all ranks have read."""
+        spread(self.machine, self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Tensors to read, by their keys in a checkpoint, and what stands before these."""
+
+    prefix: str
+    tensors: dict[str, torch.Tensor]
+
+
+def _need_same_model(
+    folder: Path,
+    there: Mapping[str, object],
+    parameters: Mapping[str, torch.Tensor],
+    known: Set[str],
+) -> None:
+    """Return if a checkpoint, by names of its model, has what is trained and no others.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    for name, held in parameters.items():
+        found = there.get(name)
+        if not isinstance(found, TensorStorageMetadata):
+            raise CheckpointError(
+                f"checkpoint {folder}: it is of another model: it has no parameter {name}"
+            )
+        if found.size != held.shape:
+            raise CheckpointError(
+                f"checkpoint {folder}: it is of another model: parameter {name} is "
+                f"{_extents(found.size)} there, {_extents(held.shape)} here"
+            )
+    if others := sorted(there.keys() - known):
+        raise CheckpointError(
+            f"checkpoint {folder}: it is of another model: it has {others[0]}, the module has not"
+        )
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
+
+
+def _moment_numbers(program: Program) -> dict[str, int]:
+    """Return which moment each buffer holds, of a file by what is read of it for an update."""
+    found: dict[str, int] = {}
+    for operation in walk(program.step):
+        if isinstance(operation, Compute) and operation.action is Action.UPDATE:
+            for number, view in enumerate(views_of(operation, Role.MOMENT)):
+                found[view.buffer] = number
+    for operation in walk(program.step):
+        if isinstance(operation, Copy) and operation.target.buffer in found:
+            found.setdefault(operation.source.buffer, found[operation.target.buffer])
+    return found
+
+
+def derivations(program: Program) -> list[Operation]:
+    """Return the operations of setup that copy state to other persistent buffers, or gather it."""
+    state = {name for name in program.persistent if program.by_name[name].kind in STATE}
+    others = set(program.persistent) - state
+    return [
+        operation
+        for operation in program.setup
+        if isinstance(operation, AllGather | Copy)
+        and operation.source.buffer in state
+        and operation.target.buffer in others
+    ]
+
+
+def need_savable(program: Program) -> None:
+    """Return if a step of `program` begins with state, copies of it and numbers of the host alone.
+
+    Raises:
+        RefusedError: it reads what else the step before has left in memory.
+    """
+    kept = {
+        name
+        for name in program.persistent
+        if program.by_name[name].kind not in STATE or program.by_name[name].layout is None
+    }
+    kept -= {view.buffer for each in derivations(program) for view in written(each)}
+    for operation in walk(program.step):
+        if not isinstance(operation, StreamOperation):
+            continue
+        touched = [access for access in accesses(operation) if access.view.buffer in kept]
+        for access in touched:
+            if access.reads:
+                raise RefusedError(
+                    f"checkpoint: {operation.id} reads {access.view.buffer}, which a step leaves "
+                    "to the next and no checkpoint has"
+                )
+        kept -= {access.view.buffer for access in touched}
+
+
+def written(operation: Operation) -> Iterator[View]:
+    """Yield what an operation writes."""
+    if isinstance(operation, StreamOperation):
+        yield from (access.view for access in accesses(operation) if access.writes)

@@ -1,0 +1,262 @@
+"""Rules of a schedule as an optimizer of torch, and the reverse: groups, constants, learning rates.
+
+The optimizer of torch updates nothing here. Schedulers of `torch.optim.lr_scheduler` set the
+learning rates of its groups, and each step reads them as host scalars.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from zsim.backend.backend import RefusedError
+from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
+from zsim.strategy.strategy import Strategy
+
+MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
+    Adam: ("exp_avg", "exp_avg_sq"),
+    SGD: ("momentum_buffer",),
+}
+"""Keys of the moments in the state of torch's optimizers, in the order of an update."""
+
+_CONSTANTS: Final[tuple[str, ...]] = ("betas", "eps", "weight_decay", "momentum", "nesterov")
+"""Constants of torch's optimizers that rules have, and that stay as they are."""
+
+_OFF: Final = ("amsgrad", "maximize", "dampening", "differentiable")
+"""Options of torch's optimizers that no rule has: they have to be false or zero."""
+
+
+class Chosen(NamedTuple):
+    """A strategy whose rules read their learning rates, and what those begin with."""
+
+    strategy: Strategy
+    rates: dict[str, float]
+
+
+def with_optimizer(
+    strategy: Strategy, module: nn.Module, given: torch.optim.Optimizer | Optimizer | None
+) -> Chosen:
+    """Return `strategy` with the rules of `given`, each with a learning rate that steps read.
+
+    Raises:
+        RefusedError: no rule is as the optimizer, or a parameter of the module is in no group.
+    """
+    train = strategy.train
+    if train.learning_rates is not None and given is None:
+        return Chosen(strategy, {})
+    rules: list[tuple[tuple[str, ...], Optimizer]]
+    if isinstance(given, torch.optim.Optimizer):
+        rules = _groups_of(given, module)
+    elif given is not None:
+        rules = [((), given)]
+    else:
+        rules = [((), train.optimizer), *((each.parameters, each.rule) for each in train.groups)]
+    read = [
+        replace(rule, learning_rate=_rate_name(number)) for number, (_, rule) in enumerate(rules)
+    ]
+    groups = [
+        ParameterGroup(parameters=parameters, rule=rule)
+        for (parameters, _), rule in zip(rules[1:], read[1:], strict=True)
+    ]
+    changed = {"train.optimizer": read[0], "train.groups": tuple(groups)}
+    return Chosen(
+        strategy.but(changed | {"train.learning_rates": None}),
+        {_rate_name(number): _number(rule) for number, (_, rule) in enumerate(rules)},
+    )
+
+
+def _number(rule: Optimizer) -> float:
+    return 0.0 if isinstance(rule.learning_rate, str) else rule.learning_rate
+
+
+def _rate_name(group: int) -> str:
+    return f"{LEARNING_RATE}/group{group}" if group else LEARNING_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class RateGroups:
+    """An optimizer of torch, and for each of its groups the host scalar with its learning rate."""
+
+    optimizer: torch.optim.Optimizer | None
+    scalars: tuple[str, ...]
+    constants: tuple[Mapping[str, object], ...]
+
+    @classmethod
+    def _of(cls, optimizer: torch.optim.Optimizer | None, scalars: Iterable[str]) -> "RateGroups":
+        groups = [] if optimizer is None else optimizer.param_groups
+        kept: list[Mapping[str, object]] = [
+            {name: group[name] for name in _CONSTANTS if name in group} for group in groups
+        ]
+        return cls(optimizer, tuple(scalars), tuple(kept))
+
+    @classmethod
+    def of_torch(cls, optimizer: torch.optim.Optimizer) -> "RateGroups":
+        """Take the user's own, whose groups `with_optimizer` has numbered."""
+        return cls._of(optimizer, map(_rate_name, range(len(optimizer.param_groups))))
+
+    @classmethod
+    def of_schedule(
+        cls, schedule: Schedule, program: Program, module: nn.Module, rates: Mapping[str, float]
+    ) -> "RateGroups":
+        """Make one of the rules in `schedule`; `rates` are what host scalars begin with."""
+        parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        groups: dict[Optimizer, list[nn.Parameter]] = {}
+        for name, rule in _rules_of(schedule, program, list(parameters)).items():
+            groups.setdefault(rule, []).append(parameters[name])
+        if not groups:
+            return cls._of(None, ())
+        options = [{"params": own} | _constants(rule, rates) for rule, own in groups.items()]
+        kind = torch.optim.SGD if isinstance(next(iter(groups)), SGD) else torch.optim.AdamW
+        return cls._of(kind(options, lr=0.0), [str(rule.learning_rate) for rule in groups])
+
+    def rates(self) -> dict[str, float]:
+        """Return the learning rate of each group, by host scalar.
+
+        Raises:
+            RefusedError: a constant of a group has changed, which no step would read.
+        """
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        for number, (group, kept) in enumerate(zip(groups, self.constants, strict=True)):
+            for name, value in kept.items():
+                if group[name] != value:
+                    raise RefusedError(
+                        f"optimizer: {name} of group {number} is now {group[name]}, and steps go "
+                        f"on with {value}: they read learning rates alone (cycle_momentum?)"
+                    )
+        return {name: float(group["lr"]) for name, group in zip(self.scalars, groups, strict=True)}
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """Set the learning rates of groups by host scalar."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        for name, group in zip(self.scalars, groups, strict=True):
+            if name in rates:
+                group["lr"] = rates[name]
+
+    def note_step(self) -> None:
+        """Call `step` of the optimizer without parameters: schedulers want to see it."""
+        if self.optimizer is None:
+            return
+        held = [group["params"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["params"] = []
+        try:
+            self.optimizer.step()
+        finally:
+            for group, parameters in zip(self.optimizer.param_groups, held, strict=True):
+                group["params"] = parameters
+
+    def saved_groups(self, names: Mapping[int, str]) -> list[dict[str, Any]]:
+        """Return constants and names of parameters of each group, as torch saves them.
+
+        `names` has the name of each parameter by `id`.
+        """
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [
+            group | {"params": [names[id(each)] for each in group["params"]]} for group in groups
+        ]
+
+    def restore(self, number: int, name: str, value: object) -> None:
+        """Set what schedulers change or keep in a group; its parameters and constants stay."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        if number < len(groups) and (name == "lr" or name not in groups[number]):
+            groups[number][name] = value
+
+
+def _groups_of(
+    optimizer: torch.optim.Optimizer, module: nn.Module
+) -> list[tuple[tuple[str, ...], Optimizer]]:
+    """Return names of parameters, and their rule, of each group of an optimizer of torch."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
+    found: list[tuple[tuple[str, ...], Optimizer]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise RefusedError(
+                    f"optimizer: group {number} has a parameter that is not one of the module"
+                )
+        own = tuple(names.pop(id(parameter)) for parameter in group["params"])
+        found.append((tuple(map(_pattern, own)), _rule(optimizer, number, group)))
+    if left := sorted(set(names.values()) - frozen):
+        raise RefusedError(f"optimizer: parameter {left[0]} is in none of its groups")
+    return found
+
+
+def _pattern(name: str) -> str:
+    """Return a pattern that `name` alone matches."""
+    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
+
+
+def _rule(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) -> Optimizer:
+    """Return the rule of a group.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    kind = type(optimizer)
+    for name in _OFF:
+        if group.get(name):
+            raise RefusedError(
+                f"optimizer: {kind.__name__} with {name} = {group[name]} in group {number}; it "
+                "must be off"
+            )
+    if isinstance(optimizer, torch.optim.SGD):
+        return SGD(
+            learning_rate=float(group["lr"]),
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"],
+            nesterov=group["nesterov"],
+        )
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+    if isinstance(optimizer, torch.optim.Adam) and (decoupled or not group["weight_decay"]):
+        return Adam(
+            learning_rate=float(group["lr"]),
+            beta1=float(group["betas"][0]),
+            beta2=float(group["betas"][1]),
+            epsilon=group["eps"],
+            weight_decay=group["weight_decay"],
+        )
+    raise RefusedError(
+        f"optimizer: {kind.__name__} must be AdamW, Adam without weight_decay, or SGD"
+    )
+
+
+def moment_names(program: Program) -> tuple[str, ...]:
+    """Return torch's names of the moments that an update of `program` has, in their order."""
+    for rule in _updating(program):
+        return MOMENT_NAMES[type(rule)][: rule.moments]
+    return ()
+
+
+def _updating(program: Program) -> list[Optimizer]:
+    """Return the rules of updates, each once."""
+    rules = [
+        operation.rule
+        for operation in walk(program.step)
+        if isinstance(operation, Compute) and operation.action is Action.UPDATE
+    ]
+    return [rule for rule in dict.fromkeys(rules) if isinstance(rule, Adam | SGD)]
+
+
+def _rules_of(schedule: Schedule, program: Program, names: Sequence[str]) -> dict[str, Optimizer]:
+    """Return the rule that updates each parameter of `names`, where the schedule says it."""
+    found = _updating(program)
+    if len(found) == 1:
+        return dict.fromkeys(names, found[0])
+    strategy = schedule.contract.strategy
+    return {} if strategy is None else {name: strategy.rule_of(name) for name in names}
+
+
+def _constants(rule: Optimizer, rates: Mapping[str, float]) -> dict[str, Any]:
+    own = rule.learning_rate
+    rate = rates.get(own, 0.0) if isinstance(own, str) else own
+    constants = (
+        {"momentum": rule.momentum, "nesterov": rule.nesterov}
+        if isinstance(rule, SGD)
+        else {"betas": (rule.beta1, rule.beta2), "eps": rule.epsilon}
+    )
+    return {"lr": rate, "weight_decay": rule.weight_decay} | constants

@@ -1,0 +1,106 @@
+"""Checks of a module, a schedule and this rank's surroundings before anything starts."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import distributed, nn
+
+from zsim.backend.backend import RefusedError
+from zsim.schedule.schedule import Program, Schedule
+from zsim_torch import capability
+from zsim_torch.execute import blocking_host
+from zsim_torch.execute.run_state import lost_state
+from zsim_torch.module.absent import is_emptied
+from zsim_torch.module.unit import TorchUnit
+from zsim_torch.run_option import Option
+from zsim_torch.supervise.process_group import DeviceError, backends, rank_device
+
+
+def need_runnable(
+    schedule: Schedule, program: Program, units: Sequence[TorchUnit], *, blocking: bool
+) -> None:
+    """Return if this rank can run `program` on `units`; `blocking` where the host is the stream.
+
+    Raises:
+        RefusedError: it cannot; one line says why.
+    """
+    reason = capability.of_schedule(schedule) or capability.of_units(schedule, program, units)
+    if reason is None:
+        judge = blocking_host.refusal if blocking else capability.of_device_reads
+        reason = judge(schedule)
+    if reason is not None:
+        raise RefusedError(reason)
+
+
+def need_values_and_memory(
+    module: nn.Module, schedule: Schedule, program: Program, option: Option
+) -> None:
+    """Return if there is what a run of `program` begins with, and where it holds it.
+
+    Raises:
+        RefusedError: there is not.
+    """
+    _need_memory(schedule, program, option)
+    _need_module(module, program, option)
+
+
+def _need_memory(schedule: Schedule, program: Program, option: Option) -> None:
+    """Return if there is what `program` needs of a device and of files, as `option` has them.
+
+    Raises:
+        RefusedError: there is not.
+    """
+    reason = capability.of_memory(
+        schedule,
+        (program,),
+        witness=option.witness,
+        offload_path=option.offload_path,
+        device_budget=option.device_budget,
+    )
+    if reason is not None:
+        raise RefusedError(reason)
+
+
+def _need_module(module: nn.Module, program: Program, option: Option) -> None:
+    """Return if `module` has what a run of `program` begins with.
+
+    Raises:
+        RefusedError: its parameters have no values, or an earlier run left state that is gone.
+    """
+    if option.initial is None:
+        if any(parameter.is_meta for parameter in module.parameters()):
+            raise RefusedError("module: its parameters have no values, and `initial` is not given")
+        if any(is_emptied(parameter) for parameter in module.parameters()):
+            raise RefusedError(
+                "module: an earlier run with write_back=False left it no parameters, and `initial` "
+                "is not given"
+            )
+    lost = () if option.restart else lost_state(module, program, given=option.initial is not None)
+    if lost:
+        raise RefusedError(
+            f"module: an earlier run trained it, and its {' and '.join(lost)} would begin anew; "
+            "train once with more steps, or say Option(restart=True)"
+        )
+
+
+def place(schedule: Schedule, module: nn.Module, option: Option) -> tuple[int, torch.device]:
+    """Return this rank's number and device.
+
+    Raises:
+        RefusedError: the process group is not the one of the schedule, or not for the device.
+    """
+    joined = distributed.is_initialized()
+    rank = distributed.get_rank() if joined else 0
+    ranks = distributed.get_world_size() if joined else 1
+    if ranks != schedule.mesh.size:
+        raise RefusedError(f"ranks: the schedule is for {schedule.mesh.size}, here are {ranks}")
+    current = (
+        torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    )
+    held = {parameter.device for parameter in module.parameters()}
+    try:
+        return rank, rank_device(
+            option.device, held, backends() if joined else None, current=current
+        )
+    except DeviceError as error:
+        raise RefusedError(str(error)) from error

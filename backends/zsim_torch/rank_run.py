@@ -1,0 +1,259 @@
+"""The run of a schedule on this rank: its memory, what watches it, and the emptied module.
+
+The module has its parameters again when the run has ended, or has failed.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.utils._pytree import tree_map
+
+from zsim.backend.backend import RefusedError
+from zsim.schedule.schedule import Schedule
+from zsim.trace.trace import Trace
+from zsim_torch.execute.agreement import agree
+from zsim_torch.execute.executor import Executor, RankMachine, sighting_of
+from zsim_torch.execute.host_memory import HostPools
+from zsim_torch.execute.poison import Poison, Sighting
+from zsim_torch.execute.rank_machine import Bench
+from zsim_torch.execute.run_state import leave_state
+from zsim_torch.execute.whole_parameters import collect
+from zsim_torch.loss_journal import StepLosses
+from zsim_torch.module.absent import emptied, refill_module
+from zsim_torch.module.unit import TorchUnit
+from zsim_torch.observe.observer import Observer
+from zsim_torch.observe.recorder import Recorder, unwatched
+from zsim_torch.rank_result import observed_by, trace_of
+from zsim_torch.run_option import Option
+from zsim_torch.supervise.progress_record import note, step_done
+
+
+class RankRun:
+    """Setup has run when one is made; steps follow, and an end."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Sequence[TorchUnit],
+        schedule: Schedule,
+        *,
+        rank: int,
+        device: torch.device,
+        option: Option,
+        seed: int,
+    ) -> None:
+        self.module = module
+        self.units = {unit.name: unit for unit in units}
+        self.schedule = schedule
+        self.device = device
+        self.option = option
+        self.seed = seed
+        self.program = schedule.program_of(rank)
+        self.shapes = {name: each.shape for name, each in module.named_parameters()}
+        self.steps = 0
+        self.losses = StepLosses(option.journal, rank)
+        self.has_ended = False
+        self._norm: tuple[torch.Tensor, float] | None = None
+        self._batches: Iterator[object] = iter(())
+        self._recorder = Recorder() if option.witness else None
+        self._life = ExitStack()
+        with self.guarded():
+            taken = self._life.enter_context(emptied(module, keep=option.write_back))
+            self._bench = self._life.enter_context(self._new_bench(rank))
+            self.executor = self._new_executor(units, taken)
+            self._set_up(taken)
+
+    def _new_bench(self, rank: int) -> Bench:
+        """Return memory, streams and communicators, watched as the option says."""
+        option = self.option
+        watched = option.observe or option.device_budget is not None
+        folder = option.offload_path or Path(gettempdir())
+        return Bench(
+            self.schedule,
+            self.program,
+            rank=rank,
+            device=self.device,
+            observer=Observer(option.device_budget) if watched else None,
+            pools=HostPools(
+                self.schedule,
+                self.program,
+                folder=folder,
+                device=self.device,
+                poison=option.poison,
+            ),
+        )
+
+    def _new_executor(
+        self, units: Sequence[TorchUnit], taken: Mapping[str, torch.Tensor]
+    ) -> Executor:
+        rank = self.schedule.mesh.rank(self._bench.coordinates)
+        generator = np.random.default_rng((self.seed, rank)) if self.option.poison else None
+        executor = self._bench.executor(
+            units,
+            initial=self.option.initial or taken.__getitem__,
+            next_batch=self._next_batch,
+            on_loss=self.losses.add,
+            on_norm=self._note_norm,
+            on_issue=self._recorder.mark if self._recorder is not None else None,
+            poison=Poison(generator),
+        )
+        executor.keeps_trace = self.option.keep_trace
+        return executor
+
+    def _set_up(self, taken: dict[str, torch.Tensor]) -> None:
+        """Run setup; afterwards `taken` is empty, and what is counted is zero."""
+        with self.watched():
+            self.executor.run_setup()
+        taken.clear()
+        if distributed.is_initialized():
+            distributed.barrier()
+        if self._bench.observer is not None:
+            self._bench.observer.traffic.clear()
+        self._bench.pools.forget_traffic()
+        self._origin = self.executor.machine.streams.now()
+
+    @property
+    def machine(self) -> RankMachine:
+        """Everything that the executor works with."""
+        return self.executor.machine
+
+    def step(self, batches: Sequence[object], given: Mapping[str, float]) -> None:
+        """Run one step on these micro-batches, with what is given in host scalars."""
+        self.need_life()
+        with self.guarded(), self.watched():
+            self._batches, self._norm = iter(batches), None
+            if not self.option.keep_trace:
+                self.losses.forget()
+            self.losses.begin_step()
+            self.machine.streams.follow_caller()
+            self.executor.run_step(self.steps, given)
+            self.steps += 1
+            step_done(self.steps)
+
+    def loss(self) -> torch.Tensor:
+        """Return the mean loss of this rank's micro-batches in the last step; NaN without any."""
+        found = self.losses.last()
+        tensors = [each for each in found if isinstance(each, torch.Tensor)]
+        if not tensors:
+            mean = sum(map(float, found)) / len(found) if found else float("nan")
+            return torch.tensor(mean, dtype=torch.float64)
+        self.machine.streams.hand_out(tensors)
+        return torch.stack(tensors).mean()
+
+    def gradient_norm(self) -> torch.Tensor | None:
+        """Return the norm of all gradients of the last step before it was clipped, if it was."""
+        self.machine.streams.workers.drain()  # a thread may clip
+        if self._norm is None:
+            return None
+        squares, scale = self._norm
+        self.machine.streams.hand_out([squares])
+        return squares.reshape(()).sqrt() / scale
+
+    def finish(self) -> None:
+        """End the run: ranks agree on what they issued, and the module has its parameters.
+
+        Raises:
+            DivergedError: two ranks issued different operations as one collective.
+        """
+        self.need_life()
+        with self.guarded():
+            with self.watched():
+                self.losses.note()
+                self.machine.streams.drain()
+            note("the last step is over")
+            agree(self.schedule, self.executor.issued)
+            whole = self.full_parameters() if self.option.write_back else {}
+        self.has_ended = True
+        self._life.close()
+        if self.option.write_back:
+            refill_module(self.module, whole)
+        leave_state(self.module, self.program)
+
+    def abort(self, error: BaseException) -> None:
+        """Give up: the module has what it came with, and this rank keeps nothing."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._life.__exit__(type(error), error, error.__traceback__)
+
+    def close_files(self) -> None:
+        """Give back the files that the run has; there are no full parameters then."""
+        self._bench.pools.close()
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """Return every parameter by name, in its shape if it has one; every rank calls it."""
+        return {
+            name: each.view(self.shapes.get(name, each.shape))
+            for name, each in collect(self.machine).items()
+        }
+
+    def trace(self) -> Trace:
+        """Return what ran and when on this rank, and what was observed.
+
+        Raises:
+            RefusedError: it was not kept.
+        """
+        if not self.option.keep_trace:
+            raise RefusedError("trace: not kept; say Option(keep_trace=True)")
+        made = trace_of(
+            self.executor,
+            self._recorder,
+            self.losses,
+            steps=self.steps,
+            seed=self.seed,
+            origin=self._origin,
+        )
+        return replace(made, observed=observed_by(self._bench, self.executor))
+
+    def sighting(self) -> Sighting | None:
+        """Return where memory that is not valid was read, in poison mode."""
+        return sighting_of(self.executor, self.losses.means()) if self.option.poison else None
+
+    def need_life(self) -> None:
+        """Return if the run has not ended.
+
+        Raises:
+            RefusedError: it has.
+        """
+        if self.has_ended:
+            raise RefusedError("trainer: its training has ended; make another one")
+
+    @contextmanager
+    def guarded(self) -> Generator[None]:
+        """Abort the run if what is inside fails."""
+        try:
+            yield
+        except BaseException as error:
+            self.abort(error)
+            raise
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Let what was asked to watch see what is inside."""
+        observer: Observer | None = self._bench.observer
+        with self._recorder or nullcontext(), observer or nullcontext():
+            yield
+
+    def _note_norm(self, squares: torch.Tensor, scale: float) -> None:
+        if self._norm is None:
+            with unwatched():
+                self._norm = (squares.clone(), scale)
+
+    def _next_batch(self) -> object:
+        return self.moved(next(self._batches))
+
+    def moved(self, batch: object) -> object:
+        """Return a micro-batch on the device."""
+        device = self.device
+
+        def move(value: object) -> object:
+            if isinstance(value, torch.Tensor) and value.device != device:
+                return value.to(device, non_blocking=True)
+            return value
+
+        return tree_map(move, batch) if device.type == "cuda" else batch

@@ -1,0 +1,328 @@
+"""A training of a module by a schedule, as one rank of it, step by step in the user's own loop."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+from torch import nn
+
+from zsim.backend.backend import RefusedError
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.optimizer_rule import Optimizer
+from zsim.strategy.strategy import Strategy
+from zsim.trace.trace import Trace
+from zsim_torch.execute.evaluation import Evaluation
+from zsim_torch.module.description import describe
+from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
+from zsim_torch.optimizer_groups import RateGroups, with_optimizer
+from zsim_torch.rank_admission import need_runnable, need_values_and_memory, place
+from zsim_torch.rank_result import mean_over_ranks
+from zsim_torch.rank_run import RankRun
+from zsim_torch.run_option import Option, given_in
+
+if TYPE_CHECKING:
+    from zsim_torch.checkpoint.saved_training import SavedTraining, Stateful
+
+CHECKPOINTS = "zsim_torch.checkpoint.saved_training"
+"""Imported when a checkpoint is asked for: torch needs a second for what writes them."""
+
+
+class HasStrategy(Protocol):
+    """A scenario: `zsim.load` returns one."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the model is sharded and trained."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """Numbers of a step on this rank.
+
+    Tensors have one number each; to read one of a GPU waits for it. `gradient_norm` is that of all
+    gradients before they are clipped, None where the schedule does not clip.
+    """
+
+    step: int
+    loss: torch.Tensor
+    gradient_norm: torch.Tensor | None
+    learning_rates: Mapping[str, float]
+
+
+class Trainer:
+    """Trains `module` on this rank; every rank makes one with an equal module.
+
+        with Trainer(module, strategy, units=units, batch=first) as trainer:
+            for batch in batches:
+                loss = trainer.step(batch)
+
+    While it trains, the module holds no parameters: the schedule has them. At the end of `with`, or
+    with `finish`, the module has those that were trained; after an error those that it came with.
+
+    Attributes:
+        schedule: what the ranks do.
+        micro_batches: how many batches a step takes.
+        steps_done: steps since the training began, those before a checkpoint included.
+        run: the run of the schedule on this rank.
+    """
+
+    def __init__(  # noqa: PLR0913  (options, by keyword)
+        self,
+        module: nn.Module,
+        source: Schedule | Strategy | HasStrategy,
+        *,
+        units: Sequence[UnitChoice] | None = None,
+        batch: object = None,
+        reads: Mapping[str, Sequence[str]] | None = None,
+        optimizer: torch.optim.Optimizer | Optimizer | None = None,
+        on_step: Callable[[StepMetrics], object] | None = None,
+        option: Option | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Check that this rank can train, and run setup.
+
+        Args:
+            module: its parameters are trained, from the values that they have.
+            source: a schedule; or a strategy, or a scenario, from which the schedule is made.
+            units: submodules by path, or pairs of name and module, in the order of forward; by
+                default the children of an `nn.Sequential`.
+            batch: a micro-batch to measure the units on, where the schedule is to be made.
+            reads: what each unit is called with, as `describe` has it.
+            optimizer: AdamW or SGD of torch with its groups, or a rule, instead of the strategy's.
+            on_step: is told the numbers of each step.
+            option: settings of this rank.
+            seed: of the delays of poison mode.
+
+        Raises:
+            RefusedError: schedule, units or optimizer cannot be run here; nothing was started.
+            ModuleUnitError: the units do not make up the module.
+        """
+        units, rates = _units(module, units), dict[str, float]()
+        if isinstance(source, Schedule):
+            if optimizer is not None:
+                raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
+        else:
+            strategy = source if isinstance(source, Strategy) else source.strategy
+            strategy, rates = with_optimizer(strategy, module, optimizer)
+            precision = strategy.train.precision
+            model = describe(module, units, batch, precision=precision, reads=reads)
+            source = make_schedule(model, strategy)
+        self.schedule = schedule = source
+        option = option or Option()
+        rank, device = place(schedule, module, option)
+        program = schedule.program_of(rank)
+        resolved = resolve(module, units)
+        need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
+        need_values_and_memory(module, schedule, program, option)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._groups = RateGroups.of_torch(optimizer)
+        else:
+            self._groups = RateGroups.of_schedule(schedule, program, module, rates)
+        known = {name: partial(self._rate, name) for name in rates}
+        self._given = given_in(schedule, option, known)
+        self.micro_batches = _loads(program)
+        self.steps_done = 0
+        self._on_step = on_step
+        self.run = RankRun(
+            module, resolved, schedule, rank=rank, device=device, option=option, seed=seed
+        )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Groups and constants of the schedule as an optimizer of torch, for its schedulers.
+
+        It updates nothing. A step reads the learning rates of its groups, where the schedule has
+        none of its own. None where nothing is updated.
+        """
+        return self._groups.optimizer
+
+    @property
+    def scalars(self) -> Mapping[str, float]:
+        """Numbers of the host by name: updates done, and with fp16 the loss scale."""
+        return dict(self.run.executor.scalars)
+
+    @property
+    def gradient_norm(self) -> torch.Tensor | None:
+        """Norm of all gradients of the last step before it was clipped; None without clipping."""
+        return self.run.gradient_norm()
+
+    def step(self, *batches: object) -> torch.Tensor:
+        """Train on one step's micro-batches of this rank, and return the mean of their losses.
+
+        Every rank calls it. The loss is this rank's; `average` gives that of all ranks.
+
+        Raises:
+            RefusedError: there are not as many as the step loads, or the training has ended.
+        """
+        if len(batches) != self.micro_batches:
+            raise RefusedError(
+                f"batches: a step loads {self.micro_batches} of this rank, {len(batches)} are given"
+            )
+        given = {name: at(self.steps_done) for name, at in self._given.items()}
+        self._groups.set_rates(given)
+        self.run.step(batches, given)
+        self._groups.note_step()
+        self.steps_done += 1
+        loss = self.run.loss()
+        if self._on_step is not None:
+            metrics = StepMetrics(
+                step=self.steps_done,
+                loss=loss,
+                gradient_norm=self.gradient_norm,
+                learning_rates=self._groups.rates(),
+            )
+            self._on_step(metrics)
+        return loss
+
+    def evaluate(self, *batches: object) -> torch.Tensor:
+        """Return the mean loss of micro-batches without training on them; every rank calls it.
+
+        Units run in evaluation mode, in the format of training; as many batches as one likes.
+
+        Raises:
+            RefusedError: there are no batches, or the training has ended.
+        """
+        self.run.need_life()
+        if not batches:
+            raise RefusedError("batches: at least one is needed to evaluate")
+        self.run.machine.streams.drain()
+        evaluation = Evaluation(self.run.machine, self.run.units)
+        losses = [evaluation.loss(self.run.moved(batch)) for batch in batches]
+        return torch.stack(losses).float().mean()
+
+    def average(self, value: torch.Tensor) -> float:
+        """Return the mean of a number over all ranks; every rank calls it."""
+        return mean_over_ranks((float(value),), self.run.device)[0]
+
+    def state_dict(self, beside: "Mapping[str, Stateful] | None" = None) -> dict[str, Any]:
+        """Return what a checkpoint has, for `torch.distributed.checkpoint.save`.
+
+        Parameters and moments are tensors of which this rank has parts, in the memory of the
+        training: save them before the next step.
+
+        Raises:
+            RefusedError: the training has ended, or a step leaves something else to the next.
+        """
+        return self._saved().state_dict(self.steps_done, beside or {})
+
+    def save(
+        self, path: str | PathLike[str], beside: "Mapping[str, Stateful] | None" = None
+    ) -> None:
+        """Write a checkpoint into the folder `path`; every rank calls it.
+
+        `beside` is saved with it: a scheduler, a data loader, equal on all ranks. A checkpoint that
+        is in the folder is replaced at once when the new one is complete.
+
+        Raises:
+            CheckpointError: it cannot be written; what was in the folder is as it was.
+            RefusedError: as `state_dict`.
+        """
+        self._saved().save(Path(path), self.steps_done, beside or {})
+
+    def load(
+        self,
+        path: str | PathLike[str],
+        beside: "Mapping[str, Stateful] | None" = None,
+        *,
+        parameters_only: bool = False,
+    ) -> None:
+        """Go on from the checkpoint in the folder `path`; every rank calls it.
+
+        It may be of any number of ranks and any stage, or FSDP2's. With `parameters_only` the
+        optimizer begins anew.
+
+        Raises:
+            CheckpointError: it is of another model, and nothing has changed; or it cannot be read,
+                and the training has ended.
+            RefusedError: the training has ended, or a step leaves something else to the next.
+        """
+        saved = self._saved()
+        plan = saved.plan(Path(path), beside or {}, parameters_only=parameters_only)
+        with self.run.guarded():
+            self.steps_done = saved.read(plan)
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """Return every parameter by name, whole, on the CPU: masters where there are some.
+
+        Every rank calls it.
+        """
+        self.run.machine.streams.drain()
+        return self.run.full_parameters()
+
+    def trace(self) -> Trace:
+        """Return what this rank has run and when, with what was observed.
+
+        Raises:
+            RefusedError: `Option(keep_trace=True)` was not said.
+        """
+        self.run.machine.streams.drain()
+        return self.run.trace()
+
+    def finish(self) -> None:
+        """End the training: ranks agree on what they issued, the module has its parameters.
+
+        Raises:
+            DivergedError: two ranks issued different operations as one collective.
+        """
+        self.run.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the training, or give it up after an error."""
+        if error is not None:
+            self.run.abort(error)
+        elif not self.run.has_ended:
+            self.finish()
+
+    def _rate(self, name: str, _: int) -> float:
+        return self._groups.rates()[name]
+
+    def _saved(self) -> "SavedTraining":
+        """Return what saves and loads this training, with every operation over.
+
+        Raises:
+            RefusedError: the training has ended, or a step leaves something else to the next.
+        """
+        self.run.need_life()
+        self.run.machine.streams.drain()
+        checkpoints = import_module(CHECKPOINTS)
+        made: SavedTraining = checkpoints.SavedTraining.of(
+            self.run.executor, self.run.module, self._groups
+        )
+        return made
+
+
+def _units(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[UnitChoice]:
+    """Return the units that were chosen, or the children of a sequential module."""
+    if units is None and isinstance(module, nn.Sequential):
+        return [name for name, _ in module.named_children()]
+    if units is None:
+        raise ModuleUnitError(
+            f"units: missing; {type(module).__name__} is no nn.Sequential, so say which of its "
+            "submodules are gathered and run as one"
+        )
+    return units
+
+
+def _loads(program: Program) -> int:
+    """Return how many micro-batches a step of `program` loads."""
+    return sum(
+        isinstance(operation, Compute) and operation.action is Action.LOAD
+        for operation in walk(program.step)
+    )
