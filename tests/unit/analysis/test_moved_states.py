@@ -19,7 +19,7 @@ FOR_TESTS = {
 
 
 def offered(*settings: str) -> list[tuple[str, ...]]:
-    """Return the settings of all changes that touch where states are."""
+    """Return the settings of all changes to where states are, and to how memory is pinned."""
     scenario = described("tiers", FOR_TESTS, Changes(settings=settings))
     job = resolved("tiers", scenario).job()
     strategy = job.schedule.contract.strategy
@@ -28,7 +28,8 @@ def offered(*settings: str) -> list[tuple[str, ...]]:
         scenario=scenario, strategy=strategy, model=job.model, cluster=job.cluster
     )
     changes = [each.settings for family in families(subject) for each in family]
-    return [each for each in changes if any(key.startswith(("offload.", "host.")) for key in each)]
+    moved = ("offload.optimizer", "offload.parameters", "offload.gradients", "host.")
+    return [each for each in changes if any(key.startswith(moved) for key in each)]
 
 
 def test_states_go_to_the_host_and_then_to_drives_optimizer_first() -> None:
