@@ -4,8 +4,12 @@ ZeRO-Offload (Ren et al. 2021) keeps the optimizer's states on the host and upda
 ZeRO-Infinity (Rajbhandari et al. 2021) keeps parameters there as well, and either on NVMe.
 """
 
+from collections.abc import Iterator
 from enum import StrEnum
 
+from pydantic_core import InitErrorDetails
+
+from zsim.config_error import refusal
 from zsim.strategy.config_table import Count, Flag, Table, Whole
 
 
@@ -87,3 +91,16 @@ class Offload(Table):
     def sets(self) -> int:
         """Sub-groups whose states are in host memory at once."""
         return 1 + self.pipeline_read + self.pipeline_write
+
+    def contradictions(self) -> Iterator[InitErrorDetails]:
+        """Yield what delayed updates lack, and what is said of them where there are none."""
+        name = "offload.delayed_update"
+        if self.warm_up_steps and not self.delayed_update:
+            why = "is for delayed_update = true"
+            yield refusal("offload.warm_up_steps", self.warm_up_steps, why)
+        if self.delayed_update and self.optimizer is not MemoryTier.HOST:
+            why = "true needs optimizer = host: threads of the host update while the device goes on"
+            yield refusal(name, None, why)
+        if self.delayed_update and self.parameters is not MemoryTier.DEVICE:
+            why = "true needs parameters = device: forward would fetch what is being updated"
+            yield refusal(name, None, why)

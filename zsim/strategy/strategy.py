@@ -283,27 +283,13 @@ class Strategy(Table):
             yield refusal("offload.gradients", offload.gradients, why)
         if offload.files_gradients and offload.optimizer is not MemoryTier.NVME:
             yield refusal("offload.gradients", offload.gradients, "needs optimizer = nvme")
-        yield from self._against_delay()
+        yield from offload.contradictions()
         needed = offload.sets * (1 + self.moments + offload.files_gradients)
         if offload.buffers is not None and offload.buffers < needed:
             kept = f"a master and {self.moments} moments"
             kept = f"a gradient, {kept}" if offload.files_gradients else kept
             why = f"must be at least {needed}: {offload.sets} sub-groups at once with {kept} each"
             yield refusal("offload.buffers", offload.buffers, why)
-
-    def _against_delay(self) -> Iterator[InitErrorDetails]:
-        offload, name = self.offload, "offload.delayed_update"
-        if offload.warm_up_steps and not offload.delayed_update:
-            why = "is for delayed_update = true"
-            yield refusal("offload.warm_up_steps", offload.warm_up_steps, why)
-        if not offload.delayed_update:
-            return
-        if offload.optimizer is not MemoryTier.HOST:
-            why = "needs optimizer = host: threads of the host update while the device goes on"
-            yield refusal(name, None, f"true {why}")
-        if offload.parameters is not MemoryTier.DEVICE:
-            why = "needs parameters = device: forward would fetch what is being updated"
-            yield refusal(name, None, f"true {why}")
 
     @property
     def keeps_master(self) -> bool:
