@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.dtype import DType
-from zsim.runtimes.deepspeed.options import (
-    DeepSpeed,
-    OffloadDevice,
-    OffloadOptimizer,
-    OffloadParam,
-)
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.deepspeed_config import PLAIN, configured
 from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, WITHOUT_EFFECT
 from zsim.scenario.runtime_tables import emulated
@@ -184,36 +179,6 @@ def test_checkpoints_are_partitioned_where_there_are_some() -> None:
     assert not read(config).activations.partition
     assert read(config, "activations.checkpointing=full").activations.partition
     assert not named(config)
-
-
-def test_sections_of_offloading_are_those_of_the_runtime() -> None:
-    sections = {
-        "offload_optimizer": {
-            "device": "NVMe",
-            "nvme_path": "/local_nvme",
-            "buffer_count": "8",
-            "pin_memory": True,
-            "pipeline_read": True,
-            "fast_init": False,
-            "ratio": 1.0,
-        },
-        "offload_param": {"device": "cpu", "max_in_cpu": 1e6, "pin_memory": False},
-    }
-    config = zero(3, **sections)
-    assert emulated(read(config).zero) == DeepSpeed(
-        offload_optimizer=OffloadOptimizer(
-            device=OffloadDevice.NVME, buffer_count=8, pipeline_read=True
-        ),
-        offload_param=OffloadParam(device=OffloadDevice.CPU, max_in_cpu=1_000_000),
-    )
-    assert named(config) == ()
-
-
-def test_the_old_flag_of_offloading_is_the_section_that_replaced_it() -> None:
-    cpu = OffloadOptimizer(device=OffloadDevice.CPU)
-    found = emulated(read(zero(2, cpu_offload=True, cpu_offload_param=True)).zero)
-    assert found == DeepSpeed(offload_optimizer=cpu)  # parameters are for stage 3
-    assert emulated(read(zero(2, cpu_offload=False)).zero) == DeepSpeed()
 
 
 def test_what_is_not_modelled_is_named() -> None:

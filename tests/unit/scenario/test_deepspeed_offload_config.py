@@ -1,0 +1,61 @@
+"""Sections of offloading in a ds_config.json: those of today, and the flags of old."""
+
+import json
+
+from zsim.runtimes.deepspeed.options import (
+    DeepSpeed,
+    OffloadDevice,
+    OffloadOptimizer,
+    OffloadParam,
+)
+from zsim.scenario.deepspeed_config import configured
+from zsim.scenario.runtime_tables import emulated
+from zsim.scenario.tables import Scenario
+from zsim.scenario.toml import parse
+
+TEXT = """
+title = "from a configuration"
+[model]
+parameters = 1000
+[cluster]
+topology = "dgx_h100_infiniband"
+[zero]
+deepspeed_config = "ds_config.json"
+[train]
+"""
+
+
+def taken(stage: int, **options: object) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario and what is not modelled of these options of `zero_optimization`."""
+    config = {"zero_optimization": {"stage": stage, **options}}
+    return configured(parse(TEXT, ()), json.dumps(config))
+
+
+def test_sections_of_offloading_are_those_of_the_runtime() -> None:
+    sections = {
+        "offload_optimizer": {
+            "device": "NVMe",
+            "nvme_path": "/local_nvme",
+            "buffer_count": "8",
+            "pin_memory": True,
+            "pipeline_read": True,
+            "fast_init": False,
+            "ratio": 1.0,
+        },
+        "offload_param": {"device": "cpu", "max_in_cpu": 1e6, "pin_memory": False},
+    }
+    scenario, named = taken(3, **sections)
+    assert emulated(scenario.zero) == DeepSpeed(
+        offload_optimizer=OffloadOptimizer(
+            device=OffloadDevice.NVME, buffer_count=8, pipeline_read=True
+        ),
+        offload_param=OffloadParam(device=OffloadDevice.CPU, max_in_cpu=1_000_000),
+    )
+    assert named == ()
+
+
+def test_the_old_flag_of_offloading_is_the_section_that_replaced_it() -> None:
+    cpu = OffloadOptimizer(device=OffloadDevice.CPU)
+    scenario, _ = taken(2, cpu_offload=True, cpu_offload_param=True)
+    assert emulated(scenario.zero) == DeepSpeed(offload_optimizer=cpu)  # parameters are for stage 3
+    assert emulated(taken(2, cpu_offload=False)[0].zero) == DeepSpeed()
