@@ -88,12 +88,14 @@ class HazardList:
     """Hazards found so far, each cause once.
 
     After a hazard its missing edge is taken to be there, so what else that edge would order is no
-    second finding. Hazards of one kind between the same two lines of code are one.
+    second finding, unless `assumes` is False: then clocks keep to what was recorded. Hazards of one
+    kind between the same two lines of code are one.
     """
 
     clocks: StreamClocks
     site_of: Callable[[CallStack | None], Site]
     """The frames by which a reader tells one place from another."""
+    assumes: bool = True
     _found: dict[tuple[object, ...], Hazard] = field(
         default_factory=dict[tuple[object, ...], Hazard]
     )
@@ -107,7 +109,8 @@ class HazardList:
     def add(self, hazard: Hazard) -> None:
         """Note a hazard, and go on as if its edge were there."""
         earlier, later = hazard.earlier, hazard.later
-        self.clocks.assume(later.timeline, earlier.tick, earlier.clock)
+        if self.assumes:
+            self.clocks.assume(later.timeline, earlier.tick, earlier.clock)
         key = (
             hazard.kind,
             earlier.timeline.name,

@@ -54,6 +54,9 @@ SHAPE_ALONE = frozenset(
     }
 )
 """Of their argument they use the shape."""
+COPIES_IN = "fsdp::all_gather_copy_in"
+"""FSDP2's copy into the own part of a gather: its schema tells neither that it writes its second
+argument, nor that its results, that part and the whole, are views of it."""
 OVERWRITES = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
 """They write their first argument without reading it."""
 
@@ -75,6 +78,11 @@ class OperatorAccess:
         """Yield the tensors that the operator reads."""
         for each in self.reads:
             yield from tensors_in(_argument(each, args, kwargs))
+
+    def made_tensors(self, result: object) -> list[torch.Tensor]:
+        """Return the tensors of the result that the operator writes."""
+        made = list(tensors_in(result)) if self.returns_new else []
+        return made[:1] if self.name == COPIES_IN else made
 
     def written_tensors(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -116,6 +124,8 @@ def access_of(operator: torch._ops.OpOverload) -> OperatorAccess:
             if not (argument.alias_info is not None and argument.alias_info.is_write)
             or (name not in OVERWRITES and argument.name != "out")
         )
+    if name == COPIES_IN:
+        reads = reads[:1]
     is_silent = is_view or name in TOUCHES_NOTHING or name.startswith("prim::")
     return OperatorAccess(name, is_silent, reads, written, returns_new)
 

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.stream_clock import ClockTimeline, Tick
 from zsim_torch.record.operator_access import ALLOCATES_ONLY, OperatorAccess, access_of, tensors_in
-from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
+from zsim_torch.record.operator_cost import kernel_of
+from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams, in_backward
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
 from zsim_torch.record.tape import Item, Tape, site_of
 
@@ -59,6 +60,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not issubclass(each, FakeTensor) and _dispatches_itself(each):
                 return NotImplemented  # a DTensor, say: what it does inside comes here again
         self._streams.note_nodes()
+        self._tape.begin_operation()
         given = kwargs or {}
         special = self._special.get(func)
         if special is not None:
@@ -85,7 +87,27 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = self._run(func, args if run_with is None else run_with, given)
         self._tape.operation_count += 1
         self._note(access, args, given, result)
+        if self._tape.journal is not None:
+            self._describe(func, access, args, given, result)
         return result
+
+    def _describe(
+        self,
+        func: torch._ops.OpOverload,
+        access: OperatorAccess,
+        args: Arguments,
+        given: Keywords,
+        result: object,
+    ) -> None:
+        """Say in the journal what the operation just noted costs."""
+        assert self._tape.journal is not None
+        reads, writes = access.read_tensors(args, given), access.written_tensors(args, given)
+        moved = [*reads, *writes, *access.made_tensors(result)]
+        self._tape.journal.describe(
+            kernel_of(func, args, moved, result),
+            in_backward=in_backward(),
+            is_copy=access.name in COPIES,
+        )
 
     def _without_fakes(
         self, func: torch._ops.OpOverload, access: OperatorAccess, args: Arguments, given: Keywords
@@ -140,7 +162,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._tape.block(tensor, self._streams.current.timeline)
         reads = list(access.read_tensors(args, kwargs))
         writes = list(access.written_tensors(args, kwargs))
-        new = list(tensors_in(result)) if access.returns_new else []
+        new = access.made_tensors(result)
         touched = [*reads, *writes, *new]
         on_device = [each for each in touched if device_type(each) == DEVICE_TYPE]
         if not on_device:

@@ -264,6 +264,11 @@ class PretendedStream:
         self._entered.__exit__(kind, error, trace)
 
 
+def in_backward() -> bool:
+    """Return whether this thread runs a node of autograd."""
+    return _running_node() is not None
+
+
 def _running_node() -> torch.autograd.graph.Node | None:
     """Return the node of autograd whose backward this thread is in."""
     return torch._C._current_autograd_node()

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 
 from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
+from zsim_torch.lift.journal import CollectiveCall
 from zsim_torch.record.operator_access import tensors_in
 from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
 from zsim_torch.record.tape import RecordedCollective, Tape, elements
@@ -138,7 +139,7 @@ class CollectiveRecorder:
             writes,
             # A send or receive has a stream of its own unless the host waits for it.
             asynchronous=True if asynchronous is None else bool(asynchronous),
-            detail=_detail(named),
+            named=named,
         )
         if not schema.returns:
             work.wait()
@@ -158,7 +159,7 @@ class CollectiveRecorder:
         writes: Sequence[torch.Tensor],
         *,
         asynchronous: bool,
-        detail: str,
+        named: Mapping[str, Any],
     ) -> RecordedWork:
         tape, streams = self._tape, self._streams
         for work in [each for each in self._unwaited if each.is_completed()]:
@@ -174,7 +175,20 @@ class CollectiveRecorder:
         self._note(kind, writes, timeline, tick, stack, current, writes=True)
         touched = [*reads, *(each for each in writes if not any(each is one for one in reads))]
         dtype = str(touched[0].dtype).removeprefix("torch.") if touched else ""
-        self._log(kind, group, elements(touched), dtype, detail, stack)
+        self._log(kind, group, elements(touched), dtype, _detail(named), stack)
+        if tape.journal is not None:
+            roots = (named[each] for each in ("root_rank", "src") if named.get(each) is not None)
+            call = CollectiveCall(
+                kind,
+                name,
+                ranks=tuple(dist.get_process_group_ranks(group)),
+                dtype=dtype,
+                reduction=_reduction_in(named),
+                root=next(roots, None),
+                reads=len(reads),
+                sizes=elements([*reads, *writes]),
+            )
+            tape.journal.collective(call)
         tape.operation_count += 1
         return RecordedWork(
             streams,
@@ -230,7 +244,7 @@ class CollectiveRecorder:
             reads,
             results,
             asynchronous=True,
-            detail=_detail(named),
+            named=named,
         )
         mark, held = work.release()
         for tensor in results:
@@ -283,12 +297,8 @@ def _touched(kind: str, named: Mapping[str, Any]) -> tuple[list[torch.Tensor], l
 
 
 def _detail(named: Mapping[str, Any]) -> str:
-    found: list[str] = []
-    reduction = named.get("reduce_op")
-    if isinstance(reduction, str):
-        found.append(reduction.lower())
-    elif reduction is not None:
-        found.append(_reduction(reduction))
+    reduction = _reduction_in(named)
+    found = [reduction] if reduction else []
     found += [f"{name}={named[name]}" for name in DETAILS if named.get(name) not in (None, [])]
     return ", ".join(found)
 
@@ -303,7 +313,11 @@ def _abbreviated(ranks: tuple[int, ...]) -> str:
     return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
 
 
-def _reduction(boxed: Any) -> str:
+def _reduction_in(named: Mapping[str, Any]) -> str:
+    """Return the name of the reduction of a collective, if it has one."""
+    reduction = named.get("reduce_op")
+    if reduction is None or isinstance(reduction, str):
+        return (reduction or "").lower()
     members: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
     names = {int(cast("Any", kind)): name for name, kind in members.items()}
-    return names[int(boxed.op())].lower()
+    return names[int(reduction.op())].lower()

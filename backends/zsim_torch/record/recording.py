@@ -8,8 +8,10 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zsim_torch.clocks.call_stack import StackFrame
+from zsim_torch.lift.journal import Journal
 from zsim_torch.record.operator_recorder import OperatorRecorder
 from zsim_torch.record.pretended_cuda import cuda_masked
 from zsim_torch.record.pretended_streams import DeviceStreams, set_active
@@ -27,12 +29,14 @@ def recording(
     rank: int = 0,
     cuda: bool = False,
     items: Callable[[StackFrame], Item | None] | None = None,
+    lifts: bool = False,
 ) -> Generator[Tape]:
     """Record what runs inside as rank `rank` of `world`, on a device of type "zsim".
 
     Nothing is computed: tensors have shapes and no values. With `cuda`, names of "cuda" and the
     functions of `torch.cuda` mean the pretended device. `items` answers what the script asks
-    tensors for; see `Tape`.
+    tensors for; see `Tape`. With `lifts`, `Tape.schedule` has the step that is repeated; garbage is
+    collected at the ends of steps alone, so that equal steps give memory back at equal places.
 
     Raises:
         ValueError: `world` or `rank` is out of range.
@@ -43,7 +47,7 @@ def recording(
     if not 0 <= rank < world:
         raise ValueError(f"rank must be from 0 to {world - 1}, got {rank}")
     register_device()
-    tape = Tape(rank, world, items)
+    tape = Tape(rank, world, items, journal=Journal() if lifts else None)
     streams = DeviceStreams(tape)
     environment = {
         "RANK": str(rank),
@@ -63,6 +67,8 @@ def recording(
             stack.enter_context(replaced(tape, streams, recorder.collectives))
             if cuda:
                 stack.enter_context(cuda_masked(tape))
+            if lifts:
+                stack.enter_context(_steps_ended(tape))
             stack.enter_context(fake_mode)
             stack.enter_context(recorder)
             yield tape
@@ -75,3 +81,25 @@ def recording(
         if dist.is_initialized():
             dist.destroy_process_group()
         set_active(None)
+
+
+@contextmanager
+def _steps_ended(tape: Tape) -> Generator[None]:
+    """Let each step of an optimizer end a step of the journal."""
+    journal = tape.journal
+    assert journal is not None
+
+    def end(*_: object) -> None:
+        gc.collect()
+        tape.begin_operation()
+        journal.end_step(by_optimizer=True)
+
+    collected = gc.isenabled()
+    handle = register_optimizer_step_post_hook(end)
+    gc.disable()
+    try:
+        yield
+    finally:
+        handle.remove()
+        if collected:
+            gc.enable()

@@ -3,7 +3,7 @@
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
 
-import os
+import contextlib
 import sys
 import weakref
 from collections import Counter, deque
@@ -14,20 +14,22 @@ from pathlib import Path
 import torch
 
 import zsim_torch
+from zsim.schedule.schedule import Schedule
 from zsim_torch.clocks.access_history import RecordedAccess
 from zsim_torch.clocks.block_contract import BlockContract, TrackedBlock
 from zsim_torch.clocks.byte_region import ByteRegion, region_of_view
 from zsim_torch.clocks.call_stack import CallStack, CallStacks, StackFrame
 from zsim_torch.clocks.finding import BlockKind, Hazard, HazardList
 from zsim_torch.clocks.stream_clock import ClockTimeline, StreamClocks, Tick
+from zsim_torch.lift.journal import Journal, LiftError
+from zsim_torch.lift.lifted_schedule import lift
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
-_DISTRIBUTED = os.path.join(TORCH_FOLDER, "distributed")  # noqa: PTH118  (prefix of file names)
+_DISTRIBUTED = str(Path(TORCH_FOLDER) / "distributed")
+_CONTEXTS = str(Path(contextlib.__file__))
 _HIDDEN = (str(Path(zsim_torch.__file__).parent / "record"), "<frozen")
-_MACHINERY = (
-    os.path.join(_DISTRIBUTED, "distributed_c10d.py"),  # noqa: PTH118
-    os.path.join(_DISTRIBUTED, "c10d_logger.py"),  # noqa: PTH118
-    os.path.join(_DISTRIBUTED, "tensor"),  # noqa: PTH118
+_MACHINERY = tuple(
+    str(Path(_DISTRIBUTED) / name) for name in ("distributed_c10d.py", "c10d_logger.py", "tensor")
 )
 SITE_FRAMES = 3
 """Innermost lines that tell one place from another."""
@@ -47,7 +49,7 @@ def is_telling(frame: StackFrame) -> bool:
         return False
     if file.startswith(_DISTRIBUTED):
         return True
-    return not file.startswith((TORCH_FOLDER, os.path.dirname(os.__file__) + os.sep + "contextlib"))  # noqa: PTH120
+    return not file.startswith((TORCH_FOLDER, _CONTEXTS))
 
 
 def telling_frames(stack: CallStack | None) -> tuple[StackFrame, ...]:
@@ -101,11 +103,16 @@ class Tape:
     """What was met that a recording does not see, each with how often."""
     invented: Counter[str] = field(default_factory=Counter[str])
     """Values that were made up, each with how often."""
+    journal: Journal | None = None
+    """What a lift needs, where one is asked for."""
     operation_count: int = 0
     peak_bytes: int = 0
     live_bytes: int = 0
     _blocks: dict[int, "_LiveStorage"] = field(default_factory=dict[int, "_LiveStorage"])
     _dead: "deque[tuple[_LiveStorage, CallStack]]" = field(default_factory=deque)
+    _sites: dict[CallStack, StackFrame | None] = field(
+        default_factory=dict[CallStack, StackFrame | None]
+    )
     _pinned: "weakref.WeakSet[torch.UntypedStorage]" = field(default_factory=weakref.WeakSet)
 
     def __post_init__(self) -> None:
@@ -121,6 +128,25 @@ class Tape:
     def stack(self) -> CallStack:
         """Return the Python stack of the script, without that of the recorder."""
         return self.stacks.take(sys._getframe(1))
+
+    def end_step(self) -> None:
+        """Say that a step of training ends here; otherwise one ends with each optimizer step."""
+        if self.journal is not None:
+            self.settle()
+            self.journal.end_step()
+
+    def schedule(self, name: str = "recording") -> Schedule:
+        """Return the step that the recorded script repeats, as a schedule of every rank.
+
+        Raises:
+            LiftError: steps differ, or a schedule cannot say what they do.
+        """
+        if self.journal is None:
+            raise LiftError("the recording has no journal: ask for one, recording(lifts=True)")
+        if self.hazards.assumes and len(self.hazards):
+            raise LiftError("findings have to be mended first: their edges are taken to be there")
+        self.begin_operation()
+        return lift(self.journal, name=name, world=self.world, rank=self.rank)
 
     def refuse(self, what: str) -> UnrecordableError:
         """Note that `what` cannot be recorded; return the error for where it must not go on."""
@@ -161,6 +187,9 @@ class Tape:
 
     def resized(self, storage: torch.UntypedStorage, current: ClockTimeline) -> None:
         """Note that `storage` has another size: its old block is gone, and it has a new one."""
+        if self.journal is not None:
+            self.journal.close()
+        self.settle()
         live = self._blocks.pop(storage._cdata, None)
         if live is None:
             return
@@ -171,7 +200,7 @@ class Tape:
                 live.block.label, live.block.kind, storage.nbytes(), home=current, stack=stack
             )
             self._blocks[storage._cdata] = _LiveStorage(live.reference, block)
-            self._grow(block)
+            self._grow(block, stack)
 
     def note(
         self,
@@ -191,6 +220,17 @@ class Tape:
             return
         block = self.block(tensor, home)
         if block is not None:
+            if self.journal is not None:
+                self.journal.touch(
+                    block,
+                    timeline,
+                    tick,
+                    self.host,
+                    region,
+                    writes=writes,
+                    name=operation,
+                    site=self._site(stack),
+                )
             clock = tuple(timeline.clock)
             access = RecordedAccess(timeline, tick, region, writes, operation, stack, clock)
             self.contract.use(block, access, known_to_allocator=known_to_allocator)
@@ -202,10 +242,11 @@ class Tape:
         key = storage._cdata
         kind = BlockKind.PINNED if home is None else BlockKind.DEVICE
         label = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-        block = self.contract.allocate(label, kind, storage.nbytes(), home=home, stack=self.stack())
+        stack = self.stack()
+        block = self.contract.allocate(label, kind, storage.nbytes(), home=home, stack=stack)
         reference = weakref.ref(storage, lambda _: self._die(key))
         self._blocks[key] = _LiveStorage(reference, block)
-        self._grow(block)
+        self._grow(block, stack)
         return block
 
     def _die(self, key: int) -> None:
@@ -213,6 +254,12 @@ class Tape:
         live = self._blocks.pop(key, None)
         if live is not None:
             self._dead.append((live, self.stack()))
+
+    def begin_operation(self) -> None:
+        """Give back what died before an operation."""
+        if self.journal is not None:
+            self.journal.close()
+        self.settle()
 
     def settle(self) -> None:
         """Give back the memory of storages that died: before the next operation or allocation."""
@@ -222,12 +269,22 @@ class Tape:
     def _drop(self, live: "_LiveStorage", stack: CallStack) -> None:
         if live.block.kind is BlockKind.DEVICE:
             self.live_bytes -= live.block.size
+        if self.journal is not None:
+            self.journal.drop(live.block, self.host)
         self.contract.drop(live.block, self.host, stack)
 
-    def _grow(self, block: TrackedBlock) -> None:
+    def _grow(self, block: TrackedBlock, stack: CallStack) -> None:
         if block.kind is BlockKind.DEVICE:
             self.live_bytes += block.size
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        if self.journal is not None:
+            self.journal.allocate(block, self.host, self.live_bytes, self._site(stack))
+
+    def _site(self, stack: CallStack) -> StackFrame | None:
+        """Return the line that a name shows; equal stacks are one object."""
+        if stack not in self._sites:
+            self._sites[stack] = next(iter(site_of(stack)), None)
+        return self._sites[stack]
 
 
 @dataclass(slots=True)

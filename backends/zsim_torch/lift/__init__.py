@@ -1,0 +1,1 @@
+"""Recordings as schedules: what a script did in its last step, in zsim's own operations."""

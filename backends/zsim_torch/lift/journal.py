@@ -1,0 +1,193 @@
+"""What a recording keeps for its lift: operations, memory and ends of steps in host order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zsim.model.kernel import Kernel
+from zsim_torch.clocks.block_contract import TrackedBlock
+from zsim_torch.clocks.byte_region import ByteRegion
+from zsim_torch.clocks.call_stack import StackFrame
+from zsim_torch.clocks.stream_clock import ClockTimeline, Tick
+
+
+class LiftError(ValueError):
+    """A recording that no schedule says; the message names what is in the way."""
+
+
+class Touch(NamedTuple):
+    """A read or a write of some bytes of a block."""
+
+    block: int
+    region: ByteRegion
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """A collective as it was called; of the touches of its launch the first `reads` are reads.
+
+    `sizes` are elements of each tensor that it reads, then of each that it writes.
+    """
+
+    kind: str
+    communicator: str
+    ranks: tuple[int, ...]
+    dtype: str
+    reduction: str
+    root: int | None
+    reads: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Launch:
+    """An operation on a timeline: its tick, what is ordered before it, and what it touches."""
+
+    timeline: int
+    time: int
+    clock: tuple[int, ...]
+    host: tuple[int, ...]
+    name: str
+    site: StackFrame | None
+    touches: list[Touch] = field(default_factory=list[Touch])
+    kernel: Kernel | None = None
+    call: CollectiveCall | None = None
+    in_backward: bool = False
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory is taken for a block; `live_bytes` of the device are in use then."""
+
+    block: int
+    host: tuple[int, ...]
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A storage died, last used at `uses` by other streams than that of its allocation.
+
+    The allocator waits for `recorded`, which `record_stream` told it of.
+    """
+
+    block: int
+    host: tuple[int, ...]
+    uses: tuple[Tick, ...]
+    recorded: tuple[Tick, ...]
+
+
+Event = Launch | Allocation | Drop
+
+
+class BlockFacts(NamedTuple):
+    """What is said of a block when it is allocated; `home` is None for pinned memory."""
+
+    size: int
+    home: int | None
+    label: str
+    site: StackFrame | None
+
+
+class Journal:
+    """Events in the order of the host, cut at the ends of steps.
+
+    An operation is noted while its results are allocated: until it is `closed`, what is allocated
+    and dropped stands before it.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[list[Event]] = [[]]
+        self.blocks: list[BlockFacts] = []
+        self.streams: dict[int, str] = {}
+        self.host = 0
+        """The number of the host's timeline."""
+        self.unliftable: list[str] = []
+        """What was met that no schedule says."""
+        self._numbers: dict[TrackedBlock, int] = {}
+        self._open: Launch | None = None
+        self._are_optimizers = True
+
+    def close(self) -> None:
+        """Note that the last operation has been noted whole."""
+        self._open = None
+
+    def end_step(self, *, by_optimizer: bool = False) -> None:
+        """End a step; once the script says where steps end, optimizers do not."""
+        self.close()
+        if by_optimizer and not self._are_optimizers:
+            return
+        if not by_optimizer and self._are_optimizers:
+            self._are_optimizers = False
+            self.steps = [[each for step in self.steps for each in step]]
+        self.steps.append([])
+
+    def allocate(
+        self, block: TrackedBlock, host: ClockTimeline, live_bytes: int, site: StackFrame | None
+    ) -> None:
+        """Note that memory was taken for `block`."""
+        if block.size:
+            number = self._numbers[block] = len(self.blocks)
+            home = None if block.home is None else block.home.number
+            self.blocks.append(BlockFacts(block.size, home, block.label, site))
+            self._insert(Allocation(number, tuple(host.clock), live_bytes))
+
+    def drop(self, block: TrackedBlock, host: ClockTimeline) -> None:
+        """Note that the storage in `block` died."""
+        number = self._numbers.pop(block, None)
+        if number is not None:
+            home = None if block.home is None else block.home.number
+            ticks = {each: last.tick for each, last in block.last.items() if each != home}
+            recorded = tuple(ticks[each] for each in ticks if each in block.recorded)
+            uses = tuple(ticks[each] for each in ticks if each not in block.recorded)
+            self._insert(Drop(number, tuple(host.clock), uses, recorded))
+
+    def _insert(self, event: Allocation | Drop) -> None:
+        # What dies behind the end of a step, as gradients do in zero_grad(), is the last of it.
+        is_behind = isinstance(event, Drop) and not self.steps[-1] and len(self.steps) > 1
+        step = self.steps[-2 if is_behind else -1]
+        step.insert(len(step) - (self._open is not None), event)
+
+    def touch(  # noqa: PLR0913  (what an operation is, and what it touches)
+        self,
+        block: TrackedBlock,
+        timeline: ClockTimeline,
+        tick: Tick,
+        host: ClockTimeline,
+        region: ByteRegion,
+        *,
+        writes: bool,
+        name: str,
+        site: StackFrame | None,
+    ) -> None:
+        """Note that the operation at `tick` touches bytes of a block."""
+        launch = self._open
+        if launch is None or (launch.timeline, launch.time) != tick:
+            if not timeline.is_host:
+                self.streams.setdefault(timeline.number, timeline.name)
+            known = tuple(timeline.clock)
+            launch = Launch(tick.timeline, tick.time, known, tuple(host.clock), name, site)
+            self.steps[-1].append(launch)
+            self._open = launch
+        launch.touches.append(Touch(self._numbers[block], region, writes))
+
+    def describe(self, kernel: Kernel, *, in_backward: bool, is_copy: bool) -> None:
+        """Say what the operation noted last costs, and whether it is one of backward, or a copy."""
+        if self._open is not None:
+            self._open.kernel = kernel
+            self._open.in_backward = in_backward
+            self._open.is_copy = is_copy
+
+    def collective(self, call: CollectiveCall) -> None:
+        """Say that the operation noted last is a collective."""
+        if self._open is None or len(self._open.touches) != len(call.sizes):
+            self.unliftable.append(f"{call.kind}: it has a tensor that is empty, or on the CPU")
+        else:
+            self._open.call = call
+
+
+def ordered(first: Sequence[int], tick: Tick) -> bool:
+    """Return whether who knows `first` comes after `tick`."""
+    return tick.timeline < len(first) and first[tick.timeline] >= tick.time
