@@ -82,7 +82,12 @@ class TorchBackend:
 
     @staticmethod
     def record_script(
-        command: Sequence[str], *, world: int, ranks: Sequence[int], cuda: bool
+        command: Sequence[str],
+        *,
+        world: int,
+        ranks: Sequence[int],
+        cuda: bool,
+        lifts: bool = False,
     ) -> RecordedScript:
         """Record a Python script and its arguments on some ranks; needs no job.
 
@@ -92,7 +97,9 @@ class TorchBackend:
             ScriptError: `command` is no Python script that can be read.
         """
         process = import_module("zsim_torch.record.script_process")
-        found: RecordedScript = process.record_script(command, world=world, ranks=ranks, cuda=cuda)
+        found: RecordedScript = process.record_script(
+            command, world=world, ranks=ranks, cuda=cuda, lifts=lifts
+        )
         return found
 
     def __init__(  # noqa: PLR0913  (options, by keyword)

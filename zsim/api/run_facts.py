@@ -219,7 +219,9 @@ def _rates(found: Summary) -> str:
         f"{format_rate(tflops * 1e12)}{what}" + (f" ({name} {used:.1%})" if used else "")
         for tflops, name, used, what in rates
     ]
-    return ", ".join([*texts, f"{found.tokens_per_s:,.0f} tokens/s"])
+    if found.tokens_per_s:  # a recorded script says nothing of tokens
+        texts = [*texts, f"{found.tokens_per_s:,.0f} tokens/s"]
+    return ", ".join(texts)
 
 
 def _memory(found: Summary) -> str:

@@ -7,7 +7,7 @@ A backend is registered as an entry point of the group "zsim.backends": its name
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
@@ -17,6 +17,9 @@ from zsim.network.link_load import Decision
 from zsim.schedule.schedule import Schedule
 from zsim.suggestion import one_of
 from zsim.trace.trace import LastStep, Trace
+
+if TYPE_CHECKING:
+    from zsim.backend.document import Document
 
 GROUP = "zsim.backends"
 SIMULATOR = "sim"
@@ -156,14 +159,28 @@ class RecordedScript(Protocol):
         """Return a page of HTML."""
         ...
 
+    def document(self) -> "Document":
+        """Return the step that the script repeats as a schedule, without a cluster.
+
+        Raises:
+            ValueError: no schedule says it, or nobody asked for one.
+        """
+        ...
+
 
 class ScriptRecorder(Protocol):
     """A kind of backend that can also record a script of others, without what it needs."""
 
     def record_script(
-        self, command: Sequence[str], *, world: int, ranks: Sequence[int], cuda: bool
+        self,
+        command: Sequence[str],
+        *,
+        world: int,
+        ranks: Sequence[int],
+        cuda: bool,
+        lifts: bool = False,
     ) -> RecordedScript:
-        """Record a Python script and its arguments on some ranks.
+        """Record a Python script and its arguments on some ranks, with `lifts` for a schedule.
 
         Raises:
             ValueError: there is no such script.

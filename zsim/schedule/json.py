@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from datetime import date
 from difflib import get_close_matches
 from enum import Enum
 from fractions import Fraction
@@ -79,6 +80,8 @@ def codec_of(hint: Hint) -> Codec:
         return _scalar(hint)
     if hint is Fraction:
         return Codec(str, _decode_fraction)
+    if hint is date:
+        return Codec(date.isoformat, _decode_date)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum(hint)
     if isinstance(hint, type) and hasattr(hint, "from_json"):
@@ -156,6 +159,15 @@ def _decode_fraction(value: object) -> Fraction:
     except (ValueError, ZeroDivisionError):
         pass
     raise FieldError(f'{shown(value)} must be a fraction such as "3/2"')
+
+
+def _decode_date(value: object) -> date:
+    try:
+        if isinstance(value, str):
+            return date.fromisoformat(value)
+    except ValueError:
+        pass
+    raise FieldError(f'{shown(value)} must be a date such as "2026-01-31"')
 
 
 def _enum(kind: type[Enum]) -> Codec:

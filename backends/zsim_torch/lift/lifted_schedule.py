@@ -1,6 +1,8 @@
 """A recording of one rank as a schedule of all ranks."""
 
 from collections import Counter
+from collections.abc import Mapping
+from itertools import zip_longest
 
 from zsim.backend.document import Document
 from zsim.cluster.cluster import Cluster
@@ -116,7 +118,29 @@ def document(schedule: Schedule, cluster: Cluster | None = None) -> Document:
         name=schedule.name,
         units=(unit,),
         batch=Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False),
+        tokens=0,
         forward_flops=flops[Action.FORWARD] // max(1, len(turns)),
         backward_flops=flops[Action.BACKWARD] // max(1, len(turns)),
     )
     return Document(schedule=schedule, model=model, cluster=cluster)
+
+
+def one_for_all(documents: Mapping[int, Document]) -> Document:
+    """Return the schedule that all recorded ranks have.
+
+    Raises:
+        LiftError: two have different ones.
+    """
+    (first, document), *others = documents.items()
+    for rank, other in others:
+        if other.schedule == document.schedule:
+            continue
+        mine, theirs = document.schedule.programs[0].step, other.schedule.programs[0].step
+        pairs = zip_longest(mine, theirs)
+        found = next(((one, two) for one, two in pairs if one != two), None)
+        what = " and ".join("nothing" if each is None else each.id for each in found or ())
+        raise LiftError(
+            f"ranks {first} and {rank} run different steps, which no one role says: "
+            f"{what or 'their buffers differ'}"
+        )
+    return document

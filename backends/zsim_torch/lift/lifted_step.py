@@ -131,7 +131,7 @@ class LiftedStep:
         born = [each.event.block for each in self.events if isinstance(each.event, Allocation)]
         for number in (*self.step.permanent, *born):
             size, home, label, site = facts[number]
-            name = f"{label} {_at(site)}"
+            name = f"{label}{_at(site)}"
             seen[name] += 1
             name += f" #{seen[name]}" if seen[name] > 1 else ""
             found[self.step.key(number)] = _Block(name, size, home, label)
@@ -296,7 +296,7 @@ def cut(spans: Sequence[Span], bounds: Iterable[Span]) -> list[Span]:
 
 
 def _at(site: StackFrame | None) -> str:
-    return "" if site is None else f"{PurePath(site.file).name}:{site.line}"
+    return "" if site is None else f" {PurePath(site.file).name}:{site.line}"
 
 
 def _names_of(step: RepeatedStep) -> list[str]:
@@ -306,10 +306,10 @@ def _names_of(step: RepeatedStep) -> list[str]:
     for event in step.events:
         match event:
             case Launch(name=name, site=site):
-                stem = f"{name.removeprefix('aten::')} {_at(site)}"
+                stem = f"{name.removeprefix('aten::')}{_at(site)}"
             case Allocation(block=block) | Drop(block=block):
                 what = "allocate" if isinstance(event, Allocation) else "free"
-                stem = f"{what} {blocks[block].label} {_at(blocks[block].site)}"
+                stem = f"{what} {blocks[block].label}{_at(blocks[block].site)}"
         seen[stem] += 1
         found.append(f"{stem} #{seen[stem]}")
     return found

@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
+from zsim.backend.document import Document as JobDocument
+from zsim.backend.document import decode
 from zsim_torch.clocks.access_history import RecordedAccess
 from zsim_torch.clocks.call_stack import CallStack, StackFrame
 from zsim_torch.clocks.finding import BlockOrigin, Hazard
+from zsim_torch.lift.journal import LiftError
+from zsim_torch.lift.lifted_schedule import one_for_all
 from zsim_torch.record.rank_comparison import divergences
 from zsim_torch.record.tape import Tape, telling_frames
 
@@ -130,6 +134,17 @@ class ScriptRecording:
         """Return whether nothing was found."""
         return not self.findings and not self.divergences
 
+    def document(self) -> JobDocument:
+        """Return the schedule of the step that the script repeats: all recorded ranks have one.
+
+        Raises:
+            LiftError: there is none, nobody asked for one, or two ranks have different ones.
+        """
+        for each in self.ranks:
+            if "schedule" not in each:
+                raise LiftError(each.get("not_lifted", "the script was not recorded for a lift"))
+        return one_for_all({each["rank"]: decode(each["schedule"]) for each in self.ranks})
+
     def to_dict(self) -> Document:
         """Return all of it, as `--json` prints it."""
         return {
@@ -137,7 +152,10 @@ class ScriptRecording:
             "divergences": self.divergences,
             "failures": self.failures,
             "limits": list(LIMITS),
-            "ranks": list(self.ranks),
+            "ranks": [
+                {key: value for key, value in each.items() if key != "schedule"}
+                for each in self.ranks
+            ],
         }
 
     def text(self) -> str:
@@ -147,6 +165,12 @@ class ScriptRecording:
             lines += ["", f"{number}. {each['kind']}: {each['missing_edge']}", *_told(each)]
         lines += [line for each in self.divergences for line in ("", f"divergence: {each}")]
         lines += [line for each in self.failures for line in ("", f"the script failed: {each}")]
+        lines += [
+            line
+            for each in self.ranks
+            if "not_lifted" in each
+            for line in ("", f"no schedule: rank {each['rank']}: {each['not_lifted']}")
+        ]
         for title, name in (("not seen", "refused"), ("made up", "invented")):
             counts = self._counted(name)
             if counts:

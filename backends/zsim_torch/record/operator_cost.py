@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from zsim.dtype import DType
-from zsim.model.kernel import Kernel, KernelKind, matmul
+from zsim.model.kernel import Kernel, KernelKind, flash_attention, matmul
 from zsim_torch.lift.lifted_call import DTYPES
 from zsim_torch.record.operator_access import tensors_in
 
@@ -24,6 +24,8 @@ PRODUCTS: dict[object, Callable[..., tuple[int, int, int, int]]] = {
     aten.baddbmm: lambda _, a, b, *__: (a[0], a[1], b[2], a[2]),
 }
 """Products of matrices by operator: batch, m, n and k from the shapes of their tensors."""
+ATTENTION = "aten::_scaled_dot_product_"
+"""Begins the names of operators of fused attention."""
 KINDS = {
     "embedding": KernelKind.EMBEDDING,
     "softmax": KernelKind.SOFTMAX,
@@ -49,6 +51,8 @@ def kernel_of(
         shapes = [tuple(each.shape) for each in tensors_in(args)]
         batch, m, n, k = PRODUCTS[packet](*shapes)
         return matmul(m, n, k, dtype, batch=batch)
+    if ATTENTION in func._schema.name:
+        return _attention(func, args, dtype)
     counts: Any = flop_registry.get(packet)
     if counts is not None:
         flops = int(counts(*args, out_val=result))
@@ -57,6 +61,19 @@ def kernel_of(
     kind = next((each for word, each in KINDS.items() if word in name), KernelKind.ELEMENTWISE)
     largest = max((each.numel() for each in tensors), default=0)
     return Kernel(kind=kind, flops=largest, bytes=size, dtype=dtype)
+
+
+def _attention(func: torch._ops.OpOverload, args: Sequence[Any], dtype: DType) -> Kernel:
+    """Return the kernel of fused attention; its backward is handed a gradient first."""
+    named = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}
+    query, key = tuple(named["query"].shape), tuple(named["key"].shape)
+    sequences, heads, queries, size = query
+    return flash_attention(
+        (sequences, heads, key[1], queries, key[2], size),
+        dtype,
+        causal=bool(named.get("is_causal")),
+        backward="backward" in func._schema.name,
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> int:

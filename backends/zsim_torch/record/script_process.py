@@ -10,8 +10,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from zsim.backend.document import encode
+from zsim_torch.lift.journal import LiftError
+from zsim_torch.lift.lifted_schedule import document
 from zsim_torch.record.finding_report import Document, ScriptRecording, document_of
 from zsim_torch.record.recording import recording
+from zsim_torch.record.tape import Tape
 
 
 class ScriptError(ValueError):
@@ -19,9 +23,16 @@ class ScriptError(ValueError):
 
 
 def record_script(
-    command: Sequence[str], *, world: int, ranks: Sequence[int], cuda: bool
+    command: Sequence[str],
+    *,
+    world: int,
+    ranks: Sequence[int],
+    cuda: bool,
+    lifts: bool = False,
 ) -> ScriptRecording:
     """Record `command`, a script and its arguments, on each of `ranks`, a process for each.
+
+    With `lifts` the step that it repeats becomes a schedule, where one says it.
 
     Raises:
         ScriptError: `command` is no Python script that can be read.
@@ -34,16 +45,15 @@ def record_script(
             f"{words[0] if words else 'no command'!r} must be a Python script that can be read, "
             "or -m and a module"
         )
-    return ScriptRecording([_recorded(words, world, rank, cuda=cuda) for rank in ranks])
+    options = [f"--world={world}"] + ["--cuda"] * cuda + ["--lifts"] * lifts
+    return ScriptRecording([_recorded(words, [*options, f"--rank={rank}"], rank) for rank in ranks])
 
 
-def _recorded(words: Sequence[str], world: int, rank: int, *, cuda: bool) -> Document:
+def _recorded(words: Sequence[str], options: Sequence[str], rank: int) -> Document:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recording.json"
-        options = [f"--world={world}", f"--rank={rank}", f"--out={file}"]
-        options += ["--cuda"] if cuda else []
         module = "zsim_torch.record"
-        command = [sys.executable, "-m", module, *options, "--", *words]
+        command = [sys.executable, "-m", module, *options, f"--out={file}", "--", *words]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
@@ -62,10 +72,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--lifts", action="store_true")
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(arguments)
     failure = ""
-    with recording(world=given.world, rank=given.rank, cuda=given.cuda) as tape:
+    with recording(
+        world=given.world, rank=given.rank, cuda=given.cuda, lifts=given.lifts
+    ) as tape:
         try:
             _run(given.command)
         except SystemExit as ended:
@@ -73,7 +86,18 @@ def main(arguments: Sequence[str]) -> None:
         except Exception as error:  # the findings up to here are worth having
             traceback.print_exc()
             failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    given.out.write_text(json.dumps(document_of(tape, failure)), "utf-8")
+    found = document_of(tape, failure)
+    if given.lifts:
+        found |= _lifted(tape, " ".join(given.command))
+    given.out.write_text(json.dumps(found), "utf-8")
+
+
+def _lifted(tape: Tape, name: str) -> Document:
+    """Return the repeated step as the JSON of a schedule, or why there is none."""
+    try:
+        return {"schedule": encode(document(tape.schedule(name)))}
+    except LiftError as error:
+        return {"not_lifted": str(error)}
 
 
 def _run(command: Sequence[str]) -> None:

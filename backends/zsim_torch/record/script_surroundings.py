@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -29,6 +30,7 @@ from zsim_torch.record.pretended_streams import (
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
 from zsim_torch.record.tape import TORCH_FOLDER, Tape
 
+ATTENTION = "scaled_dot_product_attention"
 BELOW_THE_DISPATCHER = frozenset(
     {"triton", "transformer_engine", "flash_attn", "xformers", "apex", "bitsandbytes"}
 )
@@ -50,12 +52,54 @@ def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder
         _memory(tape, streams),
         _streams(streams),
         _data_setter(),
+        patch.object(functional, ATTENTION, _fused_attention(getattr(functional, ATTENTION))),
         _groups(tape),
         _objects(collectives),
         _refusals(tape),
     ):
         stack.enter_context(each)
     return stack
+
+
+def _fused_attention(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return attention as a GPU runs it: in one kernel, where there is one for its arguments.
+
+    torch has fused kernels of each device in C++, and takes products and a softmax for others.
+    """
+
+    @functools.wraps(plain)
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002  (torch's own signature)
+        scale: float | None = None,
+        enable_gqa: bool = False,  # noqa: FBT001, FBT002  (torch's own signature)
+    ) -> torch.Tensor:
+        aten = torch.ops.aten
+        is_half = query.dtype in {torch.bfloat16, torch.float16}
+        is_plain = (
+            query.device.type != DEVICE_TYPE
+            or query.dim() != 4
+            or attn_mask is not None
+            or (not is_half and (enable_gqa or query.dtype is not torch.float32))
+        )
+        if is_plain:
+            options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+            return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        if is_half:
+            call = aten._scaled_dot_product_flash_attention
+            results = call(query, key, value, dropout_p, is_causal, scale=scale)
+        else:
+            call = aten._scaled_dot_product_efficient_attention
+            saves = torch.is_grad_enabled()
+            results = call(query, key, value, None, saves, dropout_p, is_causal, scale=scale)
+        attended: torch.Tensor = results[0]
+        return attended
+
+    return attend
 
 
 @contextmanager
@@ -130,7 +174,7 @@ def _data_setter() -> Generator[None]:
     def _apply(
         module: torch.nn.Module,
         function: Callable[..., Any],
-        recurse: bool = True,  # noqa: FBT001, FBT002
+        recurse: bool = True,  # noqa: FBT001, FBT002  (torch's own signature)
     ) -> torch.nn.Module:
         if recurse:
             for child in module.children():

@@ -281,9 +281,9 @@ class Tape:
             self.journal.allocate(block, self.host, self.live_bytes, self._site(stack))
 
     def _site(self, stack: CallStack) -> StackFrame | None:
-        """Return the line that a name shows; equal stacks are one object."""
+        """Return the line that a name shows, if one tells anything; equal stacks are one object."""
         if stack not in self._sites:
-            self._sites[stack] = next(iter(site_of(stack)), None)
+            self._sites[stack] = next(filter(is_telling, stack.frames), None)
         return self._sites[stack]
 
 
