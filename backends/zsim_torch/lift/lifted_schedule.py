@@ -58,7 +58,10 @@ def lift(journal: Journal, *, name: str, world: int, rank: int) -> Schedule:
             setup.append(
                 Fill(id=f"setup/fill {buffer.name}", stream=stream, target=whole, value=0.0)
             )
-    peak = max((each.live_bytes for each in step.events if isinstance(each, Allocation)), default=0)
+    kept = sum(each.size_bytes for each, stays in buffers if stays and each.pool == DEVICE)
+    peak = max(
+        kept, *(each.live_bytes for each in step.events if isinstance(each, Allocation)), 0
+    )
     pools = [Pool(name=DEVICE, discipline=Discipline.CACHING)]
     if on_host:
         pools.append(Pool(name=PINNED, place=Place.HOST))

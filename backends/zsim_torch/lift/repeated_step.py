@@ -62,6 +62,8 @@ class RepeatedStep:
     """Of each block that the step takes, by the position of its allocation."""
     permanent: list[int] = field(init=False)
     """Blocks that are alive throughout."""
+    turns: int = field(init=False)
+    """Repetitions that make a step of a schedule, in which each block has one name."""
     _last: int = field(init=False)
     _born: dict[int, tuple[int, int]] = field(init=False)
     _places: dict[int, tuple[list[int], list[tuple[int, int]]]] = field(init=False)
@@ -88,6 +90,7 @@ class RepeatedStep:
                     places.append((number, position))
         self._need_equal()
         self.lifetimes = self._lifetimes()
+        self.turns = max((each.copies for each in self.lifetimes.values()), default=1)
         dead = {
             each.block
             for events in (*steps[: self._last], self.events)
@@ -99,11 +102,6 @@ class RepeatedStep:
             for block, (number, _) in self._born.items()
             if number < self._last - 1 and block not in dead
         ]
-
-    @property
-    def turns(self) -> int:
-        """Return how many repetitions make a step of a schedule, in which blocks have one name."""
-        return max((each.copies for each in self.lifetimes.values()), default=1)
 
     def latest(self, timeline: int, time: int) -> tuple[int, Place] | None:
         """Return the last operation of a timeline up to `time`; None before the last two steps."""

@@ -26,7 +26,8 @@ from zsim_torch.lift.lifted_schedule import lift
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 _DISTRIBUTED = str(Path(TORCH_FOLDER) / "distributed")
-_CONTEXTS = str(Path(contextlib.__file__))
+_WRAPPERS = (TORCH_FOLDER, str(contextlib.__file__))
+_DECORATORS = "typing_extensions.py"
 _HIDDEN = (str(Path(zsim_torch.__file__).parent / "record"), "<frozen")
 _MACHINERY = tuple(
     str(Path(_DISTRIBUTED) / name) for name in ("distributed_c10d.py", "c10d_logger.py", "tensor")
@@ -49,7 +50,7 @@ def is_telling(frame: StackFrame) -> bool:
         return False
     if file.startswith(_DISTRIBUTED):
         return True
-    return not file.startswith((TORCH_FOLDER, _CONTEXTS))
+    return not file.startswith(_WRAPPERS) and not file.endswith(_DECORATORS)
 
 
 def telling_frames(stack: CallStack | None) -> tuple[StackFrame, ...]:
@@ -132,7 +133,7 @@ class Tape:
     def end_step(self) -> None:
         """Say that a step of training ends here; otherwise one ends with each optimizer step."""
         if self.journal is not None:
-            self.settle()
+            self.begin_operation()
             self.journal.end_step()
 
     def schedule(self, name: str = "recording") -> Schedule:
