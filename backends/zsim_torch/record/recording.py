@@ -97,11 +97,9 @@ def _steps_ended(tape: Tape) -> Generator[None]:
     collected = gc.isenabled()
     handle = register_optimizer_step_post_hook(end)
     gc.disable()
-    gc.freeze()  # what is there already is no garbage of the script
     try:
         yield
     finally:
-        gc.unfreeze()
         handle.remove()
         if collected:
             gc.enable()

@@ -7,7 +7,26 @@ from fsdp_waits import FOUND, IMPLIED
 
 from zsim_torch import recording
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+DRAWN = {
+    "fsdp, offload, bf16",
+    "fsdp, accumulation, reduced each time",
+    "fsdp, frozen",
+    "fsdp, unshard ahead",
+    "hsdp, accumulation, all-reduced last",
+    "hsdp, prefetch, bf16",
+}
+"""Runs in the suite: each knob of the matrix once. The others are under `long`."""
+DRAWN_SITES = {"wait_stream(current_stream)", "grad_offload_event.synchronize()"}
+"""Ends of the lines whose waits the suite drops; those of the others are dropped under `long`."""
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(run, id=name, marks=() if name in DRAWN else pytest.mark.long)
+        for name, run in RUNS.items()
+    ],
+)
 def test_fsdp2_has_no_finding(run: FsdpRun) -> None:
     with recording(world=WORLD) as tape:
         train(run)
@@ -25,7 +44,18 @@ def test_every_wait_of_fsdp2_is_in_the_lists() -> None:
     assert seen == FOUND.keys() | IMPLIED.keys()
 
 
-@pytest.mark.parametrize(("site", "name"), FOUND.items(), ids=[" ".join(each) for each in FOUND])
+@pytest.mark.parametrize(
+    ("site", "name"),
+    [
+        pytest.param(
+            site,
+            name,
+            id=" ".join(site),
+            marks=() if site.source.endswith(tuple(DRAWN_SITES)) else pytest.mark.long,
+        )
+        for site, name in FOUND.items()
+    ],
+)
 def test_a_wait_of_fsdp2_that_is_dropped_is_missed(site: WaitSite, name: str) -> None:
     with recording(world=WORLD) as tape, waits_seen(lambda each: each == site):
         train(RUNS[name])

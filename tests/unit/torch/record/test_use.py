@@ -1,6 +1,7 @@
 """Recordings as users meet them: in their tests, and at the size of their models."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,15 +26,17 @@ def test_training(stream_recording, mended):
 """
 
 
-def test_a_test_that_takes_the_fixture_fails_with_its_races(tmp_path: Path) -> None:
+def test_a_test_that_takes_the_fixture_fails_with_its_races(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "test_training.py"
     file.write_text(TEST, "utf-8")
-    plugin = ["-p", "zsim_torch.record.pytest_fixture", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-q", *plugin, str(file)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "race: side must wait for aten::ones on default stream before aten::sum" in done.stdout
-    assert "2 passed, 1 error" in done.stdout  # what is mended passes; the other fails at its end
+    apart = ["-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    code = pytest.main(["-q", "-p", "zsim_torch.record.pytest_fixture", *apart, str(file)])
+    told = capsys.readouterr().out
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert "race: side must wait for aten::ones on default stream before aten::sum" in told
+    assert "2 passed, 1 error" in told  # what is mended passes; the other fails at its end
 
 
 @pytest.mark.long
