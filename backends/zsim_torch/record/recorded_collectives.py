@@ -22,7 +22,7 @@ from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
 from zsim_torch.lift.journal import CollectiveCall
 from zsim_torch.record.operator_access import tensors_in
-from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
+from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams, in_backward
 from zsim_torch.record.tape import RecordedCollective, Tape, elements
 
 OUTPUTS = ("output_tensor", "output_tensors", "output_lists", "outputs", "output")
@@ -47,6 +47,7 @@ class RecordedWork(dist.Work):
         mark: ClockMark,
         *,
         held: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
         blocks: bool,
         unwaited: "set[RecordedWork]",
     ) -> None:
@@ -54,6 +55,7 @@ class RecordedWork(dist.Work):
         self._streams = streams
         self._mark = mark
         self._held = list(held)
+        self._results = list(results)
         self._blocks = blocks
         self._unwaited = unwaited
         unwaited.add(self)
@@ -67,12 +69,14 @@ class RecordedWork(dist.Work):
         if self._blocks:
             tape.clocks.wait(tape.host, self._mark, stack)
         self._held.clear()
+        self._results.clear()
         self._unwaited.discard(self)
         return True
 
     def release(self) -> tuple[ClockMark, list[torch.Tensor]]:
         """Return what a wait orders, and the tensors held until then: the caller holds them now."""
         held, self._held = self._held, []
+        self._results.clear()
         self._unwaited.discard(self)
         return self._mark, held
 
@@ -81,8 +85,19 @@ class RecordedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Any:
-        """Refuse: what waits for a future waits below Python, as the reducer of DDP does."""
-        raise self._streams.tape.refuse("Work.get_future(), which DistributedDataParallel uses")
+        """Return a future that is done, whose waiter is noted where DDP's reducer waits.
+
+        It does so below Python, in a callback at the end of backward (torch 2.13, `reducer.cpp`,
+        `finalize_backward`), which it queues behind its last collective: the one here comes before.
+        Any other use of a future is refused: its waits would not be seen.
+        """
+        if not in_backward():
+            raise self._streams.tape.refuse("Work.get_future() outside of backward")
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self.wait)
+        future: Any = torch.futures.Future()
+        future.set_result(list(self._results))
+        return future
 
     def is_completed(self) -> bool:
         """Return whether the host knows that it is over."""
@@ -194,6 +209,7 @@ class CollectiveRecorder:
             streams,
             tape.clocks.mark(timeline),
             held=touched if asynchronous else (),
+            results=writes if asynchronous else (),
             blocks=kind == "barrier",
             unwaited=self._unwaited,
         )

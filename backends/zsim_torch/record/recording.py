@@ -8,7 +8,10 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from zsim_torch.clocks.call_stack import StackFrame
 from zsim_torch.lift.journal import Journal
@@ -85,21 +88,28 @@ def recording(
 
 @contextmanager
 def _steps_ended(tape: Tape) -> Generator[None]:
-    """Let each step of an optimizer end a step of the journal."""
+    """Let each step of an optimizer end a step of the journal, that of the outermost."""
     journal = tape.journal
     assert journal is not None
+    under_way: list[object] = []
 
-    def end(*_: object) -> None:
-        gc.collect()
-        tape.begin_operation()
-        journal.end_step(by_optimizer=True)
+    def begin(optimizer: object, *_: object) -> None:
+        under_way.append(optimizer)
+
+    def end(optimizer: object, *_: object) -> None:
+        del under_way[under_way.index(optimizer) :]
+        if not under_way:
+            gc.collect()
+            tape.begin_operation()
+            journal.end_step(by_optimizer=True)
 
     collected = gc.isenabled()
-    handle = register_optimizer_step_post_hook(end)
+    handles = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
     gc.disable()
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         if collected:
             gc.enable()
