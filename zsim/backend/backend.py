@@ -135,7 +135,7 @@ def names() -> tuple[str, ...]:
 
 
 class RecordedScript(Protocol):
-    """What a training script was seen to do, and what is wrong with it."""
+    """A training script as it was recorded: its findings, and its schedule."""
 
     @property
     def is_clean(self) -> bool:

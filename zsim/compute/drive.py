@@ -19,7 +19,7 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveAccess:
-    """How a read or write is issued; the defaults are those of DeepSpeed's `aio` table.
+    """The way a read or write is issued; the defaults are those of DeepSpeed's `aio` table.
 
     Attributes:
         block_bytes, queue_depth: blocks into which a thread cuts its part, and how many of them it

@@ -10,7 +10,7 @@ from zsim_torch.clocks.stream_clock import StreamClocks
 
 
 class HazardKind(StrEnum):
-    """What is wrong with two uses of memory."""
+    """Kinds of hazards: two uses of memory that nothing orders."""
 
     RACE = "race"
     """Two streams touch the same bytes, one of them writes."""
@@ -21,7 +21,7 @@ class HazardKind(StrEnum):
 
 
 class BlockKind(StrEnum):
-    """Where memory is, and with it the contract of its allocator."""
+    """Kinds of memory, each with an allocator and its contract."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -56,7 +56,7 @@ class Hazard:
     former: BlockOrigin | None = None
     """For `REUSE` the block that was there before; `earlier` is a use of it."""
     last_wait: CallStack | None = None
-    """Where the later timeline last waited for the earlier one: too early."""
+    """Stack of the last wait of the later timeline for the earlier one: too early."""
     count: int = 1
 
     @property

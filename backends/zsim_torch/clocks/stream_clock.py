@@ -9,7 +9,7 @@ from zsim_torch.clocks.call_stack import CallStack
 
 
 class TimelineKind(StrEnum):
-    """What runs the operations of a timeline."""
+    """Kinds of timelines, by what runs their operations."""
 
     STREAM = "stream"
     HOST = "host"
@@ -23,7 +23,7 @@ class Tick(NamedTuple):
 
 
 class ClockMark(NamedTuple):
-    """What had been done, or was ordered before, at a position: what an event records."""
+    """All that is ordered before a position: an event records it."""
 
     timeline: int
     clock: tuple[int, ...]
@@ -38,7 +38,7 @@ class ClockTimeline:
     kind: TimelineKind
     clock: list[int]
     waits: dict[int, CallStack | None] = field(default_factory=dict[int, CallStack | None])
-    """Where it last waited for each other timeline."""
+    """Stack of its last wait for each other timeline."""
 
     @property
     def is_host(self) -> bool:

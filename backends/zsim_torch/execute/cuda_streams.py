@@ -59,15 +59,8 @@ class CudaStreams:
         jobs is still under way.
         """
         events = self._events_of(entry.after)
-        if self.workers.has(entry.stream):
-            self.workers.hand_over(
-                entry.operation,
-                self.step,
-                entry.stream,
-                action,
-                after=entry.after,
-                awaited=[*(_DeviceEvent(event) for event in events), *awaited],
-            )
+        on_device = map(_DeviceEvent, events)
+        if self.workers.takes(entry, self.step, action, [*on_device, *awaited]):
             return
         self.workers.wait(self.workers.named(entry.after))
         stream = self._streams[entry.stream]

@@ -45,6 +45,25 @@ class Awaitable(Protocol):
         ...
 
 
+class WorkerEntry(Protocol):
+    """An operation as streams know it."""
+
+    @property
+    def operation(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def stream(self) -> str:
+        """The stream or thread that it is on."""
+        ...
+
+    @property
+    def after(self) -> tuple[Edge, ...]:
+        """The operations that it waits for."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class HostJob:
     """An operation that was handed to a thread. Without a name it is no operation of a schedule."""
@@ -129,6 +148,24 @@ class HostWorkers:
     def has(self, stream: str) -> bool:
         """Return whether `stream` is a thread here."""
         return stream in self._queues
+
+    def takes(
+        self,
+        entry: WorkerEntry,
+        step: int,
+        action: Callable[[], None],
+        awaited: Iterable[Awaitable],
+    ) -> bool:
+        """Hand `action` to the thread that the stream of `entry` is; return whether it is one.
+
+        Raises:
+            HostWorkError: some job has failed.
+        """
+        if not self.has(entry.stream):
+            return False
+        after = entry.after
+        self.hand_over(entry.operation, step, entry.stream, action, after=after, awaited=awaited)
+        return True
 
     def hand_over(
         self,

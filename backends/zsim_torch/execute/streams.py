@@ -141,7 +141,7 @@ class _Flight:
     works: list[PendingWork]
     before: list["_Flight"]
     on_group: int
-    """How many its communicator was handed with it."""
+    """Count of operations that its communicator was handed with it."""
     end_ns: int | None = None
 
 
@@ -177,15 +177,7 @@ class CpuStreams:
         A thread cannot wait for a collective: Gloo divides for an average where somebody waits.
         """
         self._land(self._before(entry))
-        if self.workers.has(entry.stream):
-            self.workers.hand_over(
-                entry.operation,
-                self.step,
-                entry.stream,
-                action,
-                after=entry.after,
-                awaited=awaited,
-            )
+        if self.workers.takes(entry, self.step, action, awaited):
             return
         self.workers.wait([*self.workers.named(entry.after), *awaited])
         start = time.perf_counter_ns()

@@ -25,7 +25,9 @@ class CommunicatorMesh:
         return axes[0] if len(axes) == 1 else _joined(axes)
 
 
-def mesh_of(world: int, rank: int, communicators: Mapping[str, tuple[int, ...]]) -> CommunicatorMesh:
+def mesh_of(
+    world: int, rank: int, communicators: Mapping[str, tuple[int, ...]]
+) -> CommunicatorMesh:
     """Return the coarsest mesh of which each communicator of `rank` is a row.
 
     Groups are named by their axes, as they are called on every rank.
@@ -33,21 +35,25 @@ def mesh_of(world: int, rank: int, communicators: Mapping[str, tuple[int, ...]])
     Raises:
         LiftError: there is none: a communicator is no arithmetic progression, or two do not nest.
     """
-    rows = {name: _row(name, rank, ranks) for name, ranks in communicators.items() if len(ranks) > 1}
+    rows = {
+        name: _row(name, rank, ranks) for name, ranks in communicators.items() if len(ranks) > 1
+    }
     ends = sorted({1, world}.union(*rows.values()))
     for low, high in pairwise(ends):
         if high % low:
             raise LiftError(f"communicators of {low} and {high} ranks do not nest in a mesh")
     spans = list(pairwise(ends))[::-1] or [(1, 1)]
     names = [DATA] if len(spans) == 1 else [f"axis{number}" for number in range(len(spans))]
-    axes = [Axis(name=name, size=high // low) for name, (low, high) in zip(names, spans, strict=True)]
+    axes = [
+        Axis(name=name, size=high // low) for name, (low, high) in zip(names, spans, strict=True)
+    ]
     along = {
-        name: tuple(
-            axis for axis, (low, high) in zip(names, spans, strict=True) if first <= low < end
-        )
+        name: tuple(axis for axis, (low, _) in zip(names, spans, strict=True) if first <= low < end)
         for name, (first, end) in rows.items()
     }
-    joined = {axes: Joined(name=_joined(axes), axes=axes) for axes in along.values() if len(axes) > 1}
+    joined = {
+        axes: Joined(name=_joined(axes), axes=axes) for axes in along.values() if len(axes) > 1
+    }
     seen: Counter[str] = Counter()
     groups: dict[str, Group] = {}
     for name in communicators:

@@ -83,7 +83,7 @@ Event = Launch | Allocation | Drop
 
 
 class BlockFacts(NamedTuple):
-    """What is said of a block when it is allocated; `home` is None for pinned memory."""
+    """Facts of a block at its allocation; `home` is None for pinned memory."""
 
     size: int
     home: int | None
@@ -98,14 +98,13 @@ class Journal:
     and dropped stands before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: ClockTimeline) -> None:
+        self._host = host
         self.steps: list[list[Event]] = [[]]
         self.blocks: list[BlockFacts] = []
         self.streams: dict[int, str] = {}
-        self.host = 0
-        """The number of the host's timeline."""
         self.unliftable: list[str] = []
-        """What was met that no schedule says."""
+        """Operations that no schedule says."""
         self._numbers: dict[TrackedBlock, int] = {}
         self._open: Launch | None = None
         self._are_optimizers = True
@@ -124,17 +123,20 @@ class Journal:
             self.steps = [[each for step in self.steps for each in step]]
         self.steps.append([])
 
-    def allocate(
-        self, block: TrackedBlock, host: ClockTimeline, live_bytes: int, site: StackFrame | None
-    ) -> None:
+    @property
+    def host(self) -> int:
+        """The number of the host's timeline."""
+        return self._host.number
+
+    def allocate(self, block: TrackedBlock, live_bytes: int, site: StackFrame | None) -> None:
         """Note that memory was taken for `block`."""
         if block.size:
             number = self._numbers[block] = len(self.blocks)
             home = None if block.home is None else block.home.number
             self.blocks.append(BlockFacts(block.size, home, block.label, site))
-            self._insert(Allocation(number, tuple(host.clock), live_bytes))
+            self._insert(Allocation(number, tuple(self._host.clock), live_bytes))
 
-    def drop(self, block: TrackedBlock, host: ClockTimeline) -> None:
+    def drop(self, block: TrackedBlock) -> None:
         """Note that the storage in `block` died."""
         number = self._numbers.pop(block, None)
         if number is not None:
@@ -142,7 +144,7 @@ class Journal:
             ticks = {each: last.tick for each, last in block.last.items() if each != home}
             recorded = tuple(ticks[each] for each in ticks if each in block.recorded)
             uses = tuple(ticks[each] for each in ticks if each not in block.recorded)
-            self._insert(Drop(number, tuple(host.clock), uses, recorded))
+            self._insert(Drop(number, tuple(self._host.clock), uses, recorded))
 
     def _insert(self, event: Allocation | Drop) -> None:
         # What dies behind the end of a step, as gradients do in zero_grad(), is the last of it.
@@ -150,12 +152,11 @@ class Journal:
         step = self.steps[-2 if is_behind else -1]
         step.insert(len(step) - (self._open is not None), event)
 
-    def touch(  # noqa: PLR0913  (what an operation is, and what it touches)
+    def touch(
         self,
         block: TrackedBlock,
         timeline: ClockTimeline,
         tick: Tick,
-        host: ClockTimeline,
         region: ByteRegion,
         *,
         writes: bool,
@@ -168,7 +169,7 @@ class Journal:
             if not timeline.is_host:
                 self.streams.setdefault(timeline.number, timeline.name)
             known = tuple(timeline.clock)
-            launch = Launch(tick.timeline, tick.time, known, tuple(host.clock), name, site)
+            launch = Launch(tick.timeline, tick.time, known, tuple(self._host.clock), name, site)
             self.steps[-1].append(launch)
             self._open = launch
         launch.touches.append(Touch(self._numbers[block], region, writes))

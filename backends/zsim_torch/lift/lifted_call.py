@@ -1,7 +1,7 @@
 """Collectives of torch as operations of a schedule, and the bytes that they send."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zsim.dtype import DType
 from zsim.schedule.operation import (
@@ -11,10 +11,8 @@ from zsim.schedule.operation import (
     CollectiveOperation,
     Communication,
     Edge,
-    Receive,
-    Reduction,
     ReduceScatter,
-    Send,
+    Reduction,
     Together,
     View,
 )
@@ -60,7 +58,7 @@ DTYPES = {
 
 
 class CallPlace(NamedTuple):
-    """Where a collective stands in a schedule."""
+    """The place of a collective in a schedule."""
 
     id: str
     stream: str
@@ -76,23 +74,21 @@ def collective(
     Raises:
         LiftError: schedules have no such collective.
     """
-    wire = DTYPES[call.dtype]
     pairs = list(zip(reads, writes, strict=False))
     if len(reads) != len(writes) or not pairs:
         raise LiftError(f"{call.kind} at {place.id}: lists of tensors are not lifted")
     if len(pairs) == 1:
-        return _one(call, place, *pairs[0], wire)
+        return _one(call, place, *pairs[0])
     alone = [
-        _one(call, CallPlace(f"{place.id}/{number}", place.stream, (), place.group), *pair, wire)
+        _one(call, CallPlace(f"{place.id}/{number}", place.stream, (), place.group), *pair)
         for number, pair in enumerate(pairs)
     ]
     return Together(id=place.id, stream=place.stream, after=place.after, members=tuple(alone))
 
 
-def _one(
-    call: CollectiveCall, place: CallPlace, source: View, target: View, wire: DType
-) -> CollectiveOperation:
-    common = {**place._asdict(), "wire": wire, "source": source, "target": target}
+def _one(call: CollectiveCall, place: CallPlace, source: View, target: View) -> CollectiveOperation:
+    wire = DTYPES[call.dtype]
+    common: dict[str, Any] = {**place._asdict(), "wire": wire, "source": source, "target": target}
     if call.kind in GATHERS:
         return AllGather(**common)
     if call.kind in BROADCASTS and call.root is not None:

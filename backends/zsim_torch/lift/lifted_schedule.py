@@ -39,9 +39,7 @@ def lift(journal: Journal, *, name: str, world: int, rank: int) -> Schedule:
         raise LiftError(journal.unliftable[0])
     step = RepeatedStep(journal)
     calls = [
-        event.call
-        for event in step.events
-        if isinstance(event, Launch) and event.call is not None
+        event.call for event in step.events if isinstance(event, Launch) and event.call is not None
     ]
     mesh = mesh_of(world, rank, {each.communicator: each.ranks for each in calls})
     lifted = LiftedStep(step, mesh, rank)
@@ -59,9 +57,7 @@ def lift(journal: Journal, *, name: str, world: int, rank: int) -> Schedule:
                 Fill(id=f"setup/fill {buffer.name}", stream=stream, target=whole, value=0.0)
             )
     kept = sum(each.size_bytes for each, stays in buffers if stays and each.pool == DEVICE)
-    peak = max(
-        kept, *(each.live_bytes for each in step.events if isinstance(each, Allocation)), 0
-    )
+    peak = max(kept, *(each.live_bytes for each in step.events if isinstance(each, Allocation)), 0)
     pools = [Pool(name=DEVICE, discipline=Discipline.CACHING)]
     if on_host:
         pools.append(Pool(name=PINNED, place=Place.HOST))

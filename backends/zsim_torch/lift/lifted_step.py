@@ -41,7 +41,7 @@ DEVICE, PINNED = "device", "pinned"
 
 @dataclass(slots=True)
 class _Block:
-    """What all accesses of a step say about a block."""
+    """A block, as all accesses of a step have it."""
 
     name: str
     size: int
@@ -182,7 +182,9 @@ class LiftedStep:
             case Drop(block=block, recorded=recorded):
                 if self.step.key(block).lag is None:
                     label = self.step.journal.blocks[block].label
-                    raise LiftError(f"{label}: the step drops what an earlier one than the last took")
+                    raise LiftError(
+                        f"{label}: the step drops what an earlier one than the last took"
+                    )
                 mode = FreeMode.DEFERRED if recorded else FreeMode.WAITED
                 edges = (self._edge(place, turn) for place in each.after)
                 uses = tuple(edge for edge in edges if isinstance(edge, str))
@@ -219,7 +221,7 @@ class LiftedStep:
             return collective(launch.call, place, views[:split], views[split:])
         homes = {self.step.journal.blocks[each.block].home for each in launch.touches}
         if launch.is_copy and None in homes:
-            return self._copy(launch, name, stream, after, turn)
+            return self._copy(launch, CallPlace(name, stream, after, ""), turn)
         made = Role.INPUT_GRADIENT if launch.in_backward else Role.OUTPUT
         operands = dict.fromkeys(
             (made if writes else Role.INPUT, view)
@@ -252,23 +254,31 @@ class LiftedStep:
         for (name, writes), view in own.items():
             if name not in runs and (writes or (name, True) not in own):
                 yield writes, view
-        for name, (reads, writes) in runs.items():
-            ends = [*reads, *writes]
-            written = cut(writes, ends)
-            for start, end in sorted({*cut(reads, ends)}.difference(written)):
+        for name, (read, written) in runs.items():
+            ends = [*read, *written]
+            pieces = cut(written, ends)
+            for start, end in sorted({*cut(read, ends)}.difference(pieces)):
                 yield False, View(buffer=name, start=start, size=end - start)
-            for start, end in written:
+            for start, end in pieces:
                 yield True, View(buffer=name, start=start, size=end - start)
 
-    def _copy(
-        self, launch: Launch, name: str, stream: str, after: tuple[Edge, ...], turn: int
-    ) -> Copy:
+    def _copy(self, launch: Launch, place: CallPlace, turn: int) -> Copy:
         views = [self._views(each, turn, runs_max=0)[0] for each in launch.touches]
-        sources = [view for view, each in zip(views, launch.touches, strict=True) if not each.writes]
+        sources = [
+            view for view, each in zip(views, launch.touches, strict=True) if not each.writes
+        ]
         targets = [view for view, each in zip(views, launch.touches, strict=True) if each.writes]
         if len(sources) != 1 or len(targets) != 1:
-            raise LiftError(f"{launch.name} at {launch.site}: copies with pageable memory at an end")
-        return Copy(id=name, stream=stream, after=after, source=sources[0], target=targets[0])
+            raise LiftError(
+                f"{launch.name} at {launch.site}: copies with pageable memory at an end"
+            )
+        return Copy(
+            id=place.id,
+            stream=place.stream,
+            after=place.after,
+            source=sources[0],
+            target=targets[0],
+        )
 
     def _views(self, touch: Touch, turn: int, *, runs_max: int) -> list[View]:
         block, name = self._blocks[self._key(touch.block)], self._name(touch.block, turn)

@@ -149,7 +149,10 @@ class RepeatedStep:
         Raises:
             LiftError: they differ; the message says where first.
         """
-        before, last = self._forms(self.before, self._last - 1), self._forms(self.events, self._last)
+        before, last = (
+            self._forms(self.before, self._last - 1),
+            self._forms(self.events, self._last),
+        )
         for (one, earlier), (other, later) in zip(before, last, strict=False):
             if one != other:
                 what = f"{self._told(earlier)} in one, {self._told(later)} in the other"
@@ -293,9 +296,7 @@ class _Reduction:
         found = (each for each in events if isinstance(each, Launch) and each.timeline == timeline)
         return next(found, None)
 
-    def _needed(
-        self, clock: Sequence[int], known: Sequence[int], *, own: int
-    ) -> tuple[Place, ...]:
+    def _needed(self, clock: Sequence[int], known: Sequence[int], *, own: int) -> tuple[Place, ...]:
         """Return the operations up to `clock` that what `known` has does not cover."""
         found: list[tuple[int, int, Place]] = []
         for timeline, time in enumerate(clock):

@@ -112,7 +112,7 @@ class ScriptRecording:
 
     @property
     def divergences(self) -> list[str]:
-        """Where two recorded ranks disagree about what a communicator does."""
+        """Disagreements of two recorded ranks about what a communicator does."""
         return divergences(self.ranks)
 
     @property

@@ -63,7 +63,7 @@ OVERWRITES = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
 
 @dataclass(frozen=True, slots=True)
 class OperatorAccess:
-    """What an operator does with its arguments and results, by their place in the schema."""
+    """Reads and writes of an operator: of arguments, by their place in the schema, and results."""
 
     name: str
     is_silent: bool

@@ -18,6 +18,8 @@ from zsim_torch.record.tape import Tape
 CUDA = "cuda"
 _REFUSED = ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "use_mem_pool")
 """Names of `torch.cuda` whose work a recording does not see."""
+_MARKS = ("mark", "range_push", "range_pop", "range_start", "range_end")
+"""Functions of `torch.cuda.nvtx`, which name what a profiler shows."""
 _REAL_DEVICE = torch.device
 
 
@@ -78,6 +80,8 @@ def cuda_masked(tape: Tape) -> Generator[None]:
             total_memory=MEMORY_BYTES,
             multi_processor_count=132,
         )
+        for name in _MARKS:
+            stack.enter_context(patch.object(cuda.nvtx, name, lambda *_, **__: 0))
         stack.enter_context(patch.object(cuda, "get_device_properties", lambda *_: properties))
         stack.enter_context(patch.object(cuda, "ExternalStream", DEVICE_MODULE.Stream, create=True))
         stack.enter_context(patch.object(torch, "device", PretendedDevice))

@@ -35,7 +35,7 @@ ONE_SIDED = {"send": False, "recv_": True, "recv_any_source_": True, "barrier": 
 
 
 class RecordedWork(dist.Work):
-    """What a collective returns: waiting for it orders the current stream after it.
+    """The work that a collective returns: waiting for it orders the current stream after it.
 
     Until then it stays in `unwaited`. torch hands it through C++, where the Python half would be
     lost; and the tensors of a work that nobody waits for live until the collective is over.

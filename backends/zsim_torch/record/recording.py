@@ -14,7 +14,6 @@ from torch.optim.optimizer import (
 )
 
 from zsim_torch.clocks.call_stack import StackFrame
-from zsim_torch.lift.journal import Journal
 from zsim_torch.record.operator_recorder import OperatorRecorder
 from zsim_torch.record.pretended_cuda import cuda_masked
 from zsim_torch.record.pretended_streams import DeviceStreams, set_active
@@ -50,7 +49,7 @@ def recording(
     if not 0 <= rank < world:
         raise ValueError(f"rank must be from 0 to {world - 1}, got {rank}")
     register_device()
-    tape = Tape(rank, world, items, journal=Journal() if lifts else None)
+    tape = Tape(rank, world, items, lifts=lifts)
     streams = DeviceStreams(tape)
     environment = {
         "RANK": str(rank),

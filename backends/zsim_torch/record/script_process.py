@@ -76,9 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(arguments)
     failure = ""
-    with recording(
-        world=given.world, rank=given.rank, cuda=given.cuda, lifts=given.lifts
-    ) as tape:
+    with recording(world=given.world, rank=given.rank, cuda=given.cuda, lifts=given.lifts) as tape:
         try:
             _run(given.command)
         except SystemExit as ended:

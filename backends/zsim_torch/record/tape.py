@@ -101,11 +101,12 @@ class Tape:
     )
     """For each communicator by its ranks and name, in the order of issue."""
     refused: Counter[str] = field(default_factory=Counter[str])
-    """What was met that a recording does not see, each with how often."""
+    """Parts of the script that a recording does not see, each with how often."""
     invented: Counter[str] = field(default_factory=Counter[str])
     """Values that were made up, each with how often."""
-    journal: Journal | None = None
-    """What a lift needs, where one is asked for."""
+    lifts: bool = False
+    journal: Journal | None = field(init=False, default=None)
+    """The events that a lift needs, where one is asked for."""
     operation_count: int = 0
     peak_bytes: int = 0
     live_bytes: int = 0
@@ -120,6 +121,8 @@ class Tape:
         self.hazards = HazardList(self.clocks, site_of)
         self.contract = BlockContract(self.clocks, self.hazards)
         self.host = self.clocks.host()
+        if self.lifts:
+            self.journal = Journal(self.host)
 
     @property
     def findings(self) -> list[Hazard]:
@@ -226,7 +229,6 @@ class Tape:
                     block,
                     timeline,
                     tick,
-                    self.host,
                     region,
                     writes=writes,
                     name=operation,
@@ -271,7 +273,7 @@ class Tape:
         if live.block.kind is BlockKind.DEVICE:
             self.live_bytes -= live.block.size
         if self.journal is not None:
-            self.journal.drop(live.block, self.host)
+            self.journal.drop(live.block)
         self.contract.drop(live.block, self.host, stack)
 
     def _grow(self, block: TrackedBlock, stack: CallStack) -> None:
@@ -279,7 +281,7 @@ class Tape:
             self.live_bytes += block.size
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         if self.journal is not None:
-            self.journal.allocate(block, self.host, self.live_bytes, self._site(stack))
+            self.journal.allocate(block, self.live_bytes, self._site(stack))
 
     def _site(self, stack: CallStack) -> StackFrame | None:
         """Return the line that a name shows, if one tells anything; equal stacks are one object."""

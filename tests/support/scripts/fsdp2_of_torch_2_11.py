@@ -43,15 +43,15 @@ class OlderFsdp(MetaPathFinder):
 
 sys.meta_path.insert(0, OlderFsdp())
 
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard  # noqa: E402
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-from zsim_torch import recording  # noqa: E402
-from zsim_torch.record.finding_report import document_of  # noqa: E402
+from zsim_torch import recording
+from zsim_torch.record.finding_report import document_of
 
 settings: Any = torch._dynamo.config
 settings._config["skip_fsdp_hooks"] = copy.copy(settings._config["suppress_errors"])

@@ -1,7 +1,7 @@
 """Steps of small scripts, lifted: what becomes of waits, memory and copies, and what is refused."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import pytest
 import torch
@@ -26,21 +26,23 @@ from zsim_torch import recording
 from zsim_torch.lift.communicator_mesh import mesh_of
 from zsim_torch.lift.journal import LiftError
 from zsim_torch.lift.lifted_step import cut
+from zsim_torch.record.device_module import DeviceModule
 from zsim_torch.record.tape import Tape
-
 
 Kind = TypeVar("Kind", bound=Operation)
 
 
-def device() -> Any:
-    return torch.get_device_module("zsim")
+def device() -> DeviceModule:
+    return cast("DeviceModule", torch.get_device_module("zsim"))
 
 
 def ones(size: int = 64) -> torch.Tensor:
     return torch.ones(size, device="zsim")
 
 
-def lifted(step: Callable[[], object], *, steps: int = 3, world: int = 2, rank: int = 0) -> Schedule:
+def lifted(
+    step: Callable[[], object], *, steps: int = 3, world: int = 2, rank: int = 0
+) -> Schedule:
     with recording(world=world, rank=rank, lifts=True) as tape:
         dist.init_process_group("nccl")
         repeat(tape, step, steps)
@@ -156,7 +158,7 @@ def test_memory_that_record_stream_was_told_of_is_freed_later() -> None:
             side.wait_stream(device().current_stream())
             with device().stream(side):
                 value.mul_(2)
-            value.record_stream(side)
+            value.record_stream(cast("torch.Stream", side))
             del value
             device().current_stream().wait_stream(side)
             ones()
@@ -228,7 +230,7 @@ def test_steps_that_differ_are_refused_by_the_line() -> None:
         if next(count) == 2:
             value.mul_(2)
 
-    with pytest.raises(LiftError, match="the last two steps differ: .*test_lift.py"):
+    with pytest.raises(LiftError, match=r"the last two steps differ: .*test_lift\.py"):
         lifted(step)
 
 
@@ -256,7 +258,7 @@ def test_the_part_of_a_rank_is_that_of_every_rank() -> None:
             whole = torch.empty(64, device="zsim")
             own = whole[rank * 16 :][:16]
             own.fill_(1)
-            dist.all_gather_into_tensor(whole, own)
+            dist.all_gather_single(whole, own)
 
         return run
 
@@ -310,9 +312,7 @@ def row(sizes: list[int], span: tuple[int, int], rank: int) -> tuple[int, ...]:
     here = place(rank)
     outside = [axis for axis in range(len(sizes)) if not span[0] <= axis < span[1]]
     return tuple(
-        other
-        for other in range(world)
-        if all(place(other)[axis] == here[axis] for axis in outside)
+        other for other in range(world) if all(place(other)[axis] == here[axis] for axis in outside)
     )
 
 

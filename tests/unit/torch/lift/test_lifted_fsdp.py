@@ -1,6 +1,7 @@
 """What FSDP2 was seen to do is what zsim says that it does; and is proved."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from dropped_waits import WaitSite, waits_seen
@@ -14,16 +15,16 @@ from zsim.proof import prove
 from zsim.schedule.schedule import Schedule
 from zsim_torch import recording
 
-BOTH = {
+BOTH: dict[str, dict[str, Any]] = {
     "always": {"reshard": None},
     "never": {"reshard": False},
     "hybrid": {"reshard": None, "replicas": 2},
 }
 
 
-@pytest.fixture(scope="module", params=BOTH.values(), ids=BOTH)
+@pytest.fixture(scope="module", params=BOTH)
 def both(request: pytest.FixtureRequest) -> BothJobs:
-    return both_jobs(**request.param)
+    return both_jobs(**BOTH[request.param])
 
 
 def sent(schedule: Schedule) -> dict[tuple[int, str], int]:
