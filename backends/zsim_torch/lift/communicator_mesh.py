@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from zsim.schedule.mesh import Axis, Group, Joined, Mesh
-from zsim_torch.lift.journal import LiftError
+from zsim_torch.lift.step_events import LiftError
 
 DATA = "data"
 """The name of the only axis."""

@@ -17,7 +17,7 @@ from zsim.schedule.operation import (
     View,
 )
 from zsim.schedule.schedule import WireBytes
-from zsim_torch.lift.journal import CollectiveCall, LiftError
+from zsim_torch.lift.step_events import CollectiveCall, LiftError
 
 GATHERS = frozenset(
     {

@@ -20,16 +20,16 @@ from zsim.schedule.schedule import (
     WireBytes,
 )
 from zsim_torch.lift.communicator_mesh import CommunicatorMesh, mesh_of
-from zsim_torch.lift.journal import Allocation, Journal, Launch, LiftError
 from zsim_torch.lift.lifted_call import sent
 from zsim_torch.lift.lifted_step import DEVICE, PINNED, LiftedStep
 from zsim_torch.lift.repeated_step import RepeatedStep
+from zsim_torch.lift.step_events import Allocation, Launch, LiftError, StepEvents
 
 ROLE = "all"
 HOST_THREAD = "host"
 
 
-def lift(journal: Journal, *, name: str, world: int, rank: int) -> Schedule:
+def lift(journal: StepEvents, *, name: str, world: int, rank: int) -> Schedule:
     """Return the repeated step of a recording as a schedule that each of `world` ranks runs.
 
     Raises:
@@ -62,7 +62,7 @@ def lift(journal: Journal, *, name: str, world: int, rank: int) -> Schedule:
     if on_host:
         pools.append(Pool(name=PINNED, place=Place.HOST))
     return Schedule(
-        name=name,
+        name=name if step.turns == 1 else f"{name}, {step.turns} repetitions a step",
         mesh=mesh.mesh,
         roles=(RankRole(name=ROLE),),
         groups=tuple(mesh.groups.values()),

@@ -27,9 +27,9 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Buffer, Kind
 from zsim_torch.clocks.call_stack import StackFrame
 from zsim_torch.lift.communicator_mesh import CommunicatorMesh
-from zsim_torch.lift.journal import Allocation, CollectiveCall, Drop, Launch, LiftError, Touch
 from zsim_torch.lift.lifted_call import DTYPES, GATHERS, SCATTERS, CallPlace, collective
-from zsim_torch.lift.repeated_step import BlockKey, OrderedEvent, Place, RepeatedStep, in_order
+from zsim_torch.lift.repeated_step import BlockKey, EventPlace, OrderedEvent, RepeatedStep, in_order
+from zsim_torch.lift.step_events import Allocation, CollectiveCall, Drop, Launch, LiftError, Touch
 
 RUNS_MAX = 64
 """Views of more separate runs count as all that lies between their first and last element."""
@@ -190,7 +190,7 @@ class LiftedStep:
                 uses = tuple(edge for edge in edges if isinstance(edge, str))
                 yield Free(id=name, buffer=self._name(block, turn), mode=mode, uses=uses)
 
-    def _edge(self, place: Place, turn: int) -> Edge:
+    def _edge(self, place: EventPlace, turn: int) -> Edge:
         name = self._ids[place.position]
         if turn >= place.lag:
             return f"step/{turn - place.lag}/{name}"

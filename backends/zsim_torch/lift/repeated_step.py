@@ -11,19 +11,19 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from zsim_torch.clocks.stream_clock import Tick
-from zsim_torch.lift.journal import (
+from zsim_torch.lift.step_events import (
     Allocation,
     Drop,
     Event,
-    Journal,
     Launch,
     LiftError,
+    StepEvents,
     Touch,
     ordered,
 )
 
 
-class Place(NamedTuple):
+class EventPlace(NamedTuple):
     """An event: the one at `position` of the step `lag` steps ago."""
 
     lag: int
@@ -42,7 +42,7 @@ class Lifetime:
     """A block that each step takes: where it is taken, and where the step that drops it does."""
 
     allocated: int
-    dropped: Place
+    dropped: EventPlace
     """Its lag is how many steps later."""
 
     @property
@@ -55,7 +55,7 @@ class Lifetime:
 class RepeatedStep:
     """The last step of a recording, which is as the one `before` it."""
 
-    journal: Journal
+    journal: StepEvents
     before: list[Event] = field(init=False)
     events: list[Event] = field(init=False)
     lifetimes: dict[int, Lifetime] = field(init=False)
@@ -103,18 +103,18 @@ class RepeatedStep:
             if number < self._last - 1 and block not in dead
         ]
 
-    def latest(self, timeline: int, time: int) -> tuple[int, Place] | None:
+    def latest(self, timeline: int, time: int) -> tuple[int, EventPlace] | None:
         """Return the last operation of a timeline up to `time`; None before the last two steps."""
         return self._latest(timeline, time, self._last)
 
-    def _latest(self, timeline: int, time: int, step: int) -> tuple[int, Place] | None:
+    def _latest(self, timeline: int, time: int, step: int) -> tuple[int, EventPlace] | None:
         times, places = self._places.get(timeline, ([], []))
         index = bisect_right(times, time)
         if not index:
             return None
         number, position = places[index - 1]
         lag = step - number
-        return (times[index - 1], Place(lag, position)) if lag <= 1 else None
+        return (times[index - 1], EventPlace(lag, position)) if lag <= 1 else None
 
     def key(self, block: int) -> BlockKey:
         """Return which block of the repeated step one of the journal is."""
@@ -123,12 +123,12 @@ class RepeatedStep:
         return BlockKey(lag, position) if lag <= 1 else BlockKey(None, block)
 
     def _lifetimes(self) -> dict[int, Lifetime]:
-        dropped: dict[tuple[int, int], Place] = {}
+        dropped: dict[tuple[int, int], EventPlace] = {}
         for number, events in ((self._last - 1, self.before), (self._last, self.events)):
             for position, event in enumerate(events):
                 if isinstance(event, Drop):
                     step, at = self._born[event.block]
-                    dropped[step, at] = Place(number - step, position)
+                    dropped[step, at] = EventPlace(number - step, position)
         found: dict[int, Lifetime] = {}
         for position, event in enumerate(self.events):
             if not isinstance(event, Allocation):
@@ -156,11 +156,15 @@ class RepeatedStep:
         for (one, earlier), (other, later) in zip(before, last, strict=False):
             if one != other:
                 what = f"{self._told(earlier)} in one, {self._told(later)} in the other"
-                raise LiftError(f"the last two steps differ: {what}")
+                raise self._differing(what)
         counts = len(self.before), len(self.events)
         if len(set(counts)) > 1:
             extra = self._told(max(self.before, self.events, key=len)[min(counts)])
-            raise LiftError(f"the last two steps differ: only one has {extra}")
+            raise self._differing(f"only one has {extra}")
+
+    def _differing(self, what: str) -> LiftError:
+        count = self._last + 1
+        return LiftError(f"the last two steps differ: {what}; of {count} steps, the first set up")
 
     def _forms(self, events: list[Event], step: int) -> Iterator[tuple[object, Event]]:
         """Yield each event in a form that is the same in equal steps."""
@@ -224,8 +228,8 @@ class OrderedEvent:
     """
 
     event: Event
-    host_waits: tuple[Place, ...]
-    after: tuple[Place, ...]
+    host_waits: tuple[EventPlace, ...]
+    after: tuple[EventPlace, ...]
 
 
 class _Reduction:
@@ -247,7 +251,7 @@ class _Reduction:
         for position, event in enumerate(step.events):
             waits = self._needed(event.host, host, own=step.journal.host)
             host = event.host
-            after: tuple[Place, ...] = ()
+            after: tuple[EventPlace, ...] = ()
             if isinstance(event, Launch):
                 known = _later(streams.get(event.timeline, ()), host)
                 after = self._needed(event.clock, known, own=event.timeline)
@@ -261,14 +265,14 @@ class _Reduction:
                     after, streams[home] = self._awaited(event, position, known, home)
             yield OrderedEvent(event, waits, after)
 
-    def _deferred(self, drop: Drop, host: Sequence[int]) -> tuple[Place, ...]:
+    def _deferred(self, drop: Drop, host: Sequence[int]) -> tuple[EventPlace, ...]:
         """Return what the allocator waits for, but for what the host has seen finished."""
         found = [self.step.latest(*tick) for tick in drop.recorded if not ordered(host, tick)]
         return tuple(each[1] for each in found if each is not None)
 
     def _awaited(
         self, drop: Drop, position: int, known: tuple[int, ...], home: int
-    ) -> tuple[tuple[Place, ...], tuple[int, ...]]:
+    ) -> tuple[tuple[EventPlace, ...], tuple[int, ...]]:
         """Return the uses that the home stream waits for from here on, and what it then knows."""
         clock = [0] * (1 + max(tick.timeline for tick in drop.uses))
         for timeline in self._covered(drop, position, home):
@@ -296,9 +300,11 @@ class _Reduction:
         found = (each for each in events if isinstance(each, Launch) and each.timeline == timeline)
         return next(found, None)
 
-    def _needed(self, clock: Sequence[int], known: Sequence[int], *, own: int) -> tuple[Place, ...]:
+    def _needed(
+        self, clock: Sequence[int], known: Sequence[int], *, own: int
+    ) -> tuple[EventPlace, ...]:
         """Return the operations up to `clock` that what `known` has does not cover."""
-        found: list[tuple[int, int, Place]] = []
+        found: list[tuple[int, int, EventPlace]] = []
         for timeline, time in enumerate(clock):
             if timeline in (own, self.step.journal.host):
                 continue

@@ -14,8 +14,8 @@ from zsim.backend.document import decode
 from zsim_torch.clocks.access_history import RecordedAccess
 from zsim_torch.clocks.call_stack import CallStack, StackFrame
 from zsim_torch.clocks.finding import BlockOrigin, Hazard
-from zsim_torch.lift.journal import LiftError
 from zsim_torch.lift.lifted_schedule import one_for_all
+from zsim_torch.lift.step_events import LiftError
 from zsim_torch.record.rank_comparison import divergences
 from zsim_torch.record.tape import Tape, telling_frames
 

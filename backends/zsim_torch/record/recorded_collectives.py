@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 
 from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
-from zsim_torch.lift.journal import CollectiveCall
+from zsim_torch.lift.step_events import CollectiveCall
 from zsim_torch.record.operator_access import tensors_in
 from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams, in_backward
 from zsim_torch.record.tape import RecordedCollective, Tape, elements

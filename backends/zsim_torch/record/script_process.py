@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zsim.backend.document import encode
-from zsim_torch.lift.journal import LiftError
 from zsim_torch.lift.lifted_schedule import document
+from zsim_torch.lift.step_events import LiftError
 from zsim_torch.record.finding_report import Document, ScriptRecording, document_of
 from zsim_torch.record.recording import recording
 from zsim_torch.record.tape import Tape

@@ -21,8 +21,8 @@ from zsim_torch.clocks.byte_region import ByteRegion, region_of_view
 from zsim_torch.clocks.call_stack import CallStack, CallStacks, StackFrame
 from zsim_torch.clocks.finding import BlockKind, Hazard, HazardList
 from zsim_torch.clocks.stream_clock import ClockTimeline, StreamClocks, Tick
-from zsim_torch.lift.journal import Journal, LiftError
 from zsim_torch.lift.lifted_schedule import lift
+from zsim_torch.lift.step_events import LiftError, StepEvents
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 _DISTRIBUTED = str(Path(TORCH_FOLDER) / "distributed")
@@ -105,7 +105,7 @@ class Tape:
     invented: Counter[str] = field(default_factory=Counter[str])
     """Values that were made up, each with how often."""
     lifts: bool = False
-    journal: Journal | None = field(init=False, default=None)
+    journal: StepEvents | None = field(init=False, default=None)
     """The events that a lift needs, where one is asked for."""
     operation_count: int = 0
     peak_bytes: int = 0
@@ -122,7 +122,7 @@ class Tape:
         self.contract = BlockContract(self.clocks, self.hazards)
         self.host = self.clocks.host()
         if self.lifts:
-            self.journal = Journal(self.host)
+            self.journal = StepEvents(self.host)
 
     @property
     def findings(self) -> list[Hazard]:

@@ -24,8 +24,8 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Place, Schedule
 from zsim_torch import recording
 from zsim_torch.lift.communicator_mesh import mesh_of
-from zsim_torch.lift.journal import LiftError
 from zsim_torch.lift.lifted_step import cut
+from zsim_torch.lift.step_events import LiftError
 from zsim_torch.record.device_module import DeviceModule
 from zsim_torch.record.tape import Tape
 

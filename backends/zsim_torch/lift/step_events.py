@@ -91,7 +91,7 @@ class BlockFacts(NamedTuple):
     site: StackFrame | None
 
 
-class Journal:
+class StepEvents:
     """Events in the order of the host, cut at the ends of steps.
 
     An operation is noted while its results are allocated: until it is `closed`, what is allocated
