@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 from drawn_clusters import NO_MODEL, RATES
 
 import zsim_topologies
+from zsim.api.scenario import load
 from zsim.backend.backend import Job
 from zsim.backend.document import (
     Document,
@@ -238,3 +240,32 @@ def test_a_job_and_its_document_say_the_same() -> None:
     assert decode(encode(Document.of(built))).job() == built
     with pytest.raises(DocumentError, match=r"^cluster: missing; "):
         replace(Document.of(job), cluster=None).job()
+
+
+def test_a_job_with_the_constants_that_ship_is_read_back_as_it_was() -> None:
+    """They say on which date they were judged."""
+    document = load("llama2_7b").document
+    assert document.cluster is not None
+    assert decode(encode(document)) == document
+
+
+@pytest.mark.parametrize("date", ["yesterday", 20260131, "2026-02-30"])
+def test_what_is_no_date_is_refused(date: object) -> None:
+    text = encode(load("llama2_7b").document)
+    data = json.loads(text)
+    dated = next(each for each in dictionaries(data) if "date" in each)
+    dated["date"] = date
+    with pytest.raises(DocumentError, match='must be a date such as "2026-01-31"'):
+        decode(json.dumps(data))
+
+
+def dictionaries(value: object) -> Iterator[dict[str, object]]:
+    """Yield every JSON object inside `value`."""
+    if isinstance(value, dict):
+        given = cast("dict[str, object]", value)
+        yield given
+        for each in given.values():
+            yield from dictionaries(each)
+    elif isinstance(value, list):
+        for each in cast("list[object]", value):
+            yield from dictionaries(each)

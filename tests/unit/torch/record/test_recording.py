@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from zsim.api.script_recording import cluster_of
+from zsim.mistake import MistakeError
 from zsim_torch import recording
 from zsim_torch.record.finding_report import LIMITS, ScriptRecording, document_of
 from zsim_torch.record.script_process import ScriptError, record_script
@@ -161,6 +163,18 @@ def test_a_script_is_recorded_in_a_process_and_its_failure_is_told(tmp_path: Pat
     assert [len(each["collectives"]) for each in recorded.ranks] == [1]
 
 
+def test_a_cluster_needs_a_schedule_to_simulate() -> None:
+    with pytest.raises(MistakeError, match="--cluster: needs --schedule"):
+        cluster_of("tiny", 4, is_used=False)
+
+
+def test_a_cluster_has_as_many_nodes_as_the_world_needs() -> None:
+    found = cluster_of("tiny", 20)
+    assert found is not None
+    assert found.nodes == -(-20 // found.gpus_per_node)
+    assert cluster_of(None, 20) is None
+
+
 PRIVATE = (
     "torch._C._autograd._get_sequence_nr",
     "torch._C._current_autograd_node",
@@ -172,6 +186,8 @@ PRIVATE = (
     "torch._subclasses.fake_tensor.UnsupportedOperatorException",
     "torch.UntypedStorage._cdata",
     "torch.distributed.distributed_c10d._resolve_process_group",
+    "torch.autograd.Variable._execution_engine",
+    "torch.utils.flop_counter.flop_registry",
     "torch.distributed.Work.boxed",
     "torch.distributed.ProcessGroup.unbox",
     "torch.nn.Module._apply",
