@@ -100,7 +100,11 @@ def _forecasts(
     runs: Sequence[Published], progress: Progress
 ) -> dict[tuple[str, int], RunForecast | str | None]:
     """Predict each row once, and of rows without a step time memory alone, by file and line."""
-    made = forecasts([asked(run, _most(run)) for run in runs], progress)
+
+    def told(done: int, of: int) -> None:
+        progress(done * len(runs) // of, len(runs))
+
+    made = forecasts([asked(run, _most(run)) for run in runs], told)
     return {(run.file, run.line): each for run, each in zip(runs, made, strict=True)}
 
 
