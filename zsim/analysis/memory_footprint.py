@@ -3,6 +3,7 @@
 Where frees are deferred it depends on time when memory comes back, and only a run says.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +11,16 @@ from zsim.analysis.schedule_plan import model_state_bytes, model_states
 from zsim.analysis.summary import summary
 from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
 from zsim.backend.backend import Job
-from zsim.memory import book, peak, reservations
+from zsim.memory import (
+    AtOnce,
+    book,
+    capacity_bytes,
+    deferred_frees,
+    peak,
+    peak_bytes,
+    reservations,
+    witness,
+)
 from zsim.schedule.operation import Free, FreeMode
 from zsim.schedule.schedule import Kind, Place, Program, Schedule
 from zsim.trace.trace import Shortage, Trace
@@ -77,18 +87,77 @@ def footprint(job: Job) -> Footprint:
     Raises:
         DependsOnTimeError: only a run can say.
     """
-    schedule = job.schedule
-    if depends_on_time(schedule):
+    if depends_on_time(job.schedule):
         raise DependsOnTimeError("frees are deferred: memory depends on when their uses end")
-    device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
-    allocated = needed = reserved = usable = 0
-    found: Lack | None = None
+    return _footprint(job, _served(job))
+
+
+def certain_footprint(job: Job) -> Footprint | None:
+    """Return a footprint that says whether `job` fits; None where only a run can say.
+
+    With deferred frees it is a bound: where the job lacks memory, what it holds if they return at
+    once; where it fits, what it reserves if they return as late as they may, and no host waits.
+    """
+    if not depends_on_time(job.schedule):
+        return footprint(job)
+    lacking = _at_best(job)
+    if lacking is not None:
+        return lacking
+    served = _served(job)
+    found = _footprint(job, served)
+    waits = any(each.waits for _, made in served.values() for each in made)
+    return found if found.fits and not waits else None
+
+
+def _at_best(job: Job) -> Footprint | None:
+    """Return what a rank holds that lacks memory even if deferred frees return at once."""
+    schedule = job.schedule
+    for program in schedule.programs:
+        latest = book(program, job.steps)
+        for pool in schedule.pools:
+            usable = capacity_bytes(pool, schedule, program, job.cluster)
+            if pool.place is not Place.DEVICE or usable is None:
+                continue
+            if peak_bytes(latest, pool.name) <= usable:  # at once it is no more
+                continue
+            entries = book(program, job.steps, returns=AtOnce())
+            least = peak_bytes(entries, pool.name)
+            if least > usable:
+                moment = witness(entries, pool.name, usable)
+                shortage = Shortage(
+                    operation=moment.operation, needed_bytes=moment.bytes, alive=moment.alive
+                )
+                return Footprint(
+                    allocated_bytes=least,
+                    needed_bytes=least,
+                    reserved_bytes=usable,
+                    usable_bytes=usable,
+                    lack=lack(program, shortage, usable),
+                )
+    return None
+
+
+def _served(job: Job) -> dict[str, ServedBook]:
+    """Return the book of each role, and what it reserves: deferred frees return at the latest."""
+    schedule = job.schedule
     served: dict[str, ServedBook] = {}
     for program in schedule.programs:
         entries = book(program, job.steps)
+        late = deferred_frees(program, entries, job.steps)
+        found = reservations(schedule, program, entries, job.cluster, deferred=late)
+        served[program.role] = entries, found
+    return served
+
+
+def _footprint(job: Job, served: Mapping[str, ServedBook]) -> Footprint:
+    schedule = job.schedule
+    device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
+    allocated = needed = reserved = usable = 0
+    found: Lack | None = None
+    for program in schedule.programs:
+        entries, made = served[program.role]
         allocated = max(allocated, *(peak(entries, name).bytes for name in device))
-        served[program.role] = entries, reservations(schedule, program, entries, job.cluster)
-        for each in served[program.role][1]:
+        for each in made:
             if each.pool in device and each.peak_bytes >= reserved:
                 reserved, usable = each.peak_bytes, each.capacity_bytes or 0
             if each.pool in device:

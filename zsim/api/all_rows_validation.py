@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from zsim.api.answer import Answer, Progress, tell_nobody
-from zsim.api.forecast import forecasts
+from zsim.api.forecast import asked, forecasts
 from zsim.api.network_validation import network_object, network_text
 from zsim.api.training_validation import fit_object, fit_text, verdict_object, verdicts_text
 from zsim.calibration.memory_fit import MemoryFit
@@ -100,18 +100,16 @@ def _forecasts(
     runs: Sequence[Published], progress: Progress
 ) -> dict[tuple[str, int], RunForecast | str | None]:
     """Predict each row once, and of rows without a step time memory alone, by file and line."""
-    timed = [run for run in runs if run.step_time_s is not None or run.reason]
-    others = [run for run in runs if run.step_time_s is None and not run.reason]
-    found: dict[tuple[str, int], RunForecast | str | None] = {}
-    for some, quantity in ((timed, Quantity.STEP_TIME), (others, Quantity.MEMORY)):
-        before = len(found)
 
-        def told(done: int, of: int, before: int = before, rows: int = len(some)) -> None:
-            progress(before + done * rows // of, len(runs))
+    def told(done: int, of: int) -> None:
+        progress(done * len(runs) // of, len(runs))
 
-        made = forecasts([run.ways for run in some], quantity, told)
-        found |= {(run.file, run.line): each for run, each in zip(some, made, strict=True)}
-    return found
+    made = forecasts([asked(run, _most(run)) for run in runs], told)
+    return {(run.file, run.line): each for run, each in zip(runs, made, strict=True)}
+
+
+def _most(run: Published) -> Quantity:
+    return Quantity.MEMORY if run.step_time_s is None else Quantity.STEP_TIME
 
 
 def _verdicts(

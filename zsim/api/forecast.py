@@ -12,11 +12,13 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFailedError
+from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.mistake import MistakeError
 from zsim.units import PICOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
+    from zsim.analysis.memory_footprint import Footprint
     from zsim.files.source import Source
 
 FEW = 3
@@ -24,6 +26,9 @@ FEW = 3
 
 FORECASTS_AT_ONCE = 4
 """Runs that a process is handed at a time."""
+
+OBJECTS_KEPT = 5_000_000
+"""Objects that a process makes before it looks which of them are garbage: some hundred MB."""
 
 
 RUN_FAULTS = (MistakeError, BackendError, RunFailedError, NoWayError, ValueError)
@@ -41,76 +46,86 @@ class _Timer(Protocol):
 Ways = Sequence[Mapping[str, object]]
 """Scenarios of one run, as their tables: the first that fits is what was run."""
 
+Asked = tuple[Ways, Quantity | None]
+"""A run, and what is asked of it; None is whether it fits, and figures may be bounds."""
+
 
 def forecasts(
-    runs: Sequence[Ways],
-    quantity: Quantity = Quantity.STEP_TIME,
-    told: Callable[[int, int], None] = lambda done, of: None,
+    runs: Sequence[Asked], told: Callable[[int, int], object] = lambda done, of: None
 ) -> list[RunForecast | str | None]:
     """Return forecasts of runs, on all processors; equal ones are made once.
 
     A line instead of a forecast says why there is none; None stands for a run without scenarios.
-    For peaks of memory alone no more is simulated than they need. `told` hears how many are made,
-    and of how many.
+    No more is simulated than what is asked needs. `told` hears how many are made, and of how many.
     """
-    texts = [json.dumps(each, sort_keys=True) if each else "" for each in runs]
-    ways = {text: each for text, each in zip(texts, runs, strict=True) if text}
-    workers = min(len(ways), os.cpu_count() or 1)
-    make = partial(_collected if workers > 1 else first_that_fits, quantity=quantity)
-    found: dict[str, RunForecast | str] = {}
+    keys = [(json.dumps(ways, sort_keys=True), quantity) for ways, quantity in runs]
+    asked = {key: each for key, each in zip(keys, runs, strict=True) if each[0]}
+    workers = min(len(asked), os.cpu_count() or 1)
+    make = _collected if workers > 1 else _asked
+    found: dict[tuple[str, Quantity | None], RunForecast | str] = {}
     pool_of = partial(ProcessPoolExecutor, workers, initializer=gc.disable)
     with pool_of() if workers > 1 else nullcontext() as pool:
         made = (
-            map(make, ways.values())
+            map(make, asked.values())
             if pool is None
-            else pool.map(make, ways.values(), chunksize=FORECASTS_AT_ONCE)
+            else pool.map(make, asked.values(), chunksize=FORECASTS_AT_ONCE)
         )
-        for text, each in zip(ways, made, strict=True):
-            found[text] = each
-            told(len(found), len(ways))
-    return [found.get(text) for text in texts]
+        for key, each in zip(asked, made, strict=True):
+            found[key] = each
+            told(len(found), len(asked))
+    return [found.get(key) for key in keys]
 
 
-def _collected(ways: Ways, quantity: Quantity) -> RunForecast | str:
-    """Return what `first_that_fits` does, and collect garbage afterwards.
+def asked(run: Published, quantity: Quantity) -> Asked:
+    """Return what is asked of `run`: of one without a result whether it fits."""
+    return run.ways, None if run.failed else quantity
+
+
+def _asked(each: Asked) -> RunForecast | str:
+    return first_that_fits(*each)
+
+
+def _collected(each: Asked) -> RunForecast | str:
+    """Return what `first_that_fits` does, and collect garbage once there may be much.
 
     Meanwhile next to nothing is garbage, and looking for it takes a sixth of the time.
     """
-    found = first_that_fits(ways, quantity)
-    gc.collect()
+    found = first_that_fits(*each)
+    if gc.get_count()[0] > OBJECTS_KEPT:
+        gc.collect()
     return found
 
 
-def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> RunForecast | str:
-    """Return the forecast of the first of `ways` that fits; of the last, where none does.
-
-    Whether one fits is asked of its memory alone, which takes a fraction of a simulation.
-    """
+def first_that_fits(
+    ways: Ways, quantity: Quantity | None = Quantity.STEP_TIME
+) -> RunForecast | str:
+    """Return the forecast of the first of `ways` that fits; of the last, where none does."""
     *others, last = ways
     for tables in others:
-        found = forecast(tables, Quantity.MEMORY)
+        found = forecast(tables, None)
         if isinstance(found, str) or found.fits:
-            return found if quantity is Quantity.MEMORY else forecast(tables, quantity)
+            return found if quantity is None else forecast(tables, quantity)
     return forecast(last, quantity)
 
 
 def forecast(
-    tables: Mapping[str, object], quantity: Quantity = Quantity.STEP_TIME
+    tables: Mapping[str, object], quantity: Quantity | None = Quantity.STEP_TIME
 ) -> RunForecast | str:
     """Return what is predicted for the scenario in `tables`, or in a line why nothing is.
 
     Of many micro-batches few are simulated: each after the first takes as long as the one before;
     in a pipeline, each after those that fill it. Where memory is asked for, the step time is that
-    of the few.
+    of the few; where no more than whether it fits is, there may be none, and bounds of memory.
     """
     train, parallel = tables.get("train"), tables.get("parallel")
     steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
     stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1
     few = FEW if stages == 1 else stages + 1
-    if quantity is Quantity.MEMORY:
+    if quantity is not Quantity.STEP_TIME:
         least = FEW if stages == 1 else stages
         many = isinstance(steps, int) and steps > few
-        return _of_memory(accumulating(tables, least) if many else tables)
+        of_memory = _whether_it_fits if quantity is None else _of_memory
+        return of_memory(accumulating(tables, least) if many else tables)
     if not isinstance(steps, int) or steps <= few:
         return _simulated(tables)
     return _extended(tables, steps, few)
@@ -138,16 +153,30 @@ def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
     return changed
 
 
+def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
+    """Return a forecast that says whether a run fits, from its books alone where they tell."""
+    from zsim.analysis.memory_footprint import certain_footprint
+
+    try:
+        found = certain_footprint(_source(tables).job())
+    except RUN_FAULTS as error:
+        return str(error)
+    return _simulated(tables) if found is None else _without_time(found)
+
+
 def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
-    """RunForecast memory; what depends on no time is not simulated, and has no step time."""
+    """Forecast memory; what depends on no time is not simulated, and has no step time."""
     from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
 
     try:
-        found = footprint(_source(tables).job())
+        return _without_time(footprint(_source(tables).job()))
     except DependsOnTimeError:
         return _simulated(tables)
     except RUN_FAULTS as error:
         return str(error)
+
+
+def _without_time(found: "Footprint") -> RunForecast:
     return RunForecast(
         step_time_s=0.0,
         peak_allocated_bytes=found.allocated_bytes,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
-from zsim.api.forecast import forecasts
+from zsim.api.forecast import asked, forecasts
 from zsim.api.prediction_errors import (
     errors_cells,
     errors_object,
@@ -113,15 +113,15 @@ def judged(
     if not any(published(run, quantity) is not None for run in runs):
         return None, None
     memory = quantity is Quantity.MEMORY
-    asked = [
+    some = [
         run
         for run in runs
         if run.reason or published(run, quantity) is not None or (memory and run.failed)
     ]
-    found = forecasts([run.ways for run in asked], quantity)
+    found = forecasts([asked(run, quantity) for run in some])
     whole = file in TABLES and TABLES[file].judges
-    made = verdict(file, quantity, asked, found, whole=whole)
-    return made, fit_of(file, asked, found) if memory else None
+    made = verdict(file, quantity, some, found, whole=whole)
+    return made, fit_of(file, some, found) if memory else None
 
 
 def fit_object(found: MemoryFit) -> dict[str, object]:

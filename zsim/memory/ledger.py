@@ -6,9 +6,11 @@ an answer assumes the worst that the schedule allows. Blocks are exactly as larg
 rounding and fragmentation are for `zsim.memory.caching`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from typing import Protocol
+from weakref import finalize
 
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP, issued
 from zsim.schedule.operation import (
@@ -47,8 +49,29 @@ def book(
     """Return the book of one rank that runs setup and `steps` steps of `program`.
 
     `returns` says when deferred frees give their memory back; without it they do as late as the
-    schedule allows: when the host has waited for something that comes after the uses.
+    schedule allows: when the host has waited for something that comes after the uses. That one is
+    kept while `program` is alive: fewer steps are its beginning.
     """
+    if returns is not None or overflow_steps:
+        return _made(program, steps, overflow_steps, returns)
+    key = id(program)
+    known = _LATEST.get(key)
+    if known is None:
+        finalize(program, _LATEST.pop, key, None).atexit = False
+    if known is None or known[0] < steps:
+        known = _LATEST[key] = steps, _made(program, steps, overflow_steps, None)
+    if known[0] == steps:
+        return known[1]
+    return known[1][: bisect_left(known[1], steps, key=lambda entry: entry.step)]
+
+
+_LATEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
+"""Steps and book of programs that are alive, by identity, deferred frees as late as may be."""
+
+
+def _made(
+    program: Program, steps: int, overflow_steps: frozenset[int], returns: Returns | None
+) -> tuple[BookEntry, ...]:
     entries: list[BookEntry] = []
     by_name = program.by_name
     judge: Returns | None = None

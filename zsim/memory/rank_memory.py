@@ -10,6 +10,7 @@ begins with `process_events` and ends with `release_cached_blocks`. What the cal
 driver take beside the wait is not modelled.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ class RankMemory:
             waits = pool.served.waits
             served = pool.served.take(buffer)
             if pool.served.waits > waits:
-                found = [each for each in self.pending if self._pool(each) is pool]
+                found = self._waited_for(pool)
                 self._finish(found, at)
                 wait = MemoryWait(tuple(found), pool.served.synchronized_streams())
             if not served:
@@ -104,8 +105,9 @@ class RankMemory:
 
     def _finish(self, found: Sequence[Pending], at: tuple[int, str]) -> None:
         """Book back deferred frees whose uses have ended, at an allocation."""
+        gone = {id(each) for each in found}
+        self.pending = [each for each in self.pending if id(each) not in gone]
         for each in found:
-            self.pending.remove(each)
             pool = self._pool(each)
             buffer = self._program.by_name[each[1].buffer]
             if pool.shortage is None and buffer.size_bytes:
@@ -114,6 +116,20 @@ class RankMemory:
 
     def _pool(self, pending: Pending) -> "_PoolMemory":
         return self._pools[self._program.by_name[pending[1].buffer].pool]
+
+    def _waited_for(self, pool: "_PoolMemory") -> list[Pending]:
+        """Return the deferred frees that a wait for memory of `pool` is for, the oldest first."""
+        waiting = [each for each in self.pending if self._pool(each) is pool]
+        names = pool.served.waited_for
+        if names is None:
+            return waiting
+        left = Counter(names)
+        found: list[Pending] = []
+        for each in waiting:
+            if left[each[1].buffer]:
+                left[each[1].buffer] -= 1
+                found.append(each)
+        return found
 
     def _book(
         self, at: tuple[int, str], buffer: Buffer, change_bytes: int, pool: "_PoolMemory"

@@ -5,7 +5,7 @@ segment runs, whose tensors come and go as they do there, and those of the other
 course with them, instead of where the book has these.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from zsim.memory.caching import UNLIMITED, CachingAllocator
@@ -27,12 +27,14 @@ class Service:
     Attributes:
         refused_bytes: what the allocator could not serve; 0 if it served all.
         waits: requests that were served after the host had waited for memory to come back.
+        waited_for: buffers whose deferred frees the latest such wait was for; None is all.
     """
 
     def __init__(
         self, allocator: CachingAllocator | PinnedAllocator, program: Program, pool: str
     ) -> None:
         self.refused_bytes = self.waits = 0
+        self.waited_for: list[str] | None = None
         self._allocator = allocator
         self._buffers = program.by_name
         self._pool = pool
@@ -160,26 +162,34 @@ class ExactMemory:
 
     def __init__(self, capacity_bytes: int | None, program: Program) -> None:
         self.reserved_bytes = self.needed_bytes = self.allocated_bytes = self.waits = 0
+        self.waited_for: list[str] | None = None
         self._capacity_bytes = UNLIMITED if capacity_bytes is None else capacity_bytes
         self._sizes = {buffer.name: buffer.size_bytes for buffer in program.buffers}
-        self._deferred: Counter[str] = Counter()
+        self._deferred: deque[str] = deque()
+        self._returned = 0
 
     def synchronized_streams(self) -> frozenset[str] | None:
         """Return none: there is no cache to give back."""
         return frozenset()
 
     def take(self, buffer: Buffer) -> bool:
-        """Allocate a buffer, after a wait for all deferred frees if need be; False: no memory."""
-        if self.reserved_bytes + buffer.size_bytes > self._capacity_bytes:
-            freed = sum(count * self._sizes[name] for name, count in self._deferred.items())
-            self.reserved_bytes -= freed
-            self.waits += freed > 0
-            self._deferred.clear()
+        """Allocate a buffer, after a wait for the oldest deferred frees that make room for it.
+
+        A wait for more of them might end later in less memory. False: there is too little.
+        """
+        short = self.reserved_bytes + buffer.size_bytes - self._capacity_bytes
+        waited_for = self.waited_for = list[str]()
+        while short > 0 and self._deferred:
+            waited_for.append(name := self._deferred.popleft())
+            self.reserved_bytes -= self._sizes[name]
+            short -= self._sizes[name]
+        self._returned += len(waited_for)
+        self.waits += bool(waited_for)
         self.needed_bytes = self.reserved_bytes + buffer.size_bytes
-        if self.needed_bytes > self._capacity_bytes:
+        if short > 0:
             return False
         self.reserved_bytes = self.needed_bytes
-        pending = sum(count * self._sizes[name] for name, count in self._deferred.items())
+        pending = sum(self._sizes[name] for name in self._deferred)
         self.allocated_bytes = max(self.allocated_bytes, self.reserved_bytes - pending)
         return True
 
@@ -189,12 +199,14 @@ class ExactMemory:
 
     def defer(self, name: str) -> None:
         """Free a buffer when its uses on other streams have ended, which `finish` says."""
-        self._deferred[name] += 1
+        self._deferred.append(name)
 
     def finish(self, name: str) -> None:
         """Return the memory of the buffer's earliest deferred free, if a wait has not done so."""
-        if self._deferred[name]:
-            self._deferred[name] -= 1
+        if self._returned:
+            self._returned -= 1
+        else:
+            self._deferred.remove(name)
             self.reserved_bytes -= self._sizes[name]
 
 

@@ -145,7 +145,7 @@ class RankRole:
         return sum(mesh.box_size(box) for box in self.boxes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Program:
     """The program of the ranks of one role: `setup` once, then `step` again and again.
 

@@ -184,6 +184,7 @@ class _Lowering:
         read = {each.scalar for each in step if isinstance(each, Branch) and each.scalar}
         counters = {each.counter for each in step if isinstance(each, SetScalar) and each.counter}
         self.decides = frozenset(read | counters if read else ())
+        self._timed: dict[int, tuple[int, int]] = {}
 
     def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
         """Instructions of setup or of the step."""
@@ -266,12 +267,26 @@ class _Lowering:
             carries = carried_by(operation, self._program, self._places)
         time_ps = moving = 0
         if carries is None or carries.kernel is None:
-            time_ps = operation_ps(operation, self._program, self._gpu)
-            if self._gpu.collective_share:
-                moving = moving_ps(operation, self._program, self._gpu)
+            time_ps, moving = self._times(operation)
         made = self._enqueue(operation, time_ps=time_ps, moving_ps=moving)
         made.carries = carries
         return made
+
+    def _times(self, operation: Compute | Copy | Fill) -> tuple[int, int]:
+        """Return how long an operation takes alone, and how much of that only moves memory.
+
+        Segments of all micro-batches have the same kernels, which are timed once.
+        """
+        kernels = operation.kernels if isinstance(operation, Compute) else ()
+        known = self._timed.get(id(kernels)) if kernels else None
+        if known is not None:
+            return known
+        time_ps, moving = operation_ps(operation, self._program, self._gpu), 0
+        if self._gpu.collective_share:
+            moving = moving_ps(operation, self._program, self._gpu)
+        if kernels:
+            self._timed[id(kernels)] = time_ps, moving
+        return time_ps, moving
 
     def _free(self, free: Free) -> Instruction | None:
         if not free.uses or free.mode is FreeMode.DEFERRED:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from zsim.memory import MemoryWait, Pending, RankMemory
-from zsim.schedule.operation import Allocate, Free
+from zsim.schedule.operation import Allocate, Free, FreeMode
 from zsim_des.engine.stream import UNKNOWN, ProgramRun
 
 Awaited = tuple[ProgramRun, int]
@@ -22,6 +22,7 @@ class AskedMemory:
         self._slots = slots
         self._instances: dict[int, ProgramRun] = {}
         self._tails: dict[str, Awaited] = {}
+        self._left: dict[tuple[int, str], list[Awaited]] = {}
         self.book = memory.book
         self.reservations = memory.reservations
 
@@ -30,6 +31,9 @@ class AskedMemory:
         self._instances[instance.step] = instance
         for free in frees:
             self._memory.free(instance.step, free)
+            if free.mode is FreeMode.DEFERRED:
+                pending = (instance.step, free)
+                self._left[instance.step, free.id] = self._uses(pending)
         self._tails |= {stream: (instance, slot) for stream, slot in tails.items()}
 
     @property
@@ -37,8 +41,8 @@ class AskedMemory:
         """Return whether it is not known yet if the uses of a deferred free have ended."""
         return any(
             where.ends[slot] == UNKNOWN
-            for pending in self._memory.pending
-            for where, slot in self._uses(pending)
+            for step, free in self._memory.pending
+            for where, slot in self._left[step, free.id]
         )
 
     def allocate(self, instance: ProgramRun, allocate: Allocate, now_ps: int) -> list[Awaited]:
@@ -48,7 +52,15 @@ class AskedMemory:
         return [] if wait is None else self._awaited(wait)
 
     def _is_over(self, now_ps: int, pending: Pending) -> bool:
-        return all(UNKNOWN < where.ends[slot] <= now_ps for where, slot in self._uses(pending))
+        """Return whether all uses have ended; those that had when it was asked before stay so."""
+        step, free = pending
+        left = self._left[step, free.id]
+        while left:
+            where, slot = left[-1]
+            if not UNKNOWN < where.ends[slot] <= now_ps:
+                return False
+            left.pop()
+        return True
 
     def _uses(self, pending: Pending) -> list[Awaited]:
         step, free = pending

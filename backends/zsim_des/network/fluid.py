@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import simpy
 
@@ -50,7 +51,7 @@ class Network:
         self._shapes: list[tuple[Shape, ...]] = []
         self._numbers: dict[tuple[Shape, ...], int] = {}
         self._flows: list[Flow] = []
-        self._rates: dict[tuple[int, ...], tuple[Fraction, ...]] = {}
+        self._rates: dict[tuple[int, ...], dict[int, Fraction]] = {}
         self._changed_ps = 0
         self._version = 0
 
@@ -129,15 +130,20 @@ class Network:
         key = (shape, step, self.state)
         self.moved[key] = self.moved.get(key, 0) + size_bytes
 
-    def _rates_now(self) -> tuple[Fraction, ...]:
-        key = tuple([flow.shape for flow in self._flows])
+    def _rates_now(self) -> list[Fraction]:
+        """Return the rate of each activity; who joined first makes no difference to it."""
+        numbers = [flow.shape for flow in self._flows]
+        key = tuple(sorted(numbers))
         rates = self._rates.get(key)
         if rates is None:
-            shapes = [self._shapes[number][self.state] for number in key]
-            per_second = fair_rates(shapes, self._capacities)
-            rates = tuple(rate / PICOSECONDS_PER_SECOND for rate in per_second)
+            shapes = tuple([self._shapes[number][self.state] for number in key])
+            per_second = _rates_of(shapes, tuple(self._capacities))
+            rates = {
+                number: rate / PICOSECONDS_PER_SECOND
+                for number, rate in zip(key, per_second, strict=True)
+            }
             self._rates[key] = rates
-        return rates
+        return [rates[number] for number in numbers]
 
     def _advance(self) -> None:
         """Take off what has moved since the last change."""
@@ -179,6 +185,14 @@ class Network:
         self._arm()
         for flow in done:
             flow.finish()
+
+
+@lru_cache(maxsize=4096)
+def _rates_of(
+    shapes: tuple[Shape, ...], capacities: tuple[int | Fraction, ...]
+) -> tuple[Fraction, ...]:
+    """Return `fair_rates`, kept for the next simulation, which mostly has the same traffic."""
+    return fair_rates(shapes, capacities)
 
 
 def _nothing() -> None:
