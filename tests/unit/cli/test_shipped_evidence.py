@@ -11,12 +11,12 @@ from statistics import median
 
 import pytest
 
-from zsim.api.forecast import forecasts
+from zsim.api.forecast import asked, forecasts
 from zsim.api.training_calibration import FITTED
 from zsim.calibration import kernel_fit
 from zsim.calibration.collective_rows import SCALING, stated_fabric
 from zsim.calibration.network_verdict import SIZE_CLASSES, errors_of, judged, size_class
-from zsim.calibration.training_verdict import RunForecast
+from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.cluster.profile.in_training import ALONE, Evidence
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.files.measurements import all_tables, runs_of
@@ -59,7 +59,8 @@ def test_errors_of_training_are_those_of_the_rows_that_the_profile_names(
     }
     assert named == {(run.file, run.line) for run in runs}
     off: list[float] = []
-    for run, found in zip(runs, forecasts([run.ways for run in runs]), strict=True):
+    made = forecasts([asked(run, Quantity.STEP_TIME) for run in runs])
+    for run, found in zip(runs, made, strict=True):
         assert isinstance(found, RunForecast)
         assert run.step_time_s is not None
         off.append(abs(found.step_time_s / run.step_time_s - 1))
