@@ -1,6 +1,7 @@
 """Traffic of a rank with its host's memory, and with its files on NVMe; work of the host alone."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 
 from zsim.schedule.access import accesses
 from zsim.schedule.issue_order import taken
@@ -34,6 +35,24 @@ def copied_bytes(copy: Copy, program: Program) -> int:
     source, target = (program.by_name[view.buffer] for view in (copy.source, copy.target))
     elements = min(copy.source.size, copy.target.size, source.elements, target.elements)
     return elements * source.dtype.size_bytes
+
+
+def largest_part(copy: Copy, program: Program, schedule: Schedule) -> tuple[int, Fraction]:
+    """Return the bytes of the rank that copies most, and the mean of all ranks as a share of it.
+
+    They differ where a tensor lies with few of the ranks along the axis that its layout is cut by.
+    """
+    size_bytes = copied_bytes(copy, program)
+    view = copy.source if copy.source.layout is not None else copy.target
+    layout = None if view.layout is None else schedule.layout_by_name[view.layout]
+    if layout is None or layout.axis is None or layout.blocks is not None:
+        return size_bytes, Fraction(1)
+    count = schedule.mesh.axis_size(layout.axis)
+    parts = layout.parts(view.start, view.size, count)
+    if not parts:
+        return 0, Fraction(1)
+    itemsize = program.by_name[copy.source.buffer].dtype.size_bytes
+    return max(parts) * itemsize, Fraction(sum(parts), max(parts) * count)
 
 
 def _own_bytes(copy: Copy, program: Program, schedule: Schedule) -> int:

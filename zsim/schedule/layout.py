@@ -1,6 +1,6 @@
 """Layouts of flat tensors: the part of each rank, the parameters in it, and the padding."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
@@ -177,6 +177,15 @@ class Layout:
         first = self._before(start, coordinate, count, ranks)
         end = self._before(start + size, coordinate, count, ranks)
         return (first, end - first) if first < end else (0, 0)
+
+    def parts(self, start: int, size: int, count: int) -> list[int]:
+        """Return how much of a window each of those ranks owns that own some; not with blocks."""
+        if self.axis is None or not size:
+            return [size] * bool(size)
+        ends = self.cuts or range(0, self.elements + 1, self.segment(0, count)[1] or 1)
+        first, last = bisect_right(ends, start) - 1, bisect_left(ends, start + size)
+        owned = (self.window(start, size, rank, count)[1] for rank in range(first, last))
+        return [part for part in owned if part]
 
     def _before(self, place: int, coordinate: int, count: int, ranks: int) -> int:
         """Return how many elements of a segment come before `place` of the whole tensor."""

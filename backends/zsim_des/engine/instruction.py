@@ -165,6 +165,7 @@ class _Lowering:
         costs = gpu.launch_costs
         self._launch_ps = _nothing if costs == FREE else costs.issue_ps
         self._places = {pool.name: pool.place for pool in schedule.pools}
+        self._schedule = schedule
         self._has_host = len(set(self._places.values())) > 1
         self._streams = {name: index for index, name in enumerate(schedule.streams)}
         self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
@@ -264,7 +265,7 @@ class _Lowering:
         """
         carries: Carried | None = None
         if self._has_host:
-            carries = carried_by(operation, self._program, self._places)
+            carries = carried_by(operation, self._program, self._schedule, self._places)
         time_ps = moving = 0
         if carries is None or carries.kernel is None:
             time_ps, moving = self._times(operation)

@@ -272,7 +272,7 @@ class Rendezvous:
 
     def _carried_shape(self, rank_class: RankClass, what: Carried) -> int | None:
         """Shape number of what a rank class moves on the host side; None if no links carry it."""
-        key = (rank_class.index, what.flow, what.kernel, what.access)
+        key = (rank_class.index, what.flow, what.kernel, what.access, what.share)
         if key not in self._carried:
             loads = self._links.carried(rank_class, what)
             number = None if loads is None else self._network.number(shapes(loads))

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from zsim.cluster.host_links import HostFlow
 from zsim.cluster.host_side import HostKernel
 from zsim.compute.drive import DriveAccess
 from zsim.compute.host_kernel import kernel_of
 from zsim.compute.roofline import touched_bytes
-from zsim.schedule.host_traffic import copied_bytes, leaves_device, on_host_threads
+from zsim.schedule.host_traffic import copied_bytes, largest_part, leaves_device, on_host_threads
 from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
-from zsim.schedule.schedule import Place, Program
+from zsim.schedule.schedule import Place, Program, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,15 @@ class Carried:
     """Bytes of an operation on the host side of its node.
 
     A kernel on host threads is no faster than `kernel` is on all cores, a read or write of drives
-    than `access` allows.
+    than `access` allows. Where few ranks move as much as `size_bytes`, `share` of them is what all
+    together take of what they share.
     """
 
     flow: HostFlow
     size_bytes: int
     kernel: HostKernel | None = None
     access: DriveAccess | None = None
+    share: Fraction = Fraction(1)
 
 
 FILES: dict[tuple[type[Read | Write], bool], HostFlow] = {
@@ -37,11 +40,14 @@ FILES: dict[tuple[type[Read | Write], bool], HostFlow] = {
 
 
 def carried_by(
-    operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
+    operation: Compute | Copy | Fill,
+    program: Program,
+    schedule: Schedule,
+    places: Mapping[str, Place],
 ) -> Carried | None:
     """Return what `operation` moves on the host side; None if all of it is on the device.
 
-    `places` are by pool. What touches host memory alone runs on host threads.
+    `places` are by pool of `schedule`. What touches host memory alone runs on host threads.
     """
     if isinstance(operation, Read | Write):
         memory = operation.target if isinstance(operation, Read) else operation.source
@@ -52,7 +58,8 @@ def carried_by(
         outward = leaves_device(operation, program, places)
         if outward is not None:
             flow = HostFlow.COPY_OUT if outward else HostFlow.COPY_IN
-            return Carried(flow, copied_bytes(operation, program))
+            size_bytes, share = largest_part(operation, program, schedule)
+            return Carried(flow, size_bytes, share=share)
     if not on_host_threads(operation, program, places):
         return None
     kernel = kernel_of(operation.action) if isinstance(operation, Compute) else HostKernel.CAST

@@ -139,7 +139,7 @@ def used_of(schedule: Schedule) -> Used:
     for program in schedule.programs:
         for operation in program.by_id.values():
             if has_host and isinstance(operation, Compute | Copy | Fill):
-                found = carried_by(operation, program, places)
+                found = carried_by(operation, program, schedule, places)
                 flows |= set() if found is None else {found.flow}
             if not isinstance(operation, Communication | Together):
                 continue

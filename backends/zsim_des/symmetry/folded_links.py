@@ -9,9 +9,11 @@ from zsim.cluster.host_links import (
     DRIVES_BUSY,
     IO_REQUESTS,
     HostFlow,
+    Level,
     load_of,
     need_cpu,
     need_drives,
+    path,
 )
 from zsim.cluster.links import LinkClass
 from zsim.compute.drive import drive_bytes_per_s
@@ -129,7 +131,10 @@ class FoldedLinkTable:
             return None
         own = self._own_loads(what)
         return tuple(
-            {link: taken * own.get(self.classes[link].names[0], 1) for link, taken in state.items()}
+            {
+                link: taken * own.get(self.classes[link].names[0], what.share)
+                for link, taken in state.items()
+            }
             for state in states
         )
 
@@ -137,6 +142,11 @@ class FoldedLinkTable:
         """Return by link what takes more or less than a byte for each byte of `what`."""
         cluster = self._cluster
         found = {DRIVES_BUSY: load_of(cluster, what.flow, DRIVES_BUSY)}
+        if what.share < 1:  # one rank is no faster than the slowest link on its way
+            speeds = {each.names[0]: each.bytes_per_s for each in self.classes}
+            hops = path(cluster, what.flow)
+            slowest = min(speeds[name] for name, _ in hops)
+            found |= {name: speeds[name] / slowest for name, level in hops if level is Level.RANK}
         if what.kernel is not None:
             cpu = need_cpu(cluster).cpu
             assert cpu is not None

@@ -21,7 +21,8 @@ from zsim.compute.drive import DriveAccess
 from zsim.compute.host_kernel import host_kernel_ps
 from zsim.compute.host_rate import equal_bytes_per_s, node_copy_bytes_per_s
 from zsim.schedule.builder import ScheduleBuilder
-from zsim.schedule.operation import Action, Role
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import Action, Role, View
 from zsim.schedule.schedule import Place, Pool, Schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim_des import SimBackend
@@ -74,6 +75,35 @@ def test_a_dgx_2_copies_12_gb_per_s_to_one_gpu_and_3_to_each_of_all() -> None:
     assert gb_per_s(copies(16, "in"), node) == pytest.approx(3.0, rel=1e-6)
     assert gb_per_s(copies(4, "in"), node) == pytest.approx(3.0, rel=1e-6)  # on one root port
     assert node_copy_bytes_per_s(DGX2, outward=False) == 48 * 10**9
+
+
+def owned(ranks: int, size: int) -> Schedule:
+    """Each rank copies to its host what it owns of `size` elements; its segment has 2^24."""
+    build = ScheduleBuilder.of("owned", data=ranks)
+    build.pools.append(Pool(name="host", place=Place.HOST))
+    whole = ranks * 2**24
+    pieces = (Piece(parameter="w", start=0, size=whole),)
+    layout = build.layout(Layout(name="cut", pieces=pieces, elements=whole, axis="data"))
+    here = build.buffer("here", size)
+    there = build.buffer("there", 2**24, pool="host", layout=layout, shard="data")
+    build.step.allocate(here, there)
+    source = View(buffer="here", start=0, size=size, layout=layout, origin=0)
+    target = View(buffer="there", start=0, size=size, layout=layout)
+    build.step.copy("copy", source, target, stream=build.stream("out"))
+    return build.schedule()
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 16])
+def test_a_tensor_that_one_rank_owns_is_copied_as_fast_as_by_one_rank(ranks: int) -> None:
+    """DeepSpeed's stages 1 and 2 cut a row of whole parameters: others wait for their owner."""
+    node = without_latency(DGX2)
+    assert gb_per_s(owned(ranks, 2**24), node) == pytest.approx(13.1, rel=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 16])
+def test_a_tensor_that_all_ranks_own_alike_is_copied_by_all(ranks: int) -> None:
+    node = without_latency(DGX2)
+    assert end_ps(owned(ranks, ranks * 2**24), node) == end_ps(copies(ranks, "out"), node)
 
 
 def test_both_directions_at_once_are_slower_than_one() -> None:

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zsim.schedule.layout import Fragment, Layout, LayoutError, Piece
 
@@ -99,3 +101,22 @@ def test_a_block_that_the_ranks_do_not_divide_is_refused_although_they_divide_th
     layout = Layout(name="b", pieces=(), elements=6, axis="data", blocks=(0, 3))
     with pytest.raises(LayoutError, match="3 elements in 2 equal segments"):
         layout.segment(0, 2)
+
+
+@given(st.data())
+def test_parts_of_a_window_are_what_its_owners_have_of_it(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 6))
+    cuts = data.draw(
+        st.none() | st.lists(st.integers(0, 20), min_size=count + 1, max_size=count + 1)
+    )
+    if cuts is None:
+        layout = Layout(
+            name="b", pieces=(), elements=count * data.draw(st.integers(0, 5)), axis="data"
+        )
+    else:
+        cuts = [0, *sorted(cuts)[1:]]
+        layout = Layout(name="b", pieces=(), elements=cuts[-1], axis="data", cuts=tuple(cuts))
+    start = data.draw(st.integers(0, layout.elements))
+    size = data.draw(st.integers(0, layout.elements - start))
+    every = [layout.window(start, size, rank, count)[1] for rank in range(count)]
+    assert layout.parts(start, size, count) == [part for part in every if part]
