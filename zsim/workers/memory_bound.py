@@ -17,7 +17,13 @@ from typing import Final
 NO_LIMIT: Final = resource.RLIM_INFINITY
 
 LOOK_S: Final = 0.005
-"""How often the thread looks: Python fills some 2 MB in that time."""
+FILLED_BYTES_PER_S: Final = 2 * 10**9
+"""How often the thread looks at least, and how fast memory may fill: far off, it looks less often.
+
+Python fills some 0.4 GB/s on a processor of 2024."""
+
+BLAS_BYTES: Final = 2**30
+"""Bounds below which OpenBLAS may find too little."""
 
 RESERVE_BYTES: Final = 32 * 2**20
 """What is left when `MemoryError` is raised, at most; an eighth of a small bound."""
@@ -38,9 +44,10 @@ def bounded_memory(most_bytes: int | None) -> Generator[None]:
     if most_bytes is None:
         yield
         return
-    _load_blas()
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = min(each for each in (most_bytes, before, hard) if each != NO_LIMIT)
+    if most < BLAS_BYTES:
+        _load_blas()
     watch = _Watch(most)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
@@ -96,29 +103,36 @@ class _Watch:
         self._enough = max(most - min(RESERVE_BYTES, most // 8), self._half_way(_used_bytes()))
         self._owner = threading.get_ident()
         self._ended = threading.Event()
+        self._raising = threading.Lock()
         with small_stacks():
             threading.Thread(target=self._look, name="memory", daemon=True).start()
 
     def end(self) -> None:
-        """Raise nothing any more."""
-        self._ended.set()
-        _raise_in(self._owner, None)
+        """Raise nothing any more, but for what is raised already, which comes at once."""
+        with self._raising:
+            self._ended.set()
 
     def _look(self) -> None:
-        while not self._ended.wait(LOOK_S):
-            if (used := _used_bytes()) > self._enough and not self._ended.is_set():
-                self._enough = self._half_way(used)
-                _raise_in(self._owner, MemoryError)
+        used = _used_bytes()
+        while not self._ended.wait(max(LOOK_S, (self._enough - used) / FILLED_BYTES_PER_S)):
+            used = _used_bytes()
+            with self._raising:
+                if used > self._enough and not self._ended.is_set():
+                    self._enough = self._half_way(used)
+                    _raise_memory_error(self._owner)
 
     def _half_way(self, used: int) -> int:
         """Return a next bound: what is freed may stay, and telling an error needs some memory."""
         return (used + self._most) // 2
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Raise `kind` in `thread` at its next instruction; None takes back what was not raised yet."""
+def _raise_memory_error(thread: int) -> None:
+    """Raise `MemoryError` in `thread` at its next instruction.
+
+    It is never taken back: CPython 3.11 would look for it at each instruction from then on.
+    """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if kind is None else ctypes.py_object(kind)
+        ctypes.c_ulong(thread), ctypes.py_object(MemoryError)
     )
 
 
