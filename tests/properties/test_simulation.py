@@ -7,7 +7,7 @@ import pytest
 from drawn import jobs
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules, links, troubles
 from drawn_emulated import emulated_jobs
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from zsim.backend.backend import Job, NoWayError
@@ -213,6 +213,9 @@ def test_nothing_starts_before_its_host_has_issued_all_up_to_it(case: Case) -> N
 @settings(deadline=None, max_examples=50)
 def test_the_null_backend_records_the_same_operations_transfers_and_book(case: Case) -> None:
     job = case.job
+    strategy = job.schedule.contract.strategy
+    # When memory of a delayed update comes back depends on how long the host takes.
+    assume(strategy is None or not strategy.offload.delayed_update)
     simulated = SimBackend().run(job, seed=0)
     recorded = NullBackend().run(job, seed=0)
     for one in simulated.ranks:

@@ -264,7 +264,7 @@ def all_by_slices(plans: list[Plan]) -> list[tuple[dict[str, torch.Tensor], dict
             Reduced(plan).write(),
             batches(plan, distributed.get_rank()),
             steps=plan.steps,
-            option=Option(write_back=False, poison=plan.poison),
+            option=Option(observe=True, write_back=False, poison=plan.poison),
         )
         found.append((trained.full_parameters(), dict(trained.trace.observed)))
     return found
