@@ -58,7 +58,7 @@ READS = {"head": ("second", "first")}
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
-    """What a rank sees in a step."""
+    """Return the batch of a rank in a step."""
     generator = torch.Generator().manual_seed(step + 100 * rank)
     return torch.randn(5, WIDTH, generator=generator)
 

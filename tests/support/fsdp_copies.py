@@ -1,4 +1,4 @@
-"""What PyTorch's FSDP2 with CPUOffloadPolicy issues: collectives, and copies to the host and back.
+"""Operations of PyTorch's FSDP2 with CPUOffloadPolicy: collectives, copies to the host and back.
 
 Recorded on the pretended device of `zsim record`, since on a CPU no copy crosses anything.
 """
@@ -46,7 +46,7 @@ def joined(seen: Iterable[Issued]) -> list[Issued]:
 
 
 def issued(made: Schedule) -> Iterator[Issued]:
-    """What a step of ours issues."""
+    """Yield the operations that a step of ours issues."""
     (program,) = made.programs
     places = {pool.name: pool.place for pool in made.pools}
     for operation in program.step:
@@ -89,7 +89,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
 
 
 def recorded(shape: GPT, strategy: Strategy) -> list[Issued]:
-    """What rank 0 issues in the second step of a GPT, whose blocks are sharded one by one."""
+    """Return what rank 0 issues in the second step of a GPT with each block sharded alone."""
     options, precision = strategy.options(FSDP2), strategy.train.precision
     with recording(world=strategy.parallel.data):
         torch.distributed.init_process_group("nccl")

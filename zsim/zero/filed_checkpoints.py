@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, FreeMode, View
-from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import (
     FROM_HOST,
     HOST_POOL,
@@ -21,7 +20,6 @@ from zsim.schedule.schedule_writer import (
 from zsim.strategy.strategy import Strategy
 from zsim.zero.checkpoints import CheckpointStore
 from zsim.zero.offloaded_checkpoints import OffloadedCheckpoints
-from zsim.zero.partitioned_checkpoints import own_elements
 from zsim.zero.visit_order import UnitVisit
 
 
@@ -62,7 +60,7 @@ class FiledCheckpoints(OffloadedCheckpoints):
         return super().bring_back(visit)
 
     def _copy_out(self, value: str, source: View, made: str) -> str:
-        staging = self._on_host("leaving", value, TO_HOST)
+        staging = self._slice("leaving", value, TO_HOST, HOST_POOL)
         self.writer.allocate(staging)
         copied = self.writer.copy(
             f"offload/{value}", source, staging, stream=TO_HOST, after=(made,)
@@ -77,7 +75,7 @@ class FiledCheckpoints(OffloadedCheckpoints):
 
     def _read(self, value: str) -> str:
         """Read it to memory of the host, from a file that is then empty."""
-        slot = self._on_host("coming", value, NVME_READ)
+        slot = self._slice("coming", value, NVME_READ, HOST_POOL)
         self.writer.allocate(slot)
         after, source = (self._files.pop(value),), self.store.view(value)
         read = self.writer.read(f"read/{value}", source, slot, stream=NVME_READ, after=after)
@@ -85,23 +83,12 @@ class FiledCheckpoints(OffloadedCheckpoints):
         return read
 
     def _fetch(self, value: str, target: str) -> str:
-        slot, read = self._on_host("coming", value, NVME_READ), self._reads.pop(value)
+        slot, read = self._slice("coming", value, NVME_READ, HOST_POOL), self._reads.pop(value)
         del self._out[value]
         self.writer.host_wait(f"fetch/{value}/wait", read)
         copied = self.writer.copy(f"fetch/{value}", slot, target, stream=FROM_HOST, after=(read,))
         self.writer.free(slot, uses=(copied,))
         return copied
-
-    def _on_host(self, name: str, value: str, home: str) -> str:
-        """Declare a buffer in the host's memory that it passes."""
-        return self.writer.buffer(
-            f"{value}/{name}",
-            own_elements(self.model, self.strategy, value),
-            self.model.values[value].dtype,
-            Kind.SAVED,
-            pool=HOST_POOL,
-            home=home,
-        )
 
     def _free_written(self, *, keep: int) -> None:
         """Give memory of the host back once files have what was there, but of the last units."""

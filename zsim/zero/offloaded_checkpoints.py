@@ -14,7 +14,7 @@ from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import FROM_HOST, TO_HOST, ScheduleWriter
+from zsim.schedule.schedule_writer import FROM_HOST, POOL, TO_HOST, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore, brought_back
 from zsim.zero.partitioned_checkpoints import gather, own_elements
@@ -112,13 +112,14 @@ class OffloadedCheckpoints(Checkpoints):
         self.store.clear(value, (copied,))
         return copied
 
-    def _slice(self, name: str, value: str, home: str) -> str:
-        """Declare a buffer of the rank's share on the device: on its way out, or back."""
+    def _slice(self, name: str, value: str, home: str, pool: str = POOL) -> str:
+        """Declare a buffer of the rank's share: on its way out, or back."""
         return self.writer.buffer(
             f"{value}/{name}",
             own_elements(self.model, self.strategy, value),
             self.model.values[value].dtype,
             Kind.SAVED,
+            pool=pool,
             home=home,
         )
 

@@ -1,4 +1,4 @@
-"""What a training keeps from step to step, by the names that FSDP2's checkpoints have.
+"""State of a training between steps, by the names that FSDP2's checkpoints have.
 
 `model.NAME` is a parameter, from its master if it has one, or a buffer of the module;
 `optim.state.NAME.exp_avg` a moment and `optim.state.NAME.step` how often it was updated;
@@ -40,7 +40,7 @@ from zsim_torch.optimizer_groups import RateGroups, moment_names
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 PREFIXES: Final = ("", "app.")
-"""What stands before `model.` in a checkpoint: nothing, or the name that torch's tutorial takes."""
+"""Prefixes of `model.` in a checkpoint: nothing, or the name that torch's tutorial takes."""
 
 
 @dataclass(slots=True)

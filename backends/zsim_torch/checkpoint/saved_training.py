@@ -22,7 +22,7 @@ STEP: Final = "step"
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold beside the training: a scheduler, a data loader."""
+    """An object that a checkpoint holds beside the training: a scheduler, a data loader."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""

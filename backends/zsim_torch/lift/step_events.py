@@ -1,4 +1,4 @@
-"""What a recording keeps for its lift: operations, memory and ends of steps in host order."""
+"""Events that a recording keeps for its lift: operations, memory, ends of steps in host order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -21,7 +21,7 @@ from zsim_torch.record.script_surroundings import register_device, replaced
 from zsim_torch.record.tape import Item, Tape, UnrecordableError
 
 NO_QUEUE = "device_ready_queues_"
-"""What autograd's engine lacks for a device that it did not count at the first backward."""
+"""Words of the error of autograd's engine for a device that it did not count at first."""
 
 
 @contextmanager
