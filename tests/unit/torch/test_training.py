@@ -54,19 +54,22 @@ def alike(case: Case) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cases_of"),
+    ("ranks", "cases_of", "share"),
     [
-        (1, grid),
-        (2, grid),
-        (3, grid),
-        (4, grid),
-        *(pytest.param(ranks, whole_grid, marks=pytest.mark.long) for ranks in (1, 2, 3, 4)),
+        (1, grid, slice(0, None, 3)),
+        (2, grid, slice(None)),
+        (3, grid, slice(1, None, 3)),
+        (4, grid, slice(2, None, 3)),
+        *(
+            pytest.param(ranks, whole_grid, slice(None), marks=pytest.mark.long)
+            for ranks in (1, 2, 3, 4)
+        ),
     ],
 )
 def test_every_stage_trains_as_one_process_and_as_fsdp_do(
-    ranks: int, cases_of: Callable[[int], list[Case]]
+    ranks: int, cases_of: Callable[[int], list[Case]], share: slice
 ) -> None:
-    cases = cases_of(ranks)
+    cases = cases_of(ranks)[share]
     kinds = list(dict.fromkeys(alike(case) for case in cases))
     with RankPool(ranks) as pool:
         found = pool.run(all_by_schedule, cases)[0]
