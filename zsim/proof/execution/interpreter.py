@@ -281,7 +281,7 @@ class Interpreter:
             self._trouble(ranks, branch.id, "decides on what differs from rank to rank")
         self._decide(ranks, branch, first)
         if value.covered is not None:
-            left = self.kernels.measures.uncovered(value.covered)
+            left = self.kernels.measures.uncovered(value.covered.whole)
             if left:
                 self._trouble(ranks, branch.id, f"an overflow of {left} does not reach it")
             return self.overflows

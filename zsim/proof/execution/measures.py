@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from zsim.proof.execution.contents import Contents
-from zsim.proof.execution.datum import MIXED, Datum, Marks, Words, chosen, either
+from zsim.proof.execution.cover import Cover, Words
+from zsim.proof.execution.datum import Datum, Marks, chosen, either
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
@@ -156,20 +157,21 @@ class Measures:
     def finite(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return a verdict: zero, with the set of gradients that it covers."""
         count = len(self.moves.names) + 1
-        covered = np.zeros((self._words, *(1,) * len(ranks.shape), count + 1), np.uint64)
+        none = np.zeros((self._words, *(1,) * len(ranks.shape), 0), np.uint64)
+        covered = Cover(count).with_part(none[0].astype(np.int64), none)
         undefined: Marks | None = None
         for operand, datum in zip(compute.operands, operands, strict=True):
             if operand.role is not Role.GRADIENT or not datum.count:
                 continue
             undefined = _more(undefined, datum, self.weights(ranks, operand.view))
-            covered = _cover(covered, datum)
+            if datum.words is not None and datum.pieces is not None:
+                covered = covered.with_part(datum.pieces, datum.words)
         if not self.judges:
             own = self._bit(ranks, 0)
-            covered = np.broadcast_to(covered, (*own.shape[:-1], count + 1)).copy()
-            covered[..., count - 1 : count] |= own
+            covered = covered.with_part(np.full((1,) * (own.ndim - 1), count), own)
             self.required[:, -1] |= np.bitwise_or.reduce(own.reshape(self._words, -1), axis=1)
         zero = np.zeros((2, *(1,) * (len(ranks.shape) + 1)), np.uint64)
-        verdict = Datum(zero, undefined, covered=covered[..., :-1] if undefined is None else None)
+        verdict = Datum(zero, undefined, covered=covered if undefined is None else None)
         return [verdict if operand.role is Role.OUTPUT else None for operand in compute.operands]
 
     def uncovered(self, covered: Words) -> str:
@@ -197,16 +199,3 @@ def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | No
         return undefined
     return either(undefined, bad)
 
-
-def _cover(covered: Words, datum: Datum) -> Words:
-    """Return the set with all gradients of which numbers are made; the last place is for others."""
-    if datum.words is None or datum.pieces is None:
-        return covered
-    others = (datum.pieces == 0) | (datum.pieces == MIXED)
-    pieces = np.where(others, covered.shape[-1] - 1, datum.pieces - 1)[np.newaxis]
-    lead = np.broadcast_shapes(covered.shape[:-1], datum.words.shape[:-1], pieces.shape[:-1])
-    found = np.broadcast_to(covered, (*lead, covered.shape[-1])).copy()
-    where = np.broadcast_to(pieces, (*lead, pieces.shape[-1]))
-    old = np.take_along_axis(found, where, axis=-1)
-    np.put_along_axis(found, where, old | datum.words, axis=-1)
-    return found
