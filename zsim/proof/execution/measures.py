@@ -10,7 +10,7 @@ from zsim.proof.execution.datum import Datum, Marks, chosen, either
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
-from zsim.proof.execution.tensors import NOTHING, Tensors
+from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.operation import Compute, Role, View
 from zsim.specification.residues import Numbers, product, share, summed, total
 
@@ -123,18 +123,24 @@ class Measures:
         copied: dict[str, tuple[str, ...]] = {}
         if buffer.layout is not None:
             layout = self.tensors.schedule.layout_by_name[buffer.layout]
-            copied = {each.parameter: each.copies for each in layout.pieces if each.copies}
+            copied = {
+                each.parameter: each.copies for each in layout.pieces if each.copies and each.size
+            }
         if not copied:
             return np.ones((1,) * (len(ranks.shape) + 1), np.int64)
         found = np.ones((*ranks.shape, pieces.shape[-1]), np.int64)
-        names = self.moves.names
+        cut = self.contents.cut.parameters
+        of: dict[tuple[str, ...], Marks] = {}
+        for parameter, axes in copied.items():
+            first = self.moves.first(parameter)
+            marks = of.setdefault(axes, np.zeros(len(self.moves.names) + 1, bool))
+            marks[first : first + len(cut[parameter])] = True
         for rank in np.ndindex(*ranks.shape):
             at = self.tensors.grid.at(ranks, rank)
             own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
-            for place, piece in enumerate(own.tolist()):
-                axes = copied.get(names[piece], ()) if piece != NOTHING else ()
+            for axes, is_copied in of.items():
                 if any(at[axis] for axis in axes):
-                    found[rank][place] = 0
+                    found[rank][is_copied[own]] = 0
         return found
 
     def norm(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
@@ -198,4 +204,3 @@ def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | No
     if not bad.any():
         return undefined
     return either(undefined, bad)
-
