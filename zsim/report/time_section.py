@@ -70,7 +70,7 @@ def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
             (f"exposed communication, {name}", EXPOSED[at % len(EXPOSED)], exposed.get(name, 0))
             for at, name in enumerate(groups)
         ),
-        *((f"{work} alone", HOST_SIDE[work], on_host.get(work, 0)) for work in HostWork),
+        *((f"waiting for {work}", HOST_SIDE[work], on_host.get(work, 0)) for work in HostWork),
         ("copies and fills alone", COPY, found.copy_ps),
         ("waiting for the host", HOST, min(host_ps, found.idle_ps)),
         ("idle", IDLE, found.idle_ps - min(host_ps, found.idle_ps)),
