@@ -111,7 +111,7 @@ RANKING = (COMPUTE, COMMUNICATION, ON_HOST, COPY)
 """Of several things at once, the moment is that of the first."""
 
 
-WORK = {work: place for place, work in enumerate(HostWork)}
+WORK: dict[str, int] = {work: place for place, work in enumerate(HostWork)}
 
 
 def _first(running: Iterable[tuple[int, str, str]]) -> tuple[str, str]:

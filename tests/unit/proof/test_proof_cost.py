@@ -11,11 +11,12 @@ from zsim.model.gpt import gpt
 from zsim.proof import check
 from zsim.proof.execution.cover import MIXED, Cover
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy.offload import Offload
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
+NVME = MemoryTier.NVME
 PIECES = 5
 parts = st.lists(
     st.dictionaries(st.integers(0, PIECES), st.integers(0, 2**64 - 1), max_size=PIECES),
@@ -29,7 +30,7 @@ def work(layers: int) -> int:
     strategy = Strategy(
         parallel=Parallel(data=4),
         zero=Zero(stage=3, bucket_elements=1),
-        offload=Offload(optimizer="nvme", gradients="nvme", sub_group_elements=1),
+        offload=Offload(optimizer=NVME, gradients=NVME, sub_group_elements=1),
         train=Train(precision=Precision.FP16),
     )
     model = gpt(shape, micro_batch_size=1, precision=Precision.FP16)
