@@ -11,13 +11,7 @@ from math import ceil, inf
 import simpy
 from simpy.core import EmptySchedule
 
-from zsim.backend.backend import (
-    BackendTraits,
-    Job,
-    NoWayError,
-    RefusedError,
-    RunFailedError,
-)
+from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
 from zsim.backend.run_size import too_large
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
