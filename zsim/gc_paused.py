@@ -1,8 +1,9 @@
-"""No garbage collection while a schedule is made or proved.
+"""No garbage collection while a schedule is made, proved or simulated.
 
-Both make many small values that last until the end, and next to no cycles: the collector would go
-through all of them, and through schedule and model, again and again, and find nothing. Of a proof
-of 1,000 layers that is a fifth of the time, of making and proving 1,000 micro-batches a tenth.
+All of these make many small values that last until the end, and next to no cycles: the collector
+would go through all of them, and through schedule and model, again and again, and find nothing. Of
+a proof of 1,000 layers that is a fifth of the time, of making and proving 1,000 micro-batches a
+tenth, and of simulating 16,000 operations a third.
 """
 
 import gc

@@ -11,16 +11,11 @@ from math import ceil, inf
 import simpy
 from simpy.core import EmptySchedule
 
-from zsim.backend.backend import (
-    BackendTraits,
-    Job,
-    NoWayError,
-    RefusedError,
-    RunFailedError,
-)
+from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
 from zsim.backend.run_size import too_large
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
+from zsim.gc_paused import uncollected
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.trust import error, trust
@@ -105,6 +100,7 @@ class SimBackend:
             return str(error)
         return None
 
+    @uncollected()
     def run(self, job: Job, *, seed: int) -> Trace:
         """Simulate setup and all steps. Nothing is drawn: `seed` is only noted.
 
@@ -196,6 +192,7 @@ class SimBackend:
             error=error(job, self._aside),
         )
 
+    @uncollected()
     def _simulate(
         self, job: Job, seed: int, faults: Sequence[Fault] = (), *, waits: bool = True
     ) -> "_Done":

@@ -5,6 +5,7 @@ Everything is judged on the last step: from the end of the step before it (or th
 
 from dataclasses import dataclass
 
+from zsim.analysis.drive_life import DriveLife, drive_life, written_bytes
 from zsim.analysis.exposed_time import HostSide, exposed_on_host_ps, exposed_ps
 from zsim.analysis.tier_fit import TierUse, tier_uses_of_run
 from zsim.backend.backend import Job
@@ -65,6 +66,7 @@ class Summary:
         exposed_on_host: time in which a rank waits for work of the host side (kernels, copies,
             files) and neither computes nor communicates; of the rank with the most.
         reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
+        drive_life: what a node writes to its drives in a day; None where it writes nothing.
     """
 
     step_time_s: float
@@ -88,6 +90,7 @@ class Summary:
     memory_wait_s: float = 0.0
     tiers: tuple[TierUse, ...] = ()
     exposed_on_host: tuple[tuple[str, float], ...] = ()
+    drive_life: DriveLife | None = None
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -113,7 +116,8 @@ class Summary:
 class StepWork:
     """FLOPs of all ranks in a step: of the model, of the products that were executed.
 
-    `causal_` is without the half of attention that masks hide; `dtype` computes most.
+    `causal_` is without the half of attention that masks hide; `dtype` computes most. A rank writes
+    `written_bytes` to files.
     """
 
     model_flops: int
@@ -122,6 +126,7 @@ class StepWork:
     causal_hardware_flops: int
     dtype: DType | None
     tokens: int
+    written_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +191,7 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
         needed_bytes=taken.needed_bytes,
         memory_wait_s=max(each.memory_wait_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
         tiers=taken.tiers,
+        drive_life=drive_life(job, done.written_bytes, seconds),
     )
 
 
@@ -207,6 +213,7 @@ def work(job: Job, trace: Trace) -> StepWork:
         causal_hardware_flops=sum(flops.values()) - masked,
         dtype=max(flops, key=lambda dtype: flops[dtype]) if flops else None,
         tokens=batches * job.model.tokens,
+        written_bytes=written_bytes(job),
     )
 
 

@@ -1,14 +1,16 @@
 """Breakdown of the time of a rank: every moment is one thing, so the parts sum up to the whole.
 
-A moment in which something computes is computing, whatever travels beside it. Else communication
-is exposed, then copies; what is left is idle. HTA's temporal breakdown (`kineto` writes what it
-reads) says the same, with exposed communication and copies as one.
+A moment in which a GPU computes is computing, whatever travels beside it. Else communication is
+exposed, then work of the host side, then copies; what is left is idle. HTA's temporal breakdown
+(`kineto` writes what it reads) says the same, with exposed communication and copies as one.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
+from zsim.analysis.exposed_time import HostSide
+from zsim.cluster.host_links import HostWork
 from zsim.schedule.operation import (
     Allocate,
     Branch,
@@ -26,6 +28,7 @@ from zsim.trace.trace import Event, RankTrace
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
+ON_HOST = "host side"
 COPY = "copy, fill"
 
 
@@ -35,16 +38,19 @@ class Breakdown:
 
     Attributes:
         span_ps: all of it.
-        compute_ps: something computes.
+        compute_ps: the GPU computes.
         exposed_ps: by group, nothing computes and it communicates, or waits for its peers to; of
             two groups at once the moment is that of the one that began first.
-        copy_ps: no more than copies and fills run.
+        on_host_ps: by work of the host side, the GPU does neither and this runs; of several kinds
+            at once, the moment is that of the first in the order of `HostWork`.
+        copy_ps: no more than copies and fills on the GPU run.
     """
 
     span_ps: int
     compute_ps: int
     exposed_ps: tuple[tuple[str, int], ...]
     copy_ps: int
+    on_host_ps: tuple[tuple[str, int], ...] = ()
 
     @property
     def communication_ps(self) -> int:
@@ -54,18 +60,29 @@ class Breakdown:
     @property
     def idle_ps(self) -> int:
         """No stream does anything."""
-        return self.span_ps - self.compute_ps - self.communication_ps - self.copy_ps
+        on_host = sum(each for _, each in self.on_host_ps)
+        return self.span_ps - self.compute_ps - self.communication_ps - on_host - self.copy_ps
 
 
-def breakdown(program: Program, rank: RankTrace, begin_ps: int, end_ps: int) -> Breakdown:
-    """Return what `rank`, which runs `program`, did from `begin_ps` to `end_ps`."""
+def breakdown(
+    program: Program,
+    rank: RankTrace,
+    begin_ps: int,
+    end_ps: int,
+    *,
+    host_side: HostSide | None = None,
+) -> Breakdown:
+    """Return what `rank`, which runs `program`, did from `begin_ps` to `end_ps`.
+
+    `host_side` tells what runs on the host; without it all of that is the GPU's.
+    """
     bounds: list[tuple[int, bool, int]] = []
     kinds: list[tuple[int, str, str]] = []
     for event in rank.events:
         start, end = max(event.start_ps, begin_ps), min(event.end_ps, end_ps)
         if start < end:
             bounds += [(start, True, len(kinds)), (end, False, len(kinds))]
-            kinds.append((start, *_kind(program, event)))
+            kinds.append((start, *_kind(program, event, host_side)))
     found: dict[tuple[str, str], int] = {}
     running: set[int] = set()
     last = begin_ps
@@ -84,23 +101,33 @@ def breakdown(program: Program, rank: RankTrace, begin_ps: int, end_ps: int) -> 
         compute_ps=found.get((COMPUTE, ""), 0),
         exposed_ps=tuple((name, found[COMMUNICATION, name]) for name in groups),
         copy_ps=found.get((COPY, ""), 0),
+        on_host_ps=tuple(
+            (work, found[ON_HOST, work]) for work in HostWork if (ON_HOST, work) in found
+        ),
     )
 
 
-RANKING = (COMPUTE, COMMUNICATION, COPY)
+RANKING = (COMPUTE, COMMUNICATION, ON_HOST, COPY)
 """Of several things at once, the moment is that of the first."""
+
+
+WORK: dict[str, int] = {work: place for place, work in enumerate(HostWork)}
 
 
 def _first(running: Iterable[tuple[int, str, str]]) -> tuple[str, str]:
     _, _, kind, name = min(
-        (RANKING.index(kind), start, kind, name) for start, kind, name in running
+        (RANKING.index(kind), WORK[name] if kind == ON_HOST else start, kind, name)
+        for start, kind, name in running
     )
     return kind, name
 
 
-def _kind(program: Program, event: Event) -> tuple[str, str]:
-    """Return what an event is, and of which group."""
+def _kind(program: Program, event: Event, host_side: HostSide | None) -> tuple[str, str]:
+    """Return what an event is, and of which group, or which work of the host side."""
     operation = program.by_id[event.operation]
+    work = None if host_side is None else host_side.work(operation)
+    if work is not None:
+        return ON_HOST, work
     match operation:
         case Compute():
             return COMPUTE, ""

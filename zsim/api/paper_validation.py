@@ -8,6 +8,7 @@ from itertools import chain
 from os import PathLike
 from pathlib import Path
 
+from zsim.analysis.memory_footprint import footprint
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
@@ -124,6 +125,8 @@ def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
             return _of_hardware(quantity, run), 0
         if quantity in {FigureQuantity.LARGEST, FigureQuantity.STATES}:
             return _largest(quantity, run.ways[0])
+        if quantity is FigureQuantity.LARGEST_SHAPE:
+            return _largest_shape(run)
         if quantity is FigureQuantity.STEP_TIME_RATIO:
             plain, changed = (_simulated(tables)[-1].step_time_s for tables in run.ways)
             return changed / plain, 0
@@ -160,6 +163,16 @@ def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
     if found is None or found.fits is None:
         return "no size fits"
     return float(found.fits.parameters), 0
+
+
+def _largest_shape(run: PaperRun) -> Asked:
+    """Return the parameters of the largest of the shapes that fits, and which one it is."""
+    fitting: list[tuple[float, int]] = []
+    for way, tables in enumerate(run.ways):
+        job = resolved("scenario", from_tables(tables)).job()
+        if footprint(job).fits:
+            fitting.append((float(sum(each.elements for each in job.model.parameters)), way))
+    return max(fitting, default="none of the shapes fits")
 
 
 def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:

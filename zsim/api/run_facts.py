@@ -1,6 +1,6 @@
 """Facts of a run: its figures, the answer first, and how far to trust them."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
@@ -74,6 +74,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "memory_bytes": dict(found.memory_by_kind),
         "peak_node_host_bytes": found.peak_host_bytes,
         "tiers": tier_objects(found.tiers),
+        "drive_life": None if found.drive_life is None else asdict(found.drive_life),
         "usable_memory_bytes": found.usable_bytes,
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
@@ -105,6 +106,8 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
         ]
     lines.append(("memory at the peak", _memory(found)))
     lines += [(each.name, each.text()) for each in found.tiers]
+    if found.drive_life is not None and predicts(trace.backend):
+        lines.append(("written to drives", found.drive_life.text()))
     if predicts(trace.backend) and outcome.job.cluster.gpu.overheads.total_bytes(1):
         lines.append(("other memory", _overheads(outcome.job)))
     observed = dict(trace.observed)

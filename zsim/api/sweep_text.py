@@ -114,6 +114,9 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
     }
     if len(tokens) > 1:  # else it says no more than the time of a step
         found["tokens/s"] = _of(lambda summary: f"{summary.tokens_per_s:,.0f}")
+    found["drives last"] = _of(
+        lambda summary: "" if summary.drive_life is None else summary.drive_life.lasts
+    )
     found["cost/M tokens"] = lambda row: (
         "" if row.cost_per_million_tokens is None else f"{row.cost_per_million_tokens:.4g}"
     )

@@ -135,6 +135,7 @@ class _ClusterSettings(Table):
     nodes: Count | None = None
     gpu_memory: Size | None = None
     nics_per_node: Repeat | None = None
+    drives: Repeat | None = None
     oversubscription: Ratio | None = None
 
 

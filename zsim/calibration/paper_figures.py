@@ -6,7 +6,7 @@ whose keys are those of `zsim.calibration.host_figures` and need no scenario.
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +40,8 @@ class FigureQuantity(StrEnum):
     """Step time with `otherwise` over that without."""
     LARGEST = "largest"
     """Parameters of the largest model that fits, by layers."""
+    LARGEST_SHAPE = "largest shape"
+    """Parameters of the largest one that fits of the shapes `among` which the paper trained."""
     STATES = "states"
     """Parameters of the largest model whose states alone fit."""
     FORMULA = "formula"
@@ -82,6 +84,7 @@ class _Figure(_FigureTable):
     rows: Annotated[tuple[_FigureRow, ...], Field(min_length=1)]
     settings: Annotated[tuple[str, ...], Field(alias="set")] = ()
     otherwise: tuple[str, ...] = ()
+    among: tuple[tuple[int, int, int], ...] = ()
     ordered: bool = False
 
 
@@ -157,6 +160,7 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
         if table.quantity.needs_scenario:
             asked = [(title, *table.settings, *own)]
             asked += [(*asked[0], *table.otherwise)] if table.otherwise else []
+            asked = [(*asked[0], *_shape(each)) for each in table.among] or asked
             ways = [_tables(base, settings) for settings in asked]
         runs.append(
             PaperRun(
@@ -174,6 +178,12 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
         runs=tuple(runs),
         ordered=table.ordered,
     )
+
+
+def _shape(shape: tuple[int, int, int]) -> Iterator[str]:
+    """Yield the settings of layers, width and heads."""
+    for key, value in zip(("layers", "hidden_size", "attention_heads"), shape, strict=True):
+        yield f"model.{key}={value}"
 
 
 def _toml(value: bool | int | str) -> str:  # noqa: FBT001  (a value of a file)

@@ -34,7 +34,7 @@ def topology(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change it: cluster.oversubscription=2, or gpu_memory, nics_per_node, nodes.",
+            help="Change it: cluster.oversubscription=2, gpu_memory, nics_per_node, drives, nodes.",
         ),
     ] = None,
     json: Json = False,

@@ -270,23 +270,33 @@ class _Counted:
 
 
 def _counting(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Return branches, and what reads or changes a scalar."""
+    """Return branches, and what reads or changes a scalar.
+
+    Of those that read it alike, with no change between, the first stands for all: it is right in
+    every state where they are, and of the wrong ones it is reported.
+    """
     found: list[Operation] = []
+    read: set[tuple[object, ...]] = set()
     for operation in operations:
         if isinstance(operation, Branch):
             then, otherwise = _counting(operation.then), _counting(operation.otherwise)
             found.append(replace(operation, then=then, otherwise=otherwise))
-        elif _counts(operation):
+            read.clear()
+        elif isinstance(operation, SetScalar):
             found.append(operation)
+            read.clear()
+        elif (key := _reads(operation)) is not None and key not in read:
+            found.append(operation)
+            read.add(key)
     return tuple(found)
 
 
-def _counts(operation: Operation) -> bool:
-    """Return whether an operation reads or changes a scalar."""
+def _reads(operation: Operation) -> tuple[object, ...] | None:
+    """Return which scalars an operation reads, and for what; None if it reads none."""
     match operation:
-        case SetScalar() | Fill(scalar=str()):
-            return True
-        case Compute(scalars=names):
-            return bool(names)
+        case Fill(scalar=str(name)):
+            return Fill, name
+        case Compute(scalars=names) if names:
+            return operation.action, type(operation.rule), names
         case _:
-            return False
+            return None

@@ -14,8 +14,11 @@ Cost: one pass over each way; for an operation, the sets that differ, mostly one
 `SETS_MAX`. A program with more is taken as if nothing were known.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
+from operator import or_
 
 from zsim.schedule.happens_before import Clock, Timeline, Way
 from zsim.schedule.operation import Allocate, Free, FreeMode
@@ -28,7 +31,7 @@ Holders = int
 """A set of holders: bit 0 is the host, then come the streams, the awaited, the communicators."""
 
 
-@dataclass(slots=True)
+@dataclass
 class StepSummary:
     """State that one way through a step hands on.
 
@@ -39,6 +42,46 @@ class StepSummary:
     known: list[Holders]
     sources: list[Holders]
     clocks: list[Clock | None]
+    _handed: dict[Holders, Holders] = field(default_factory=dict[Holders, Holders])
+    _knowing: dict[int, tuple[list[int], list[Holders]]] = field(
+        default_factory=dict[int, tuple[list[int], list[Holders]]]
+    )
+
+    @cached_property
+    def _kept(self) -> tuple[Holders, list[tuple[Holders, Holders]]]:
+        """Return which holders know what they knew, and of the others who knows which sources."""
+        kept, by_sources = 0, dict[Holders, Holders]()
+        for at, sources in enumerate(self.sources):
+            if sources == 1 << at:
+                kept |= sources
+            else:
+                by_sources[sources] = by_sources.get(sources, 0) | 1 << at
+        return kept, list(by_sources.items())
+
+    def handed_on(self, holders: Holders) -> Holders:
+        """Return the holders that know what `holders` knew when the step began."""
+        found = self._handed.get(holders)
+        if found is None:
+            kept, by_sources = self._kept
+            found = holders & kept
+            for sources, heirs in by_sources:
+                if sources & holders:
+                    found |= heirs
+            self._handed[holders] = found
+        return found
+
+    def knowing(self, stream: int, position: int) -> Holders:
+        """Return the holders that know of this step what a stream has done up to a position."""
+        if stream not in self._knowing:
+            upto: dict[int, Holders] = {}
+            for at, clock in enumerate(self.clocks):
+                if clock is not None:
+                    upto[clock[stream]] = upto.get(clock[stream], 0) | 1 << at
+            places = sorted(upto)
+            sets = list(accumulate((upto[place] for place in reversed(places)), or_))
+            self._knowing[stream] = places, [*reversed(sets), 0]
+        places, sets = self._knowing[stream]
+        return sets[bisect_left(places, position)]
 
 
 class StepBoundary:
@@ -108,10 +151,8 @@ class StepBoundary:
         handed = self._summaries[id(way)]
         stream, position = self.numbered.stream[earlier], self.numbered.position[earlier]
         if way.known[earlier] is None:
-            return _bits([bool(sources & holders) for sources in handed.sources])
-        knowing = [clock is not None and clock[stream] >= position for clock in handed.clocks]
-        knowing[1 + stream] = True
-        return _bits(knowing)
+            return handed.handed_on(holders)
+        return handed.knowing(stream, position) | 2 << stream
 
     def _summarize(self, way: Way) -> StepSummary:
         """Go through one way."""
@@ -154,7 +195,3 @@ class StepBoundary:
             last = way.left.latest.get(group)
             clocks.append(None if last is None else way.finished(last))
         return StepSummary(known, sources, clocks)
-
-
-def _bits(members: list[bool]) -> Holders:
-    return sum(1 << at for at, member in enumerate(members) if member)

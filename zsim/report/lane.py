@@ -25,9 +25,11 @@ from zsim.schedule.operation import (
     Free,
     HostWait,
     Operation,
+    Read,
     ReducingOperation,
     SetScalar,
     Together,
+    Write,
 )
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import RankTrace, Trace
@@ -45,6 +47,7 @@ class Sort(Enum):
     REDUCE = "reduce-scatter", "#f2958d"
     ALL_REDUCE = "all-reduce", "#e77fb0"
     SEND = "send, receive, broadcast", "#8fd8d2"
+    FILE = "file read, file write", "#5c7f92"
     COPY = "copy, fill", "#b8c0c9"
 
 
@@ -99,6 +102,8 @@ def _sort(operation: Operation) -> Sort:
             return Sort.SEND
         case Together(members=members):
             return _sort(members[0])
+        case Read() | Write():
+            return Sort.FILE
         case Fill() | Copy():
             return Sort.COPY
         case Allocate() | Free() | HostWait() | SetScalar() | Branch():

@@ -52,8 +52,11 @@ def _sentence(used: list[tuple[float, LinkUse]], found: Summary) -> str:
     share, link = used[0]
     exposed = found.exposed_communication_s / found.step_time_s if found.step_time_s else 0.0
     name = link.link.replace("->", " to ")
+    busiest = (
+        f"The busiest links are those from {name}" if "->" in link.link else f"Busiest: {name}"
+    )
     waits = f"{exposed:.1%} of the step is communication that nothing hides"
     return (
-        f"The step is bound by {found.bound_by}; {waits}. The busiest links are those from "
-        f"{name}: over a step they carry {share:.1%} of what they could."
+        f"The step is bound by {found.bound_by}; {waits}. {busiest}, with "
+        f"{share:.1%} of what could be carried over a step."
     )

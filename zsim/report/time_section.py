@@ -1,8 +1,10 @@
 """Section on the time of a step: a bar for each rank of the trace, every moment one thing."""
 
+from zsim.analysis.exposed_time import HostSide
 from zsim.analysis.summary import last_step
 from zsim.analysis.time_breakdown import Breakdown, breakdown
 from zsim.backend.backend import Job
+from zsim.cluster.host_links import HostWork
 from zsim.report.page import Json, PageFigure, Section
 from zsim.trace.trace import RankTrace, Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
@@ -10,6 +12,12 @@ from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 COMPUTE, COPY, HOST, IDLE = "#5b8bd0", "#b8c0c9", "#3e4c59", "#e9ecef"
 EXPOSED = ("#e07a5f", "#f2b45c", "#b56576", "#8d6a9f", "#6d9f71", "#4f9da6")
 """Of groups, in the order of their names."""
+
+HOST_SIDE = {
+    HostWork.KERNELS: "#9c89c9",
+    HostWork.COPIES: "#8fa9b8",
+    HostWork.FILES: "#5c7f92",
+}
 
 Part = tuple[str, str, int]
 """What it is, its colour, picoseconds."""
@@ -19,9 +27,11 @@ def split(job: Job, trace: Trace) -> Section:
     """Return the section of the last step of `trace`, a run of `job`."""
     begin_ps, end_ps = last_step(trace)
     ranks = trace.ranks
-    found = [
-        breakdown(job.schedule.program_of(rank.rank), rank, begin_ps, end_ps) for rank in ranks
-    ]
+    found: list[Breakdown] = []
+    for rank in ranks:
+        program = job.schedule.program_of(rank.rank)
+        host_side = HostSide(job.schedule, program)
+        found.append(breakdown(program, rank, begin_ps, end_ps, host_side=host_side))
     groups = sorted({name for each in found for name, _ in each.exposed_ps})
     worst = max(range(len(found)), key=lambda at: found[at].communication_ps)
     return Section(
@@ -53,13 +63,14 @@ def _label(rank: RankTrace) -> str:
 
 def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
     """Return all parts of a step, those that are nothing too; they sum up to its span."""
-    exposed = dict(found.exposed_ps)
+    exposed, on_host = dict(found.exposed_ps), dict(found.on_host_ps)
     return [
         ("compute", COMPUTE, found.compute_ps),
         *(
             (f"exposed communication, {name}", EXPOSED[at % len(EXPOSED)], exposed.get(name, 0))
             for at, name in enumerate(groups)
         ),
+        *((f"waiting for {work}", HOST_SIDE[work], on_host.get(work, 0)) for work in HostWork),
         ("copies and fills alone", COPY, found.copy_ps),
         ("waiting for the host", HOST, min(host_ps, found.idle_ps)),
         ("idle", IDLE, found.idle_ps - min(host_ps, found.idle_ps)),
@@ -115,4 +126,12 @@ def _sentence(found: Breakdown, rank: RankTrace) -> str:
         text += f"; communication that nothing hides takes {share:.1%}: {listed}"
         if exposed[1:]:
             text += " (while two are under way, the one that began first counts)"
+    if found.on_host_ps:
+        listed = ", ".join(
+            f"{work} {format_seconds(each / PICOSECONDS_PER_SECOND)}"
+            for work, each in found.on_host_ps
+        )
+        text += f"; it waits for its host side: {listed}"
+        if found.on_host_ps[1:]:
+            text += " (of several at once the first of these counts)"
     return f"{text}. Idle {found.idle_ps / span:.1%}."

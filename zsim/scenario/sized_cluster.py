@@ -63,7 +63,8 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
     """Return `cluster` with what `table` says in place of its topology.
 
     Raises:
-        ScenarioError: the fabric has no leaves whose oversubscription could be changed.
+        ScenarioError: the fabric has no leaves whose oversubscription could be changed, or of the
+            drives of the node none is known.
     """
     if table.gpu_memory is not None:
         gpu = replace(
@@ -75,6 +76,13 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
         cluster = replace(cluster, gpu=gpu)
     if table.nics_per_node is not None:
         cluster = replace(cluster, nics_per_node=table.nics_per_node)
+    if table.drives is not None:
+        if cluster.drives is None:
+            raise ScenarioError(
+                f"cluster.drives: {table.drives} needs a node whose drives are known, "
+                f"{cluster.name} describes none"
+            )
+        cluster = replace(cluster, drives=replace(cluster.drives, count=table.drives))
     if table.oversubscription is not None:
         cluster = _oversubscribed(cluster, table.oversubscription)
     return cluster

@@ -90,9 +90,9 @@ class ModelTable(Table):
 class ClusterTable(Table):
     """`[cluster]`: a topology by name, or a node and a fabric, and how many nodes.
 
-    Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory`, `nics_per_node` and
-    `oversubscription` (of the leaves) replace what the topology says. `allocator` is how device
-    memory is handed out.
+    Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory`, `nics_per_node`,
+    `drives` (of a node) and `oversubscription` (of the leaves) replace what the topology says.
+    `allocator` is how device memory is handed out.
     """
 
     topology: str | None = None
@@ -102,6 +102,7 @@ class ClusterTable(Table):
     gpu_memory: Size | None = None
     allocator: Discipline = Discipline.CACHING
     nics_per_node: Repeat | None = None
+    drives: Repeat | None = None
     oversubscription: Ratio | None = None
 
 

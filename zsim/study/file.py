@@ -57,6 +57,7 @@ class GoalTable(Table):
     max_slowdown: Annotated[float, Strict(), Field(ge=1, allow_inf_nan=False)] | None = None
     min_tokens_per_s: Positive | None = None
     max_cost_per_million_tokens: Positive | None = None
+    min_drive_years: Positive | None = None
 
 
 class StudyFile(Table):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zsim.analysis.drive_life import DAYS_PER_YEAR
 from zsim.analysis.summary import Summary
 from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import GoalTable, StudyError
@@ -160,6 +161,12 @@ def _breaches(goal: Goal, row: StudyRow, found: Summary, fastest_s: float) -> It
         yield f"more than {table.max_slowdown:g} times the fastest"
     if table.min_tokens_per_s is not None and found.tokens_per_s < table.min_tokens_per_s:
         yield f"fewer than {table.min_tokens_per_s:,.0f} tokens/s"
+    life, years = found.drive_life, table.min_drive_years
+    if life is not None and years is not None:
+        if life.days is None:
+            yield "no rating of its drives"
+        elif life.days < years * DAYS_PER_YEAR:
+            yield f"drives last less than {years:g} years"
     cost, most = row.cost_per_million_tokens, table.max_cost_per_million_tokens
     if cost is None and (most is not None or goal.minimize == COST):
         yield "no price for its GPU"

@@ -40,6 +40,9 @@ def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
     for name in FIGURES:
         found[name] = None if summary is None else getattr(summary, name)
     found["peak_reserved_bytes"] = None if summary is None else summary.reserved_bytes
+    life = None if summary is None else summary.drive_life
+    found["written_to_drives_bytes_per_day"] = None if life is None else life.bytes_per_day
+    found["drive_life_days"] = None if life is None else life.days
     found["cost_per_million_tokens"] = row.cost_per_million_tokens
     found["error"] = outcome.error
     return found

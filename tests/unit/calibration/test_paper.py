@@ -9,11 +9,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import zsim_scenarios
+from zsim.analysis.memory_footprint import footprint
 from zsim.api.paper_validation import verdict_object, verdicts_of
 from zsim.calibration.host_figures import fitted
 from zsim.calibration.paper_figures import FigureQuantity, FigureVerdict, PaperError, parse, shown
 from zsim.cli.main import answer
 from zsim.files.installed import topology
+from zsim.files.source import resolved
 from zsim.model.architecture import GPT, Attention
 from zsim.model.transformer import transformer
 from zsim.report.svg.paper_picture import picture
@@ -218,6 +220,9 @@ def test_a_node_of_zero_infinity_copies_as_published() -> None:
     [
         ("zero_offload", "figure 9", 0.2),
         ("zero_offload", "figure 11", 0.17),
+        ("zero_offload", "figure 7, shapes of table 3", 0.05),
+        ("zero_infinity_runs", "figure 5c", 0.12),
+        ("zero_infinity_runs", "figure 6a, data parallel", 0.1),
         ("zero_infinity_runs", "figure 6c, ZeRO-Infinity", 0.13),
         ("zero_infinity_runs", "figure 6d", 0.12),
     ],
@@ -228,6 +233,14 @@ def test_offloaded_runs_are_predicted_without_a_row_that_was_fitted(
     found = shipped(paper, figure)
     assert found.judged == found.all
     assert all(abs(each.off) < within for each in found.predicted)
+
+
+def test_of_the_shapes_that_were_trained_the_published_ones_are_the_largest_that_fit() -> None:
+    shapes = shipped("zero_offload", "figure 7, shapes of table 3").predicted
+    assert [f"{each.value / 1e9:.0f}" for each in shapes] == ["13", "8"]
+    for each in shapes:
+        heavier = each.run.ways[each.way + 1]
+        assert not footprint(resolved("heavier", from_tables(heavier)).job()).fits
 
 
 @pytest.mark.parametrize("name", ["zero_offload", "zero_infinity_runs"])

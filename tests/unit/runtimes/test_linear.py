@@ -1,39 +1,14 @@
 """Schedules are written in time linear in the layers of the model."""
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import TYPE_CHECKING
-
 import pytest
 from emulated_strategies import EMULATED, strategy
 from fitting import fitting
+from lines_run import lines_run
 
 from zsim.model.architecture import GPT
 from zsim.runtimes.registry import make_schedule
 
-if TYPE_CHECKING:
-    from _typeshed import TraceFunction
-
 LAYERS = 12
-
-
-def lines_run(call: Callable[[], object]) -> int:
-    """Return how many lines of Python `call` executes: work that no clock and no load changes."""
-    count = 0
-
-    def trace(_frame: FrameType, event: str, _argument: object) -> "TraceFunction":
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def work(name: str, layers: int) -> int:

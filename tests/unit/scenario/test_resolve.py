@@ -1,5 +1,6 @@
 """What a scenario means: degrees, nodes and batch sizes that follow, and what contradicts."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -9,11 +10,13 @@ from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Rate, Tier
 from zsim.cluster.fabric_kind import FAT_TREE
 from zsim.cluster.files import Part, UnknownTopologyError
+from zsim.cluster.host_side import Drives
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.dtype import DType
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
-from zsim.scenario.tables import ScenarioError
+from zsim.scenario.sized_cluster import with_overrides
+from zsim.scenario.tables import ClusterTable, ScenarioError
 from zsim.scenario.toml import parse
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.learning_rate import LearningRates
@@ -159,6 +162,15 @@ def test_the_cluster_says_what_the_scenario_replaces() -> None:
     assert cluster.gpu.memory_bytes == 40 * 10**9
     assert cluster.gpu.usable_bytes(communicators=3) == 40 * 10**9  # nothing is off what was given
     assert cluster.nics_per_node == 4
+
+
+def test_a_node_has_as_many_drives_as_the_scenario_says_where_what_one_does_is_known() -> None:
+    drives = Drives(count=8, capacity_bytes=10**12, write_bytes_per_s=10**9)
+    known = replace(BOX, drives=drives)
+    assert with_overrides(ClusterTable(drives=3), known).drives == replace(drives, count=3)
+    wanted = "cluster.drives: 3 needs a node whose drives are known, boxes describes none"
+    with pytest.raises(ScenarioError, match=re.escape(wanted)):
+        resolved("cluster.drives=3")
 
 
 def test_the_allocator_is_pytorchs_unless_the_scenario_says_otherwise() -> None:

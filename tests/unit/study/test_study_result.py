@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from study_summary import SUMMARY
 
+from zsim.analysis.drive_life import DriveLife
 from zsim.study.file import GoalTable, StudyError
 from zsim.study.goal import goal_of, ranked
 from zsim.study.outcome import Status, StudyOutcome, decoded, encoded
@@ -74,6 +75,30 @@ BEST = {
 @pytest.mark.parametrize("answer", BEST)
 def test_the_answer_names_the_best_run_that_meets_every_limit(answer: str) -> None:
     assert result(BEST[answer], FULL, SLOW, FAST).answer == answer
+
+
+def test_drives_have_to_bear_what_is_written_for_as_long_as_the_goal_says() -> None:
+    lasting, worn, unrated = (
+        row(
+            name,
+            1.0,
+            outcome=StudyOutcome(
+                status=Status.DONE,
+                summary=replace(
+                    SUMMARY,
+                    drive_life=DriveLife(drives=8, bytes_per_day=1e12, days=days),
+                ),
+            ),
+        )
+        for name, days in (("lasting", 731.0), ("worn", 729.0), ("unrated", None))
+    )
+    found = ranked(goal_of(GoalTable(min_drive_years=2)), [worn, unrated, lasting, FAST])
+    assert {each.name for each in found.accepted} == {"lasting", "fast"}  # the last writes nothing
+    assert {each.name: why for each, why in found.refused} == {
+        "worn": "drives last less than 2 years",
+        "unrated": "no rating of its drives",
+    }
+    assert decoded(encoded(worn.outcome)) == worn.outcome
 
 
 LIMITS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.proof.execution.datum import MIXED, Datum, changed, chosen, read
+from zsim.proof.execution.cover import MIXED, Cover
+from zsim.proof.execution.datum import Datum, changed, chosen, read
 from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Index, Tensors
@@ -216,7 +217,8 @@ class CollectiveRunner:
             alike = (datum.pieces == 0) | (datum.pieces == highest)
             found.pieces = np.where(alike.all(axis=ranks, keepdims=True), highest, MIXED)
         if datum.covered is not None:
-            found.covered = np.bitwise_or.reduce(datum.covered, axis=dimensions, keepdims=True)
+            every = np.bitwise_or.reduce(datum.covered.whole, axis=dimensions, keepdims=True)
+            found.covered = Cover(datum.covered.count).with_part(None, every)
         return found
 
     def _reduced_values(

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zsim.proof.execution.cover import MIXED, Cover, Words
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import Index
 from zsim.specification.residues import Numbers
 
 Marks = NDArray[np.bool_]
-Words = NDArray[np.uint64]
 
 Change = Callable[[Sequence[NDArray[Any]], int], NDArray[Any]]
 """Makes one array of one of each datum, which have so many dimensions before those of ranks."""
-
-MIXED = 2**62
-"""Instead of the number of a piece where several were combined."""
 
 
 @dataclass(slots=True)
@@ -37,14 +34,14 @@ class Datum:
         words: of which gradients numbers are made, a bit for each pair of a rank and a micro-batch,
             shape (words, ranks..., places).
         pieces: 1 + the number of the piece of a parameter, shape (ranks..., places); 0 for none.
-        covered: of a verdict the bits of gradients by piece, shape (words, ranks..., pieces).
+        covered: of a verdict the gradients that it covers.
     """
 
     values: Numbers
     undefined: Marks | None = None
     words: Words | None = None
     pieces: Integers | None = None
-    covered: Words | None = None
+    covered: Cover | None = None
 
     @property
     def count(self) -> int:
@@ -64,7 +61,10 @@ def changed(data: Sequence[Datum], change: Change, *, ranks_only: bool = False) 
     found.words = _marks(data, [datum.words for datum in data], 1, change)
     found.pieces = _marks(data, [datum.pieces for datum in data], 0, change)
     if ranks_only:
-        found.covered = _marks(data, [datum.covered for datum in data], 1, change)
+        verdicts = [None if datum.covered is None else datum.covered.whole for datum in data]
+        covered = _marks(data, verdicts, 1, change)
+        if covered is not None:
+            found.covered = Cover(covered.shape[-1]).with_part(None, covered)
     return found
 
 

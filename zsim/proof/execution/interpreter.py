@@ -5,7 +5,7 @@ only what they have passed. A send is over when it is issued, all else before wh
 """
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -77,12 +77,54 @@ class Interpreter:
         Raises:
             UnfollowedError: the schedule does what cannot be followed.
         """
-        self.memory, self.in_setup, self.overflows = memory, setup, overflows
+        programs = [ranks.program for ranks in self.classes]
+        lists = [program.setup if setup else program.step for program in programs]
+        self.in_setup = setup
+        self._run(memory, lists, overflows=overflows)
+
+    def run_ways(
+        self, begin: Callable[[], list[ClassMemory]], ways: Sequence[bool]
+    ) -> Iterator[tuple[bool, list[ClassMemory]]]:
+        """Run a step on each of its ways from what `begin` returns; yield what each leaves.
+
+        Ranks of one class do alike until the first branch, and this is run once. Those of several
+        may have met by then in another order.
+
+        Raises:
+            UnfollowedError: the schedule does what cannot be followed.
+        """
+        if len(self.classes) > 1 or len(ways) == 1:
+            for overflows in ways:
+                memory = begin()
+                self.run(memory, setup=False, overflows=overflows)
+                yield overflows, memory
+            return
+        (ranks,) = self.classes
+        step = ranks.program.step
+        first = next((n for n, each in enumerate(step) if isinstance(each, Branch)), len(step))
+        (common,) = begin()
+        self.in_setup = False
+        self._run([common], [step[:first]], overflows=False)
+        if any(self._mail.values()):  # a rank that sends to itself
+            step, first, common = ranks.program.step, 0, begin()[0]
+        for overflows in ways:
+            own = ClassMemory(dict(common.buffers), dict(common.scalars))
+            self._run([own], [step[first:]], overflows=overflows)
+            yield overflows, [own]
+
+    def _run(
+        self,
+        memory: list[ClassMemory],
+        lists: Sequence[Sequence[Operation]],
+        *,
+        overflows: bool,
+    ) -> None:
+        self.memory, self.overflows = memory, overflows
         self._mail.clear()
         self._decided = [[] for _ in self.classes]
         hosts = [
-            self._host(ranks, ranks.program.setup if setup else ranks.program.step)
-            for ranks in self.classes
+            self._host(ranks, operations)
+            for ranks, operations in zip(self.classes, lists, strict=True)
         ]
         self._waiting = [None] * len(hosts)
         for index, host in enumerate(hosts):
@@ -281,7 +323,7 @@ class Interpreter:
             self._trouble(ranks, branch.id, "decides on what differs from rank to rank")
         self._decide(ranks, branch, first)
         if value.covered is not None:
-            left = self.kernels.measures.uncovered(value.covered)
+            left = self.kernels.measures.uncovered(value.covered.whole)
             if left:
                 self._trouble(ranks, branch.id, f"an overflow of {left} does not reach it")
             return self.overflows

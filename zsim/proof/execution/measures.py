@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from zsim.proof.execution.contents import Contents
-from zsim.proof.execution.datum import MIXED, Datum, Marks, Words, chosen, either
+from zsim.proof.execution.cover import Cover, Words
+from zsim.proof.execution.datum import Datum, Marks, chosen, either
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
-from zsim.proof.execution.tensors import NOTHING, Tensors
+from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.operation import Compute, Role, View
 from zsim.specification.residues import Numbers, product, share, summed, total
 
@@ -122,18 +123,24 @@ class Measures:
         copied: dict[str, tuple[str, ...]] = {}
         if buffer.layout is not None:
             layout = self.tensors.schedule.layout_by_name[buffer.layout]
-            copied = {each.parameter: each.copies for each in layout.pieces if each.copies}
+            copied = {
+                each.parameter: each.copies for each in layout.pieces if each.copies and each.size
+            }
         if not copied:
             return np.ones((1,) * (len(ranks.shape) + 1), np.int64)
         found = np.ones((*ranks.shape, pieces.shape[-1]), np.int64)
-        names = self.moves.names
+        cut = self.contents.cut.parameters
+        of: dict[tuple[str, ...], Marks] = {}
+        for parameter, axes in copied.items():
+            first = self.moves.first(parameter)
+            marks = of.setdefault(axes, np.zeros(len(self.moves.names) + 1, bool))
+            marks[first : first + len(cut[parameter])] = True
         for rank in np.ndindex(*ranks.shape):
             at = self.tensors.grid.at(ranks, rank)
             own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
-            for place, piece in enumerate(own.tolist()):
-                axes = copied.get(names[piece], ()) if piece != NOTHING else ()
+            for axes, is_copied in of.items():
                 if any(at[axis] for axis in axes):
-                    found[rank][place] = 0
+                    found[rank][is_copied[own]] = 0
         return found
 
     def norm(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
@@ -156,20 +163,21 @@ class Measures:
     def finite(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return a verdict: zero, with the set of gradients that it covers."""
         count = len(self.moves.names) + 1
-        covered = np.zeros((self._words, *(1,) * len(ranks.shape), count + 1), np.uint64)
+        none = np.zeros((self._words, *(1,) * len(ranks.shape), 0), np.uint64)
+        covered = Cover(count).with_part(none[0].astype(np.int64), none)
         undefined: Marks | None = None
         for operand, datum in zip(compute.operands, operands, strict=True):
             if operand.role is not Role.GRADIENT or not datum.count:
                 continue
             undefined = _more(undefined, datum, self.weights(ranks, operand.view))
-            covered = _cover(covered, datum)
+            if datum.words is not None and datum.pieces is not None:
+                covered = covered.with_part(datum.pieces, datum.words)
         if not self.judges:
             own = self._bit(ranks, 0)
-            covered = np.broadcast_to(covered, (*own.shape[:-1], count + 1)).copy()
-            covered[..., count - 1 : count] |= own
+            covered = covered.with_part(np.full((1,) * (own.ndim - 1), count), own)
             self.required[:, -1] |= np.bitwise_or.reduce(own.reshape(self._words, -1), axis=1)
         zero = np.zeros((2, *(1,) * (len(ranks.shape) + 1)), np.uint64)
-        verdict = Datum(zero, undefined, covered=covered[..., :-1] if undefined is None else None)
+        verdict = Datum(zero, undefined, covered=covered if undefined is None else None)
         return [verdict if operand.role is Role.OUTPUT else None for operand in compute.operands]
 
     def uncovered(self, covered: Words) -> str:
@@ -196,17 +204,3 @@ def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | No
     if not bad.any():
         return undefined
     return either(undefined, bad)
-
-
-def _cover(covered: Words, datum: Datum) -> Words:
-    """Return the set with all gradients of which numbers are made; the last place is for others."""
-    if datum.words is None or datum.pieces is None:
-        return covered
-    others = (datum.pieces == 0) | (datum.pieces == MIXED)
-    pieces = np.where(others, covered.shape[-1] - 1, datum.pieces - 1)[np.newaxis]
-    lead = np.broadcast_shapes(covered.shape[:-1], datum.words.shape[:-1], pieces.shape[:-1])
-    found = np.broadcast_to(covered, (*lead, covered.shape[-1])).copy()
-    where = np.broadcast_to(pieces, (*lead, pieces.shape[-1]))
-    old = np.take_along_axis(found, where, axis=-1)
-    np.put_along_axis(found, where, old | datum.words, axis=-1)
-    return found

@@ -76,6 +76,12 @@ class Persistent:
         self.moments = moments
         self._trains = UPDATED if delayed else PARAMETER
         self._orders, self._trained = self._updated()
+        self._copied = {
+            (ranks.index, each.target.buffer)
+            for ranks in self.grid.classes
+            for each in walk(ranks.program.step)
+            if isinstance(each, Copy) and (ranks.index, each.source.buffer) in self._trained
+        }
 
     def _updated(self) -> tuple[Kinds, Kinds]:
         """Return by class and buffer which moment each place is, and where updates train it.
@@ -169,12 +175,7 @@ class Persistent:
         """Return whether a buffer is trained, or is copied from one that is in the same format."""
         if (ranks.index, name) in self._trained:
             return True
-        return any(
-            isinstance(each, Copy)
-            and each.target.buffer == name
-            and (ranks.index, each.source.buffer) in self._trained
-            for each in walk(ranks.program.step)
-        )
+        return (ranks.index, name) in self._copied
 
     def memory(
         self, layout: list[LaidOut], state: States, scalars: Mapping[str, float]

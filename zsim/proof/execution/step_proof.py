@@ -9,6 +9,7 @@ and moments, every step of any length of training is proved.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -238,11 +239,10 @@ class StepProof:
         for before in self._states(state):
             self.kernels.begin(plain, none | used)
             begun = {**scalars, **dict.fromkeys(self.counted, before.warm_up)}
-            for overflows in (False, True) if self.kernels.follows_overflow else (False,):
-                memory = self.persistent.memory(
-                    layout, (before.training, before.applied(apply)), begun
-                )
-                self.interpreter.run(memory, setup=False, overflows=overflows)
+            states = before.training, before.applied(apply)
+            begin = partial(self.persistent.memory, layout, states, begun)
+            ways = (False, True) if self.kernels.follows_overflow else (False,)
+            for overflows, memory in self.interpreter.run_ways(begin, ways):
                 after = before.after(gradients, apply, scale=1.0, overflows=overflows)
                 differences += self.persistent.compare(
                     memory,

@@ -10,6 +10,7 @@ from zsim.cluster.bisection import Cut
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.links import link_classes, rails, top_name
 from zsim.report.svg.canvas import ALARM, FAINT, Box, Canvas
+from zsim.report.svg.host_drawing import ROW, has_host
 from zsim.report.svg.irregular_fabric import draw_irregular, layout
 from zsim.report.svg.node_drawing import draw_node
 from zsim.report.svg.note import (
@@ -37,7 +38,8 @@ def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
     levels = len(cluster.fabric.tiers) + 2
     irregular = layout(cluster) if cluster.fabric.edges else None
     below = TOP + (levels * LEVEL if irregular is None else irregular.height) + 30
-    canvas = Canvas(WIDTH, below + 390)
+    height = 340 + (ROW if has_host(loads) else 0)
+    canvas = Canvas(WIDTH, below + height + 50)
     canvas.words(LEFT, 42, cluster.name, size=22, bold=True)
     canvas.words(LEFT, 68, _counts(cluster), size=14, colour=FAINT)
     if cut is not None:
@@ -48,7 +50,7 @@ def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
         first = _fabric(canvas, cluster, cut, loads)
     else:
         first = draw_irregular(canvas, cluster, irregular, loads)
-    frame = Box(LEFT - 10, below, RIGHT - LEFT + 20, 340)
+    frame = Box(LEFT - 10, below, RIGHT - LEFT + 20, height)
     for x, end in ((first.x, frame.x), (first.x + first.width, frame.x + frame.width)):
         canvas.line((x, first.bottom), (end, frame.y), dashed=True, width=0.8)
     draw_node(canvas, cluster, frame, cut=cut, loads=loads)

@@ -8,6 +8,7 @@ from zsim.cluster.cluster import Cluster, Fabric
 from zsim.cluster.links import link_classes
 from zsim.compute.host_rate import node_copy_bytes_per_s
 from zsim.report.svg.canvas import ALARM, FAINT, Box, Canvas
+from zsim.report.svg.host_drawing import draw_host, has_host
 from zsim.report.svg.note import GPU, LEFT, NIC, NOTES, PCIE, RIGHT, SWITCH, note, rate
 from zsim.report.svg.utilization_color import Loads, between, hue
 from zsim.units import format_bytes
@@ -26,6 +27,10 @@ def draw_node(
     cells = _row(nics, rows["nic"], 36), _row(gpus, rows["gpu"], 44)
     switches = _row(cluster.pcie_switches, rows["pcie"], 32)
     hubs = _row(1 if cluster.board_link is None else 2, rows["hub"], 40)
+    if has_host(loads):
+        ports = switches if cluster.pcie_link is not None else cells[1]
+        y_host = rows["hub"] + 62
+        draw_host(canvas, cluster, y=y_host, ports=ports[0], last=ports[-1], loads=loads)
     for number, cell in enumerate(cells[0]):
         row = switches if cluster.pcie_link is not None else cells[1]
         end = row[number * len(row) // nics]
@@ -92,7 +97,8 @@ def _host_lines(cluster: Cluster) -> Iterator[str]:
         yield f"CPU memory: {memory}"
     if cluster.copies is not None:
         every = rate(int(node_copy_bytes_per_s(cluster, outward=False)))
-        yield f"copies to all GPUs: {every}, {cluster.root_ports} root ports"
+        ports = f"{cluster.root_ports} root port{'s' * (cluster.root_ports > 1)}"
+        yield f"copies to all GPUs: {every}, {ports}"
     if drives is not None:
         yield f"drives: {drives.count} of {format_bytes(drives.capacity_bytes)}"
         rates = {"read": drives.read_bytes_per_s, "written": drives.write_bytes_per_s}
