@@ -201,7 +201,8 @@ class Trainer:
 
     def average(self, value: torch.Tensor) -> float:
         """Return the mean of a number over all ranks; every rank calls it."""
-        return mean_over_ranks((float(value),), self.run.device)[0]
+        own = (float(value),) if self.run.makes_losses else ()
+        return mean_over_ranks(own, self.run.device, steps=1)[0]
 
     def state_dict(self, beside: "Mapping[str, Stateful] | None" = None) -> dict[str, Any]:
         """Return what a checkpoint has, for `torch.distributed.checkpoint.save`.

@@ -382,8 +382,8 @@ def _fill(target: torch.Tensor, value: float) -> None:
 def _hand_over(machine: RankMachine, members: tuple[Communication, ...]) -> list[PendingWork]:
     handed: list[IssuedCollective] = []
     for member in members:
+        target = None if member.writes is None else machine.memory.own(member.writes)
         source = None if member.reads is None else machine.memory.flat(member.reads)
-        target = None if member.writes is None else machine.memory.flat(member.writes)
         handed.append(IssuedCollective(member, source, target))
     if not machine.poison.is_on:
         return [*machine.communicators.issue(handed)]
