@@ -238,7 +238,7 @@ def trained_on_rank(work: Assignment) -> Trained:
     )
     shape = job.model.architecture
     if shape is not None:
-        rank = distributed.get_rank()
+        rank = distributed.get_rank() if distributed.is_initialized() else 0
         place = TensorPlace.of(job.schedule, job.schedule.mesh.coordinates(rank))
         whole = transformer(shape, seed=None)
         module, units = whole, whole.units

@@ -64,14 +64,13 @@ class RankResult:
 
 def by_ranks(cases: list[AxesCase]) -> list[RankResult]:
     """Train case after case on this rank of one process group."""
-    return [by_rank(case, case.job()) for case in cases]
+    return [by_rank(case) for case in cases]
 
 
-def by_rank(case: AxesCase, job: Job) -> RankResult:
+def by_rank(case: AxesCase) -> RankResult:
     """Train a case on this rank."""
-    work = Assignment(
-        job=job, seed=SEED, data=None, poison=case.poison, witness=case.witness
-    )
+    job = case.job()
+    work = Assignment(job=job, seed=SEED, data=None, poison=case.poison, witness=case.witness)
     trained = trained_on_rank(work)
     place = place_of(job.schedule)
     return RankResult(place, trained.full_parameters(), trained.losses, trained.trace)

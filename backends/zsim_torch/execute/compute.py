@@ -167,11 +167,16 @@ class Computer:
             views += [each if isinstance(each, torch.Tensor) else torch.empty(0) for each in given]
         parameters, inputs = autograd.backward(record, views, incoming)
         trained = self._unit(compute).trained(self._operand_order(compute))
-        lent = self._lent(compute, Role.OUTPUT_GRADIENT)
+        others = {_start(each) for each in incoming}
         for view, position in zip(views_of(compute, Role.GRADIENT), trained, strict=True):
             self._bind_gradient(view, parameters[position])
         for view, gradient in zip(views_of(compute, Role.INPUT_GRADIENT), inputs, strict=True):
-            self._bind_gradient(view, None if gradient is None else _own(gradient, lent))
+            # A residual sum passes one gradient on to several: each buffer has memory of its own.
+            if gradient is not None and _start(gradient) in others:
+                gradient = gradient.clone()
+            if gradient is not None:
+                others.add(_start(gradient))
+            self._bind_gradient(view, gradient)
 
     def _bind_gradient(self, view: View, gradient: torch.Tensor | None) -> None:
         memory = self.work.memory
@@ -201,9 +206,7 @@ class Computer:
                 f"unit {compute.unit}: it returned {len(outputs)} tensors, "
                 f"the schedule has room for {len(views)}"
             )
-        lent = self._lent(compute, Role.INPUT)
-        for view, made in zip(views, outputs, strict=False):
-            output = _own(made, lent)
+        for view, output in zip(views, outputs, strict=False):
             if output.numel() != view.size:
                 raise UnitRunError(
                     f"unit {compute.unit}: it returned {output.numel()} elements, "
@@ -211,19 +214,6 @@ class Computer:
                 )
             self._shapes[view.buffer] = output.shape
             self.work.memory.bind(view.buffer, [ProducedPart(view.start, output)])
-
-    def _lent(self, compute: Compute, role: Role) -> frozenset[int]:
-        """Return where memory of the executor starts that an operation reads as `role`.
-
-        A unit may pass on what it was given, as a residual sum does with gradients; what is bound
-        to another buffer must not go with the first one.
-        """
-        memory = self.work.memory
-        return frozenset(
-            memory.flat(view).untyped_storage().data_ptr()
-            for view in views_of(compute, role)
-            if memory.is_allocated(view.buffer)
-        )
 
     def _unit(self, compute: Compute) -> TorchUnit:
         return self.work.units[compute.unit, compute.segment]
@@ -365,9 +355,9 @@ class Computer:
                 raise AssertionError(compute.action)
 
 
-def _own(tensor: torch.Tensor, lent: frozenset[int]) -> torch.Tensor:
-    """Return `tensor`, or a copy if it is in memory that is lent."""
-    return tensor.clone() if lent and tensor.untyped_storage().data_ptr() in lent else tensor
+def _start(tensor: torch.Tensor) -> int:
+    """Return where the storage of `tensor` starts."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:

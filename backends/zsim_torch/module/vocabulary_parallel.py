@@ -77,16 +77,17 @@ class _Statistics(torch.autograd.Function):
         scale = torch.where(low, SCALE, 1 / SCALE) * top.double().exp()
         kept = (logits - top[:, None]).exp_().mul_(scale.to(logits.dtype)[:, None])
         sums = kept.sum(1)
-        ctx.save_for_backward(kept, rows, elsewhere.to(torch.int8) * _ELSEWHERE + low * _LOW)
+        bits = elsewhere.to(torch.int8) * _ELSEWHERE + low.to(torch.int8) * _LOW
+        ctx.save_for_backward(kept, rows, bits)
         found = logits.gather(1, rows[:, None])[:, 0].masked_fill_(elsewhere, 0)
         return torch.stack([sums.masked_fill(low, 0), sums.masked_fill(~low, 0), found])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        """Gradient of the logits, in the place of what was kept."""
+        """Gradient of the logits, in memory of its own."""
         kept, rows, bits = ctx.saved_tensors
         down, up, target = gradients[0]
-        made = kept.mul_(torch.where((bits & _LOW).bool(), up, down)[:, None])
+        made = kept.mul(torch.where((bits & _LOW).bool(), up, down)[:, None])
         own = target.masked_fill((bits & _ELSEWHERE).bool(), 0)
         return made.scatter_add_(1, rows[:, None], own[:, None]), None, None
 
@@ -118,7 +119,7 @@ class _CrossEntropy(torch.autograd.Function):
         each = gradients[0].double() / summed.shape[1]
         share = each / _total(summed)
         made = torch.stack([share * SCALE, share / SCALE, -each.expand_as(share)])
-        made[:2].masked_fill_(summed[:2] == 0, 0)
+        made[:2].masked_fill_(summed[:2] == 0, 0)  # where what is asked for may be infinite
         return made.to(summed.dtype)
 
 

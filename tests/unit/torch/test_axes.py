@@ -1,21 +1,30 @@
-"""Tensor and pipeline axes on real ranks, with data ranks around them, train as one process does."""
+"""Tensor and pipeline axes on real ranks, with data ranks around them, train as one process does.
 
+Sums over ranks of the tensor axis are in another order than those of one process, so values differ
+by roundings; stages of a pipeline do what one process does, in its order, and to its bits.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+import torch
 from tiny_training import BOUND, distance
-from trained_axes import AxesCase, by_plain_loop, by_ranks, whole
+from trained_axes import AxesCase, RankResult, by_plain_loop, by_rank, by_ranks, whole
 
 from zsim.model.architecture import GPT, Llama
+from zsim.proof import against_trace as refinement
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_torch.rank_result import merged
 from zsim_torch.supervise.ranks import RankPool
 
 SMALL_GPT = GPT(layers=2, hidden_size=8, attention_heads=4, sequence_length=6, vocab_size=11)
+"""Its vocabulary is padded on 2 and on 4 ranks."""
 TIED_GPT = replace(SMALL_GPT, tied_embeddings=True, parallel_residual=True, joined_qkv=False)
 SMALL_LLAMA = Llama(
     layers=3,
@@ -26,65 +35,146 @@ SMALL_LLAMA = Llama(
     sequence_length=6,
     vocab_size=11,
 )
-ADAM = Adam(learning_rate=0.01, epsilon=1e-5)
+DEEP_LLAMA = replace(SMALL_LLAMA, layers=5)
+WIDE_GPT = replace(SMALL_GPT, vocab_size=160)
+"""Its head has more elements than its blocks, so of four stages one has the loss alone."""
+
+PLAIN = Strategy(
+    zero=Zero(stage=0),
+    train=Train(
+        gradient_accumulation_steps=2,
+        precision=Precision.FP64,
+        optimizer=Adam(learning_rate=0.01, epsilon=1e-5),
+    ),
+)
+NANOTRON = PLAIN.but(
+    {
+        "zero.emulate": Nanotron(),
+        "train.precision": Precision.FP32,
+        "train.gradient_accumulation_steps": 3,
+    }
+)
+MEGATRON = PLAIN.but(
+    {"zero.stage": 1, "zero.emulate": Megatron(), "train.precision": Precision.FP32}
+)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
 KEPT = CUT.but(tp_recompute_allgather=False)
+FULL = {"activations": Activations(checkpointing=Checkpointing.FULL)}
+PARTITIONED = {"activations": Activations(checkpointing=Checkpointing.FULL, partition=True)}
 
 
-def strategy(
-    *, data: int = 1, tensor: int = 1, pipeline: int = 1, micro_batches: int = 2, **changes: object
-) -> Strategy:
-    """A strategy in fp32 without emulation, but for `changes` by path."""
-    made = Strategy(
-        parallel=Parallel(data=data, tensor=tensor, pipeline=pipeline),
-        zero=Zero(stage=0),
-        train=Train(
-            gradient_accumulation_steps=micro_batches, precision=Precision.FP32, optimizer=ADAM
+def on(made: Strategy, data: int = 1, tensor: int = 1, pipeline: int = 1, **more: object) -> Strategy:
+    """`made` on ranks along these axes, with other fields of ZeRO and of training."""
+    changes: dict[str, object] = {
+        "parallel": Parallel(data=data, tensor=tensor, pipeline=pipeline),
+    }
+    for name, value in more.items():
+        changes[f"{'train' if name == 'clip_norm' else 'zero'}.{name}"] = value
+    return made.but(changes)
+
+
+TWO_RANKS = {
+    "stage 3, tensor 2": AxesCase(SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)),
+    "stage 1, tensor 2, tied, checkpoints": AxesCase(
+        TIED_GPT, on(PLAIN, tensor=2, stage=1).but(FULL)
+    ),
+    "Megatron-LM, tensor 2": AxesCase(SMALL_GPT, on(MEGATRON, tensor=2), witness=True),
+    "nanotron, tensor 2, tokens cut and kept whole": AxesCase(
+        SMALL_GPT, on(NANOTRON, tensor=2, stage=1, emulate=KEPT, clip_norm=0.1), poison=True
+    ),
+    "nanotron, 2 stages": AxesCase(SMALL_GPT, on(NANOTRON, pipeline=2), witness=True),
+}
+FOUR_RANKS = {
+    "nanotron, 2 stages, 2 replicas": AxesCase(
+        SMALL_LLAMA, on(NANOTRON, data=2, pipeline=2, stage=1, clip_norm=0.1), poison=True
+    ),
+    "nanotron, 2 stages, tensor 2, tokens cut": AxesCase(
+        SMALL_LLAMA, on(NANOTRON, tensor=2, pipeline=2, emulate=CUT, clip_norm=0.1), witness=True
+    ),
+    "nanotron, 4 stages": AxesCase(WIDE_GPT, on(NANOTRON, pipeline=4)),
+    "stage 3, tensor 2, 2 replicas": AxesCase(SMALL_GPT, on(PLAIN, data=2, tensor=2, stage=3)),
+}
+MORE = {
+    2: {
+        f"stage {stage}, tensor 2, {checkpoints}": AxesCase(
+            shape, on(PLAIN, tensor=2, stage=stage, clip_norm=0.1).but(changes), poison=True
+        )
+        for stage, shape in enumerate([SMALL_GPT, TIED_GPT, SMALL_LLAMA, SMALL_GPT])
+        for checkpoints, changes in {"none": {}, "full": FULL, "partitioned": PARTITIONED}.items()
+    }
+    | {
+        f"nanotron, tensor 2, {mode}, stage {stage}, {checkpoints}": AxesCase(
+            shape, on(NANOTRON, tensor=2, stage=stage, emulate=mode).but(changes), witness=True
+        )
+        for mode in (Nanotron(), CUT, KEPT)
+        for stage, shape in enumerate([SMALL_GPT, SMALL_LLAMA])
+        for checkpoints, changes in {"none": {}, "full": FULL}.items()
+    },
+    4: {
+        f"nanotron, {data} x {tensor} x {pipeline}, {mode}, stage {stage}, {checkpoints}": AxesCase(
+            DEEP_LLAMA,
+            on(NANOTRON, data, tensor, pipeline, stage=stage, emulate=mode, clip_norm=0.1).but(
+                changes
+            ),
+            poison=stage == 0,
+            witness=stage == 1,
+        )
+        for data, tensor, pipeline in ((2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 4, 1), (1, 1, 4))
+        for mode in (Nanotron(), CUT, KEPT)
+        for stage in (0, 1)
+        for checkpoints, changes in {"none": {}, "full": FULL}.items()
+        if tensor != 4  # two heads of keys
+    }
+    | {
+        "Megatron-LM, tensor 4": AxesCase(SMALL_GPT, on(MEGATRON, tensor=4), poison=True),
+        "Megatron-LM, tensor 2, 2 replicas": AxesCase(
+            SMALL_GPT, on(MEGATRON, data=2, tensor=2), witness=True
         ),
-    )
-    return made.but({path.replace("__", "."): value for path, value in changes.items()})
-
-
-def of_nanotron(
-    options: Nanotron | None = None,
-    *,
-    stage: int = 0,
-    data: int = 1,
-    tensor: int = 1,
-    pipeline: int = 1,
-    micro_batches: int = 3,
-    checkpointing: Checkpointing = Checkpointing.NONE,
-    clip_norm: float | None = None,
-) -> Strategy:
-    return Strategy(
-        parallel=Parallel(data=data, tensor=tensor, pipeline=pipeline),
-        zero=Zero(stage=stage, emulate=options or Nanotron()),
-        activations=Activations(checkpointing=checkpointing),
-        train=Train(
-            gradient_accumulation_steps=micro_batches,
-            precision=Precision.FP32,
-            optimizer=ADAM,
-            clip_norm=clip_norm,
-        ),
-    )
-
-
-CASES_2 = {
-    "pipeline 2": AxesCase(SMALL_LLAMA, of_nanotron(pipeline=2)),
+    },
 }
 
 
-def trains_as_one_process(ranks: int, cases: dict[str, AxesCase]) -> None:
-    """Train all cases in one pool, and compare with the plain loop."""
+def results_of(ranks: int, cases: Mapping[str, AxesCase]) -> dict[str, list[RankResult]]:
+    """What each case leaves on each rank, trained in one pool."""
     with RankPool(ranks) as pool:
-        by_rank = pool.run(by_ranks, list(cases.values()))
-    for number, (name, case) in enumerate(cases.items()):
-        results = [each[number] for each in by_rank]
+        by_number = pool.run(by_ranks, list(cases.values()))
+    return dict(zip(cases, map(list, zip(*by_number, strict=True)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        (2, TWO_RANKS),
+        (4, FOUR_RANKS),
+        *(pytest.param(ranks, more, marks=pytest.mark.long) for ranks, more in MORE.items()),
+    ],
+)
+def test_axes_train_as_one_process_does_and_their_run_is_their_schedule(
+    ranks: int, cases: Mapping[str, AxesCase]
+) -> None:
+    for name, results in results_of(ranks, cases).items():
+        case = cases[name]
         before, after, losses = by_plain_loop(case)
         bound = BOUND[case.strategy.train.precision]
+        assert {result.losses for result in results} == {results[0].losses}, name
         assert results[0].losses == pytest.approx(losses, rel=10 * bound), name
         assert distance(whole(case, results), after, before) <= bound, name
+        if case.witness:
+            trace = merged([result.trace for result in results])
+            assert refinement.examine(case.job().schedule, trace) == [], name
 
 
-def test_two_ranks() -> None:
-    trains_as_one_process(2, CASES_2)
+def test_stages_train_to_the_bits_of_one_rank() -> None:
+    formats = {
+        str(precision): AxesCase(
+            SMALL_LLAMA, on(NANOTRON.but({"train.precision": precision}), pipeline=2)
+        )
+        for precision in (Precision.FP32, Precision.BF16)
+    }
+    for name, results in results_of(2, formats).items():
+        case = formats[name]
+        alone = by_rank(replace(case, strategy=on(case.strategy)))
+        assert results[0].losses == alone.losses, name
+        found = whole(case, results)
+        for parameter, value in whole(case, [alone]).items():
+            assert torch.equal(found[parameter], value), (name, parameter)
