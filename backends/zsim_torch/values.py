@@ -196,7 +196,10 @@ class TorchValues:
     def _backward(
         self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
     ) -> dict[Role, Sequence[torch.Tensor]]:
-        unit, parameters = self._units[compute.unit, compute.segment], self._parameters(compute, of, seat)
+        unit, parameters = (
+            self._units[compute.unit, compute.segment],
+            self._parameters(compute, of, seat),
+        )
         inputs = self._shaped(compute, of[Role.INPUT])
         inputs = inputs or self._inputs[seat.rank, visit_of(compute)]
         wanted = len(of[Role.INPUT_GRADIENT])

@@ -111,7 +111,9 @@ def test_segments_keep_on_each_rank_of_the_tensor_axis_what_the_model_says(
         for name in segment.inputs:
             value = model.values[name]
             whole = value.tensor_sharded and segment.reduces_input_gradient
-            flat = torch.zeros(value.elements * (count if whole else 1), dtype=TORCH_DTYPE[value.dtype])
+            flat = torch.zeros(
+                value.elements * (count if whole else 1), dtype=TORCH_DTYPE[value.dtype]
+            )
             given.append(flat.requires_grad_() if name != BATCH else batch)
         for parameter in part.parameters():
             nn.init.zeros_(parameter)

@@ -1,19 +1,24 @@
 """Small transformers trained on ranks with tensor and pipeline axes, and by a plain loop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from exact_training import cluster
-from torch import distributed
 from tiny_training import Parameters, optimizer_of_rules, values
+from torch import distributed
 
 from zsim.backend.backend import Job
-from zsim.model.architecture import Architecture
+from zsim.model.architecture import GPT, Architecture, Llama
 from zsim.model.pipeline_stages import in_blocks
 from zsim.model.transformer import transformer as described
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, trained_on_rank
 from zsim_torch.feed import feed
@@ -22,6 +27,59 @@ from zsim_torch.module.transformer import transformer
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 SEED = 3
+
+SMALL_GPT = GPT(layers=2, hidden_size=8, attention_heads=4, sequence_length=6, vocab_size=11)
+"""Its vocabulary is padded on 2 and on 4 ranks."""
+TIED_GPT: Architecture = replace(
+    SMALL_GPT, tied_embeddings=True, parallel_residual=True, joined_qkv=False
+)
+SMALL_LLAMA = Llama(
+    layers=3,
+    hidden_size=8,
+    attention_heads=4,
+    key_value_heads=2,
+    intermediate_size=12,
+    sequence_length=6,
+    vocab_size=11,
+)
+DEEP_LLAMA = replace(SMALL_LLAMA, layers=5)
+WIDE_GPT = replace(SMALL_GPT, vocab_size=160)
+"""Its head has more elements than its blocks, so of four stages one has the loss alone."""
+
+PLAIN = Strategy(
+    zero=Zero(stage=0),
+    train=Train(
+        gradient_accumulation_steps=2,
+        precision=Precision.FP64,
+        optimizer=Adam(learning_rate=0.01, epsilon=1e-5),
+    ),
+)
+NANOTRON = PLAIN.but(
+    {
+        "zero.emulate": Nanotron(),
+        "train.precision": Precision.FP32,
+        "train.gradient_accumulation_steps": 3,
+    }
+)
+MEGATRON = PLAIN.but(
+    {"zero.stage": 1, "zero.emulate": Megatron(), "train.precision": Precision.FP32}
+)
+CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
+KEPT = CUT.but(tp_recompute_allgather=False)
+FULL = {"activations": Activations(checkpointing=Checkpointing.FULL)}
+PARTITIONED = {"activations": Activations(checkpointing=Checkpointing.FULL, partition=True)}
+
+
+def on(
+    made: Strategy, data: int = 1, tensor: int = 1, pipeline: int = 1, **more: object
+) -> Strategy:
+    """`made` on ranks along these axes, with other fields of ZeRO and of training."""
+    changes: dict[str, object] = {
+        "parallel": Parallel(data=data, tensor=tensor, pipeline=pipeline),
+    }
+    for name, value in more.items():
+        changes[f"{'train' if name == 'clip_norm' else 'zero'}.{name}"] = value
+    return made.but(changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +164,9 @@ def whole(case: AxesCase, results: list[RankResult]) -> Parameters:
 def by_plain_loop(case: AxesCase) -> tuple[Parameters, Parameters, tuple[float, ...]]:
     """One process, the whole batch: parameters before and after, and the mean loss of each step."""
     strategy, job = case.strategy, case.job()
-    module = transformer(case.shape, dtype=TORCH_DTYPE[strategy.train.precision.optimizer], seed=SEED)
+    module = transformer(
+        case.shape, dtype=TORCH_DTYPE[strategy.train.precision.optimizer], seed=SEED
+    )
     before = values(module)
     optimizer = optimizer_of_rules(strategy, module)
     count = strategy.replicas * strategy.train.gradient_accumulation_steps

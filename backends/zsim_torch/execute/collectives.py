@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import (
     _coalescing_manager,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
 )
 
-from zsim.schedule.mesh import Coordinates, Group, Mesh
+from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
@@ -153,11 +153,23 @@ def _point_to_point(handed: IssuedCollective, member: OwnGroup) -> distributed.P
 
 
 def communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
-    """Members of each communicator of `group`, by rank, in the same order everywhere."""
-    for rank in range(mesh.size):
-        coordinates: Coordinates = mesh.coordinates(rank)
-        if group.holds(mesh, coordinates) and group.index(mesh, coordinates) == 0:
-            yield group.members(mesh, coordinates)
+    """Members of each communicator of `group`, by rank, in the same order everywhere.
+
+    Costs as much as there are ranks in them.
+    """
+    limits = mesh.limits(group.where)
+    firsts, members = [0], [0]  # ranks where communicators begin, and ranks counted from there
+    for axis in mesh.axes:
+        varies, choices = axis.name in group.axes, limits[axis.name]
+        firsts = _farther(firsts, axis.size, (0,) if varies else choices)
+        members = _farther(members, axis.size, choices if varies else (0,))
+    for first in firsts:
+        yield tuple(first + member for member in members)
+
+
+def _farther(ranks: Sequence[int], size: int, choices: Sequence[int]) -> list[int]:
+    """Return rank numbers with one more axis behind, of `size`, at each of `choices`."""
+    return [rank * size + choice for rank in ranks for choice in choices]
 
 
 def _copy_alone(handed: IssuedCollective) -> None:

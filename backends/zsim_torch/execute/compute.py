@@ -16,6 +16,7 @@ from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.execute.live_memory import LiveMemory, ProducedPart
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import InputEntry, Record, UnitRunError
+from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.module.visit import LaterUses, Visit, parameter_order, views_of, visit_of
 from zsim_torch.torch_dtype import entering
@@ -63,6 +64,10 @@ class Computer:
         default_factory=dict[tuple[str, int, tuple[View, ...]], tuple[int, ...]]
     )
     _shared: dict[str, int] = field(default_factory=dict[str, int])
+
+    def expect(self, shapes: InputShapes) -> None:
+        """Give inputs these shapes where what they read was made elsewhere."""
+        self._entered.update(shapes)
 
     def run(self, compute: Compute, scalars: Mapping[str, float]) -> None:
         """Do what `compute` says, now, on the current stream."""
@@ -144,7 +149,7 @@ class Computer:
             self._parameters(compute),
             self._inputs(compute),
             wanted,
-            self._entries(compute),
+            entries=self._entries(compute),
         )
         self._records[visit] = record
         for view in views_of(compute, Role.SAVED):
@@ -172,11 +177,11 @@ class Computer:
             self._bind_gradient(view, parameters[position])
         for view, gradient in zip(views_of(compute, Role.INPUT_GRADIENT), inputs, strict=True):
             # A residual sum passes one gradient on to several: each buffer has memory of its own.
-            if gradient is not None and _start(gradient) in others:
-                gradient = gradient.clone()
-            if gradient is not None:
-                others.add(_start(gradient))
-            self._bind_gradient(view, gradient)
+            shared = gradient is not None and _start(gradient) in others
+            own = gradient.clone() if shared and gradient is not None else gradient
+            if own is not None:
+                others.add(_start(own))
+            self._bind_gradient(view, own)
 
     def _bind_gradient(self, view: View, gradient: torch.Tensor | None) -> None:
         memory = self.work.memory

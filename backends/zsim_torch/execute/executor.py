@@ -25,6 +25,7 @@ from zsim.schedule.operation import (
     FreeMode,
     HostWait,
     Operation,
+    PointToPoint,
     SetScalar,
     StreamOperation,
     Together,
@@ -103,9 +104,12 @@ class Executor:
     sighting: Sighting | None = None
     _looked: int = 0
     _copier: Copier = field(init=False)
+    _role: str = field(init=False)
 
     def __post_init__(self) -> None:
         self._copier = Copier(self.machine.memory)
+        several = len(self.machine.schedule.programs) > 1
+        self._role = f" of {self.machine.program.role}" if several else ""
 
     def run_setup(self) -> None:
         """Run setup, and drain every stream of this rank."""
@@ -148,7 +152,8 @@ class Executor:
 
     def _run(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
-            note(operation.id if self.step == SETUP else f"{operation.id} in step {self.step}")
+            step = "" if self.step == SETUP else f" in step {self.step}"
+            note(f"{operation.id}{step}{self._role}")
             self._tell(operation.id)
             self.operation = operation.id
             self._issue(operation)
@@ -339,11 +344,14 @@ class Executor:
             )
             if not isinstance(operation, Compute | Fill | Copy):
                 groups = self.machine.schedule.groups
+                member = self.machine.communicators.member(operation.group)
+                peers = {member.peer(each.offset) for each in _messages(operation)}
                 found = replace(
                     found,
                     group=operation.group,
                     group_number=[group.name for group in groups].index(operation.group),
-                    ranks=self.machine.communicators.member(operation.group).ranks,
+                    ranks=tuple(sorted(peers)) or member.ranks,
+                    is_message=bool(peers),
                     touches=tuple(self._touches(operation)),
                 )
             self._entries[operation.id] = found
@@ -373,6 +381,12 @@ def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
     return executor.sighting or Sighting(
         step=executor.step, place=sys.maxsize, rank=rank, operation="an operation"
     )
+
+
+def _messages(operation: StreamOperation) -> list[PointToPoint]:
+    """Return the sends and receives that are issued with `operation`."""
+    members = operation.members if isinstance(operation, Together) else (operation,)
+    return [each for each in members if isinstance(each, PointToPoint)]
 
 
 def _fill(target: torch.Tensor, value: float) -> None:

@@ -291,6 +291,7 @@ def forward(
     views: Sequence[torch.Tensor],
     inputs: Sequence[object],
     differentiated: Sequence[int],
+    *,
     entries: Mapping[int, InputEntry] | None = None,
 ) -> tuple[list[torch.Tensor], Record]:
     """Run `unit` and return outputs without history, and what its backward needs.

@@ -24,7 +24,7 @@ class TensorPlace(NamedTuple):
     """A rank's number along the tensor axis, and how many there are."""
 
     number: int = 0
-    count: int = 1
+    ranks: int = 1
 
     @classmethod
     def of(cls, schedule: Schedule, coordinates: Coordinates) -> "TensorPlace":
@@ -35,24 +35,24 @@ class TensorPlace(NamedTuple):
 
     def part(self, shape: Transformer, name: str, whole: Tensor) -> Tensor:
         """Return this rank's part of the parameter `name`, or all of it where ranks have copies."""
-        if self.count == 1:
+        if self.ranks == 1:
             return whole
         if name in VOCABULARY:
-            return self._rows(_padded(whole, self.count))
+            return self._rows(_padded(whole, self.ranks))
         if name.endswith(ROW_PARALLEL):
-            return whole.chunk(self.count, 1)[self.number].contiguous()
+            return whole.chunk(self.ranks, 1)[self.number].contiguous()
         layer = name.split(".")[-2]
         if layer not in COLUMN_PARALLEL:
             return whole
-        parts = (whole,)
+        parts: tuple[Tensor, ...] = (whole,)
         if layer == "qkv":
             queries, keys = shape.attention_heads, shape.shared_heads
             heads = [shape.head_width * each for each in (queries, keys, keys)]
-            parts = whole.split(heads)
+            parts = torch.split(whole, heads)
         return torch.cat([self._rows(part) for part in parts])
 
     def _rows(self, whole: Tensor) -> Tensor:
-        return whole.chunk(self.count)[self.number]
+        return whole.chunk(self.ranks)[self.number]
 
 
 def _padded(whole: Tensor, count: int) -> Tensor:

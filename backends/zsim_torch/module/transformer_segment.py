@@ -17,6 +17,7 @@ from zsim.model.architecture import Transformer
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.transformer.ends import PLACES, TOKENS
 from zsim_torch.module.norm import norm
+from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import (
     Embedding,
     TransformerBlock,
@@ -25,7 +26,6 @@ from zsim_torch.module.transformer import (
     attention,
     perceptron,
 )
-from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.unit import SegmentChoice
 from zsim_torch.module.vocabulary_parallel import (
     OwnVocabulary,
@@ -78,15 +78,15 @@ class _Maker:
     ) -> None:
         self.shape = replace(
             shape,
-            attention_heads=shape.attention_heads // place.count,
-            key_value_heads=shape.shared_heads // place.count,
+            attention_heads=shape.attention_heads // place.ranks,
+            key_value_heads=shape.shared_heads // place.ranks,
             head_size=shape.head_width,
-            intermediate_size=shape.wide // place.count,
+            intermediate_size=shape.wide // place.ranks,
         )
         self.model = model
         self.place = place
         self.held = held
-        rows = -(-shape.vocab_size // place.count)
+        rows = -(-shape.vocab_size // place.ranks)
         start = min(place.number * rows, shape.vocab_size)
         self.rows = rows
         self.own = OwnVocabulary(start, min(start + rows, shape.vocab_size))
@@ -116,7 +116,7 @@ class _Maker:
             case "output" if PLACES in segment.parameters and TOKENS not in segment.parameters:
                 return _Places(self, output, dtype)
             case "output" if TOKENS in segment.parameters:
-                return _Words(self, dtype) if self.place.count > 1 else Embedding(shape, dtype)
+                return _Words(self, dtype) if self.place.ranks > 1 else Embedding(shape, dtype)
             case "output" if len(unit.segments) == 1:
                 return _Block(shape, dtype)
             case "ln" | "ln1" | "ln2":

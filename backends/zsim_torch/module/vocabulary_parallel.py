@@ -46,7 +46,9 @@ class _Words(torch.autograd.Function):
         (batch,) = ctx.saved_tensors
         rows, elsewhere = ctx.own.local(batch[:, :-1])
         incoming = gradients[0].masked_fill(elsewhere[..., None], 0)
-        made = torch.ops.aten.embedding_dense_backward(incoming, rows, ctx.rows, -1, False)
+        made = torch.ops.aten.embedding_dense_backward(
+            incoming, rows, num_weights=ctx.rows, padding_idx=-1, scale_grad_by_freq=False
+        )
         return None, made, None
 
 
@@ -124,8 +126,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _total(summed: Tensor) -> Tensor:
-    down, up, _ = summed.double()
-    return down * SCALE + up / SCALE
+    wide = summed.double()
+    return wide[0] * SCALE + wide[1] / SCALE
 
 
 def mean_cross_entropy(summed: Tensor) -> Tensor:

@@ -10,71 +10,39 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_training import BOUND, distance
-from trained_axes import AxesCase, RankResult, by_plain_loop, by_rank, by_ranks, whole
+from trained_axes import (
+    CUT,
+    DEEP_LLAMA,
+    FULL,
+    KEPT,
+    MEGATRON,
+    NANOTRON,
+    PARTITIONED,
+    PLAIN,
+    SMALL_GPT,
+    SMALL_LLAMA,
+    TIED_GPT,
+    WIDE_GPT,
+    AxesCase,
+    RankResult,
+    by_plain_loop,
+    by_rank,
+    by_ranks,
+    on,
+    whole,
+)
 
-from zsim.model.architecture import GPT, Llama
+from zsim.model.architecture import Architecture
 from zsim.proof import against_trace as refinement
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron, TensorMode
-from zsim.strategy.optimizer_rule import Adam
+from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
-from zsim.strategy.train import Train
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.ranks import RankPool
 
-SMALL_GPT = GPT(layers=2, hidden_size=8, attention_heads=4, sequence_length=6, vocab_size=11)
-"""Its vocabulary is padded on 2 and on 4 ranks."""
-TIED_GPT = replace(SMALL_GPT, tied_embeddings=True, parallel_residual=True, joined_qkv=False)
-SMALL_LLAMA = Llama(
-    layers=3,
-    hidden_size=8,
-    attention_heads=4,
-    key_value_heads=2,
-    intermediate_size=12,
-    sequence_length=6,
-    vocab_size=11,
-)
-DEEP_LLAMA = replace(SMALL_LLAMA, layers=5)
-WIDE_GPT = replace(SMALL_GPT, vocab_size=160)
-"""Its head has more elements than its blocks, so of four stages one has the loss alone."""
-
-PLAIN = Strategy(
-    zero=Zero(stage=0),
-    train=Train(
-        gradient_accumulation_steps=2,
-        precision=Precision.FP64,
-        optimizer=Adam(learning_rate=0.01, epsilon=1e-5),
-    ),
-)
-NANOTRON = PLAIN.but(
-    {
-        "zero.emulate": Nanotron(),
-        "train.precision": Precision.FP32,
-        "train.gradient_accumulation_steps": 3,
-    }
-)
-MEGATRON = PLAIN.but(
-    {"zero.stage": 1, "zero.emulate": Megatron(), "train.precision": Precision.FP32}
-)
-CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
-KEPT = CUT.but(tp_recompute_allgather=False)
-FULL = {"activations": Activations(checkpointing=Checkpointing.FULL)}
-PARTITIONED = {"activations": Activations(checkpointing=Checkpointing.FULL, partition=True)}
-
-
-def on(made: Strategy, data: int = 1, tensor: int = 1, pipeline: int = 1, **more: object) -> Strategy:
-    """`made` on ranks along these axes, with other fields of ZeRO and of training."""
-    changes: dict[str, object] = {
-        "parallel": Parallel(data=data, tensor=tensor, pipeline=pipeline),
-    }
-    for name, value in more.items():
-        changes[f"{'train' if name == 'clip_norm' else 'zero'}.{name}"] = value
-    return made.but(changes)
-
-
 TWO_RANKS = {
-    "stage 3, tensor 2": AxesCase(SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)),
+    "stage 3, tensor 2": AxesCase(
+        SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)
+    ),
     "stage 1, tensor 2, tied, checkpoints": AxesCase(
         TIED_GPT, on(PLAIN, tensor=2, stage=1).but(FULL)
     ),
@@ -94,12 +62,14 @@ FOUR_RANKS = {
     "nanotron, 4 stages": AxesCase(WIDE_GPT, on(NANOTRON, pipeline=4)),
     "stage 3, tensor 2, 2 replicas": AxesCase(SMALL_GPT, on(PLAIN, data=2, tensor=2, stage=3)),
 }
+SHAPES: tuple[Architecture, ...] = (TIED_GPT, SMALL_GPT, SMALL_LLAMA, SMALL_GPT)
+"""For the stages, one each."""
 MORE = {
     2: {
         f"stage {stage}, tensor 2, {checkpoints}": AxesCase(
             shape, on(PLAIN, tensor=2, stage=stage, clip_norm=0.1).but(changes), poison=True
         )
-        for stage, shape in enumerate([SMALL_GPT, TIED_GPT, SMALL_LLAMA, SMALL_GPT])
+        for stage, shape in enumerate(SHAPES)
         for checkpoints, changes in {"none": {}, "full": FULL, "partitioned": PARTITIONED}.items()
     }
     | {
@@ -107,7 +77,7 @@ MORE = {
             shape, on(NANOTRON, tensor=2, stage=stage, emulate=mode).but(changes), witness=True
         )
         for mode in (Nanotron(), CUT, KEPT)
-        for stage, shape in enumerate([SMALL_GPT, SMALL_LLAMA])
+        for stage, shape in enumerate(SHAPES[1:3])
         for checkpoints, changes in {"none": {}, "full": FULL}.items()
     },
     4: {
