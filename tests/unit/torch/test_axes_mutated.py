@@ -1,10 +1,12 @@
 """Wrong schedules of several roles: found by the proof, and without it ended by a clear line."""
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from mutation import edited
+from rank_jobs import strike
 from trained_axes import NANOTRON, SMALL_GPT, AxesCase, on
 
 from zsim.backend.backend import RefusedError, RunFailedError
@@ -13,6 +15,8 @@ from zsim.schedule.operation import AllReduce, Operation, PointToPoint, Receive,
 from zsim.schedule.schedule import Program, Schedule
 from zsim_torch.backend import TorchBackend
 from zsim_torch.supervise.process_group import DeviceChoice
+from zsim_torch.supervise.rank_failure import RankFailedError
+from zsim_torch.supervise.ranks import RankPool
 
 CASE = AxesCase(SMALL_GPT, on(NANOTRON, data=2, pipeline=2))
 """Four ranks, of which two train stage0."""
@@ -129,3 +133,14 @@ def test_a_wrong_pipeline_is_refuted_and_without_the_proof_it_ends_in_one_line(
     line = str(caught.value)
     assert part in line
     assert "\n" not in line
+
+
+def test_a_rank_of_a_stage_that_dies_is_told_with_its_role() -> None:
+    case = AxesCase(SMALL_GPT, on(NANOTRON, pipeline=2))
+    at = "step/forward/mb1/head0/forward0"
+    with RankPool(2) as pool, pytest.raises(RankFailedError) as caught:
+        pool.run(strike, case.job(), 1, at, signal.SIGKILL, False)
+    line = str(caught.value)
+    assert f"rank 1: killed by SIGKILL (out of memory, or by hand), last seen: {at}" in line
+    assert " in step 1 of stage1; rank 0 waits for step/" in line
+    assert " where rank 1 is missing" in line
