@@ -114,15 +114,7 @@ class Trainer:
         else:
             strategy = source if isinstance(source, Strategy) else source.strategy
             strategy, rates = with_optimizer(strategy, module, optimizer)
-            if strategy.parallel.tensor > 1:
-                raise RefusedError(
-                    f"parallel.tensor: {strategy.parallel.tensor} must be 1 for a module of your "
-                    "own, whose matrices nothing cuts"
-                )
-            precision = strategy.train.precision
-            with noted_input_shapes(resolve(module, units)) as shapes:
-                model = describe(module, units, batch, precision=precision, reads=reads)
-            source = make_schedule(model, strategy)
+            source, shapes = _schedule_for(module, units, strategy, batch=batch, reads=reads)
         self.schedule = schedule = source
         option = option or Option()
         rank, device = place(schedule, module, option)
@@ -343,3 +335,28 @@ def _units(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[Un
             "submodules are gathered and run as one"
         )
     return units
+
+
+def _schedule_for(
+    module: nn.Module,
+    units: Sequence[UnitChoice],
+    strategy: Strategy,
+    *,
+    batch: object,
+    reads: Mapping[str, Sequence[str]] | None,
+) -> tuple[Schedule, InputShapes]:
+    """Return the schedule that trains `module` by `strategy`, and the shapes that units read.
+
+    Raises:
+        RefusedError: it would cut matrices.
+    """
+    tensor = strategy.parallel.tensor
+    if tensor > 1:
+        raise RefusedError(
+            f"parallel.tensor: {tensor} must be 1 for a module of your own, whose matrices nothing "
+            "cuts"
+        )
+    precision = strategy.train.precision
+    with noted_input_shapes(resolve(module, units)) as shapes:
+        model = describe(module, units, batch, precision=precision, reads=reads)
+    return make_schedule(model, strategy), shapes

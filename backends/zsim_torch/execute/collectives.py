@@ -17,10 +17,13 @@ from zsim.schedule.operation import (
     AllReduce,
     Broadcast,
     Communication,
+    PointToPoint,
     Receive,
     ReduceScatter,
     Reduction,
     Send,
+    StreamOperation,
+    Together,
 )
 from zsim_torch.supervise.process_group import backends
 
@@ -60,6 +63,12 @@ class OwnGroup(NamedTuple):
     def peer(self, offset: int) -> int:
         """Rank number of the member `offset` places on, cyclically."""
         return self.ranks[(self.place + offset) % len(self.ranks)]
+
+    def peers(self, operation: StreamOperation) -> tuple[int, ...]:
+        """Return the ranks at the other ends of the messages that are issued with `operation`."""
+        members = operation.members if isinstance(operation, Together) else (operation,)
+        messages = (each for each in members if isinstance(each, PointToPoint))
+        return tuple(sorted({self.peer(each.offset) for each in messages}))
 
 
 class IssuedCollective(NamedTuple):

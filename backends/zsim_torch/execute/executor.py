@@ -25,7 +25,6 @@ from zsim.schedule.operation import (
     FreeMode,
     HostWait,
     Operation,
-    PointToPoint,
     SetScalar,
     StreamOperation,
     Together,
@@ -345,12 +344,12 @@ class Executor:
             if not isinstance(operation, Compute | Fill | Copy):
                 groups = self.machine.schedule.groups
                 member = self.machine.communicators.member(operation.group)
-                peers = {member.peer(each.offset) for each in _messages(operation)}
+                peers = member.peers(operation)
                 found = replace(
                     found,
                     group=operation.group,
                     group_number=[group.name for group in groups].index(operation.group),
-                    ranks=tuple(sorted(peers)) or member.ranks,
+                    ranks=peers or member.ranks,
                     is_message=bool(peers),
                     touches=tuple(self._touches(operation)),
                 )
@@ -381,12 +380,6 @@ def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
     return executor.sighting or Sighting(
         step=executor.step, place=sys.maxsize, rank=rank, operation="an operation"
     )
-
-
-def _messages(operation: StreamOperation) -> list[PointToPoint]:
-    """Return the sends and receives that are issued with `operation`."""
-    members = operation.members if isinstance(operation, Together) else (operation,)
-    return [each for each in members if isinstance(each, PointToPoint)]
 
 
 def _fill(target: torch.Tensor, value: float) -> None:

@@ -48,7 +48,9 @@ class SegmentedDecoder(nn.Module):
         assert shape is not None
         held: dict[str, nn.Parameter] = {}
         self.units = tuple(
-            SegmentChoice(unit.name, number, _Maker(shape, model, place, held).make(unit, segment))
+            SegmentChoice(
+                unit.name, number, _SegmentMaker(shape, model, place, held).make(unit, segment)
+            )
             for unit in model.units
             for number, segment in enumerate(unit.segments)
         )
@@ -64,13 +66,13 @@ def is_segmented(model: Model) -> bool:
 def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
     *folders, name = path.split(".")
     for folder in folders:
-        if folder not in whole._modules:
+        if folder not in dict(whole.named_children()):
             whole.add_module(folder, nn.Module())
         whole = whole.get_submodule(folder)
     whole.register_parameter(name, parameter)
 
 
-class _Maker:
+class _SegmentMaker:
     """Makes the modules of segments; parameters that several name are one, in `held`."""
 
     def __init__(
@@ -112,31 +114,33 @@ class _Maker:
         kind = output.name.rpartition("/")[2].partition("@")[0]
         match kind:
             case "words":
-                return _Words(self, dtype)
+                return _WordsSegment(self, dtype)
             case "output" if PLACES in segment.parameters and TOKENS not in segment.parameters:
-                return _Places(self, output, dtype)
+                return _PlacesSegment(self, output, dtype)
             case "output" if TOKENS in segment.parameters:
-                return _Words(self, dtype) if self.place.ranks > 1 else Embedding(shape, dtype)
+                return (
+                    _WordsSegment(self, dtype) if self.place.ranks > 1 else Embedding(shape, dtype)
+                )
             case "output" if len(unit.segments) == 1:
-                return _Block(shape, dtype)
+                return _BlockSegment(shape, dtype)
             case "ln" | "ln1" | "ln2":
-                return _Norm(shape, kind, dtype)
+                return _NormSegment(shape, kind, dtype)
             case "proj":
-                return _Attention(shape, dtype)
+                return _AttentionSegment(shape, dtype)
             case "down":
-                return _Perceptron(shape, dtype)
+                return _PerceptronSegment(shape, dtype)
             case "sum" | "output":
-                return _Sum(shape, segment, dtype)
+                return _SumSegment(shape, segment, dtype)
             case "logits":
-                return _Logits(self, segment, dtype)
+                return _LogitsSegment(self, segment, dtype)
             case "wide":
-                return _Widened(TORCH_DTYPE[output.dtype])
+                return _WidenedLogits(TORCH_DTYPE[output.dtype])
             case "statistics" if segment.parameters:
-                return _Scores(self, segment, dtype)
+                return _ScoresSegment(self, segment, dtype)
             case "statistics":
-                return _Statistics(self.own)
+                return _StatisticsSegment(self.own)
             case "loss" if not segment.parameters:
-                return _Loss()
+                return _LossSegment()
             case _:
                 raise ValueError(f"unit {unit.name}: no module makes {output.name}")
 
@@ -146,7 +150,7 @@ def _local(name: str) -> str:
     return name.partition(".")[2]
 
 
-class _Part(nn.Module):
+class _RowSegment(nn.Module):
     """A segment that reads rows of the hidden state."""
 
     def __init__(self, shape: Transformer) -> None:
@@ -162,7 +166,7 @@ class _Part(nn.Module):
         return hidden.view(-1, self.shape.sequence_length, self.shape.hidden_size)
 
 
-class _Table(nn.Module):
+class _HeldMatrix(nn.Module):
     """A matrix of parameters, and nothing that runs."""
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
@@ -170,27 +174,27 @@ class _Table(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, columns, dtype=dtype))
 
 
-class _Words(nn.Module):
+class _WordsSegment(nn.Module):
     """This rank's summand of the embeddings of tokens."""
 
-    def __init__(self, maker: _Maker, dtype: torch.dtype) -> None:
+    def __init__(self, maker: _SegmentMaker, dtype: torch.dtype) -> None:
         super().__init__()
         self.own = maker.own
-        self.token = _Table(maker.rows, maker.shape.hidden_size, dtype)
+        self.token = _HeldMatrix(maker.rows, maker.shape.hidden_size, dtype)
 
     def forward(self, batch: Tensor) -> Tensor:
         """Look up all tokens but the last of each sequence."""
         return words(batch, self.token.weight, self.own)
 
 
-class _Places(_Part):
+class _PlacesSegment(_RowSegment):
     """Learned positions, added to the embeddings of the tokens that this rank has."""
 
-    def __init__(self, maker: _Maker, output: Value, dtype: torch.dtype) -> None:
+    def __init__(self, maker: _SegmentMaker, output: Value, dtype: torch.dtype) -> None:
         super().__init__(maker.shape)
         tokens = output.elements // maker.shape.hidden_size
         self.first = maker.place.number * tokens if output.tensor_sharded else 0
-        self.position = _Table(maker.shape.places, maker.shape.hidden_size, dtype)
+        self.position = _HeldMatrix(maker.shape.places, maker.shape.hidden_size, dtype)
 
     def forward(self, found: Tensor) -> Tensor:
         """Return the hidden state."""
@@ -205,7 +209,7 @@ class _Places(_Part):
         return rows + torch.cat(places)
 
 
-class _Block(TransformerBlock):
+class _BlockSegment(TransformerBlock):
     """A whole block."""
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -213,7 +217,7 @@ class _Block(TransformerBlock):
         return super().forward(hidden.view(-1, self.shape.sequence_length, self.shape.hidden_size))
 
 
-class _Norm(_Part):
+class _NormSegment(_RowSegment):
     """A norm of the tokens that this rank has, under the name that it has in its unit."""
 
     def __init__(self, shape: Transformer, name: str, dtype: torch.dtype) -> None:
@@ -227,7 +231,7 @@ class _Norm(_Part):
         return made
 
 
-class _Attention(_Part):
+class _AttentionSegment(_RowSegment):
     """Attention of this rank's heads; makes summands of its output, without the bias."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
@@ -239,7 +243,7 @@ class _Attention(_Part):
         return attention(self, self.shape, self._sequences(normed))
 
 
-class _Perceptron(_Part):
+class _PerceptronSegment(_RowSegment):
     """An MLP of this rank's hidden units; makes summands of its output, without the bias."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
@@ -251,7 +255,7 @@ class _Perceptron(_Part):
         return perceptron(self, self.shape, self._rows(normed))
 
 
-class _Bias(nn.Module):
+class _HeldBias(nn.Module):
     """A bias, and nothing that runs."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
@@ -259,14 +263,14 @@ class _Bias(nn.Module):
         self.bias = nn.Parameter(torch.empty(size, dtype=dtype))
 
 
-class _Sum(_Part):
+class _SumSegment(_RowSegment):
     """Residual sum, with the biases that were held back until the summands were summed."""
 
     def __init__(self, shape: Transformer, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(shape)
         self._names = [_local(name) for name in segment.parameters]
         for name in self._names:
-            self.add_module(name.partition(".")[0], _Bias(shape.hidden_size, dtype))
+            self.add_module(name.partition(".")[0], _HeldBias(shape.hidden_size, dtype))
 
     def forward(self, *summands: Tensor) -> Tensor:
         """Return the sum of all rows."""
@@ -277,13 +281,13 @@ class _Sum(_Part):
         return made
 
 
-class _Logits(_Part):
+class _LogitsSegment(_RowSegment):
     """Logits of this rank's part of the vocabulary."""
 
-    def __init__(self, maker: _Maker, segment: Segment, dtype: torch.dtype) -> None:
+    def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(maker.shape)
         self._name = _local(segment.parameters[-1])
-        table = _Table(maker.rows, maker.shape.hidden_size, dtype)
+        table = _HeldMatrix(maker.rows, maker.shape.hidden_size, dtype)
         if self._name == "weight":
             self.weight = table.weight
         else:  # tied to the embedding
@@ -295,7 +299,7 @@ class _Logits(_Part):
         return functional.linear(self._rows(normed), weight)
 
 
-class _Widened(nn.Module):
+class _WidenedLogits(nn.Module):
     """A cast to the format of the loss."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -307,7 +311,7 @@ class _Widened(nn.Module):
         return logits.to(self.dtype, copy=True)
 
 
-class _Statistics(nn.Module):
+class _StatisticsSegment(nn.Module):
     """Summands of what the loss is made of."""
 
     def __init__(self, own: OwnVocabulary) -> None:
@@ -319,10 +323,10 @@ class _Statistics(nn.Module):
         return statistics(logits.view(batch.shape[0] * (batch.shape[1] - 1), -1), batch, self.own)
 
 
-class _Scores(_Logits):
+class _ScoresSegment(_LogitsSegment):
     """Logits and the summands of the loss."""
 
-    def __init__(self, maker: _Maker, segment: Segment, dtype: torch.dtype) -> None:
+    def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(maker, segment, dtype)
         self.own = maker.own
 
@@ -335,7 +339,7 @@ class _Scores(_Logits):
         return statistics(logits, batch, self.own)
 
 
-class _Loss(nn.Module):
+class _LossSegment(nn.Module):
     """The loss from statistics that were summed over the ranks."""
 
     def forward(self, summed: Tensor) -> Tensor:

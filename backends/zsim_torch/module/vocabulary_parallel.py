@@ -28,7 +28,7 @@ class OwnVocabulary(NamedTuple):
         return (tokens - self.start).masked_fill_(elsewhere, 0), elsewhere
 
 
-class _Words(torch.autograd.Function):
+class _OwnWords(torch.autograd.Function):
     """Rows of the own part of the embedding, zero for tokens of other ranks; keeps the batch."""
 
     @staticmethod
@@ -54,11 +54,11 @@ class _Words(torch.autograd.Function):
 
 def words(batch: Tensor, weight: Tensor, own: OwnVocabulary) -> Tensor:
     """Return this rank's summand of the embeddings of a batch: [sequences, tokens, hidden]."""
-    made: Tensor = _Words.apply(batch, weight, own)  # type: ignore[no-untyped-call]
+    made: Tensor = _OwnWords.apply(batch, weight, own)  # type: ignore[no-untyped-call]
     return made
 
 
-class _Statistics(torch.autograd.Function):
+class _OwnStatistics(torch.autograd.Function):
     """Three numbers of each token whose sums over ranks give its cross entropy.
 
     Megatron-LM takes a maximum over ranks first. A sum alone has to do here: exponentials are not
@@ -75,6 +75,7 @@ class _Statistics(torch.autograd.Function):
             logits = logits.clone()
             logits[:, own.end - own.start :] = -torch.inf
         top = logits.amax(1)
+        top.masked_fill_(top == -torch.inf, 0)  # a rank may have padding alone
         low = top < 0
         scale = torch.where(low, SCALE, 1 / SCALE) * top.double().exp()
         kept = (logits - top[:, None]).exp_().mul_(scale.to(logits.dtype)[:, None])
@@ -100,11 +101,11 @@ def statistics(logits: Tensor, batch: Tensor, own: OwnVocabulary) -> Tensor:
     `logits` are [tokens, rows of the own part], in the format of the loss.
     """
     targets = batch[:, 1:].flatten()
-    made: Tensor = _Statistics.apply(logits, targets, own)  # type: ignore[no-untyped-call]
+    made: Tensor = _OwnStatistics.apply(logits, targets, own)  # type: ignore[no-untyped-call]
     return made
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _SummedCrossEntropy(torch.autograd.Function):
     """The mean of the logarithm of all exponentials less the target's logit; keeps its input."""
 
     @staticmethod
@@ -132,5 +133,5 @@ def _total(summed: Tensor) -> Tensor:
 
 def mean_cross_entropy(summed: Tensor) -> Tensor:
     """Return the mean cross entropy of the tokens, from statistics summed over all ranks."""
-    made: Tensor = _CrossEntropy.apply(summed.view(3, -1))  # type: ignore[no-untyped-call]
+    made: Tensor = _SummedCrossEntropy.apply(summed.view(3, -1))  # type: ignore[no-untyped-call]
     return made

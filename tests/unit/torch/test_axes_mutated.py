@@ -103,9 +103,9 @@ CLIPPED = AxesCase(SMALL_GPT, on(NANOTRON, data=2, pipeline=2, clip_norm=0.1))
 MUTANTS: dict[Callable[[Schedule], Schedule], tuple[AxesCase, str]] = {
     messages_swapped: (CASE, "used without memory"),
     takes_before_it_sends: (CASE, "hangs on Gloo, where the host waits: deadlock"),
-    one_message_less: (CASE, "receive/block1/output/gradient in step 0 of stage0"),
-    to_another_group: (CASE, "in step 0 of stage"),
-    norm_of_a_stage: (CLIPPED, "in step 0 of stage"),
+    one_message_less: (CASE, "no progress for 15 s, last seen: step/"),
+    to_another_group: (CASE, "no progress for 15 s, last seen: step/"),
+    norm_of_a_stage: (CLIPPED, "no progress for 15 s, last seen: step/"),
 }
 """What each is planted in, and part of the line."""
 
