@@ -46,15 +46,13 @@ class SegmentedDecoder(nn.Module):
         super().__init__()
         shape = model.architecture
         assert shape is not None
-        held: dict[str, nn.Parameter] = {}
+        maker = _SegmentMaker(shape, place)
         self.units = tuple(
-            SegmentChoice(
-                unit.name, number, _SegmentMaker(shape, model, place, held).make(unit, segment)
-            )
+            SegmentChoice(unit.name, number, maker.make(unit, segment))
             for unit in model.units
             for number, segment in enumerate(unit.segments)
         )
-        for name, parameter in held.items():
+        for name, parameter in maker.held.items():
             _register(self, name, parameter)
 
 
@@ -75,9 +73,7 @@ def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
 class _SegmentMaker:
     """Makes the modules of segments; parameters that several name are one, in `held`."""
 
-    def __init__(
-        self, shape: Transformer, model: Model, place: TensorPlace, held: dict[str, nn.Parameter]
-    ) -> None:
+    def __init__(self, shape: Transformer, place: TensorPlace) -> None:
         self.shape = replace(
             shape,
             attention_heads=shape.attention_heads // place.ranks,
@@ -85,9 +81,8 @@ class _SegmentMaker:
             head_size=shape.head_width,
             intermediate_size=shape.wide // place.ranks,
         )
-        self.model = model
         self.place = place
-        self.held = held
+        self.held: dict[str, nn.Parameter] = {}
         rows = -(-shape.vocab_size // place.ranks)
         start = min(place.number * rows, shape.vocab_size)
         self.rows = rows
@@ -111,7 +106,7 @@ class _SegmentMaker:
     def _module(self, unit: Unit, segment: Segment) -> nn.Module:
         shape, dtype = self.shape, torch.float32
         (output,) = segment.outputs
-        kind = output.name.rpartition("/")[2].partition("@")[0]
+        kind = output.name.rpartition("/")[2]
         match kind:
             case "words":
                 return _WordsSegment(self, dtype)

@@ -32,10 +32,11 @@ from trained_axes import (
     whole,
 )
 
-from zsim.model.architecture import Architecture
+from zsim.model.architecture import Activation, Architecture, Attention, Norm
 from zsim.proof import against_trace as refinement
 from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.ranks import RankPool
 
@@ -67,6 +68,35 @@ FOUR_RANKS = {
 }
 SHAPES: tuple[Architecture, ...] = (TIED_GPT, SMALL_GPT, SMALL_LLAMA, SMALL_GPT)
 """For the stages, one each."""
+SELECTIVE = {"activations": Activations(checkpointing=Checkpointing.SELECTIVE)}
+ODD = {
+    "blocks called again": AxesCase(
+        replace(SMALL_GPT, layers=4, hidden_groups=2), on(PLAIN, tensor=2, stage=3)
+    ),
+    "plain attention, made again": AxesCase(
+        replace(SMALL_LLAMA, attention=Attention.PLAIN, recompute_attention=True),
+        on(PLAIN, tensor=2, stage=2).but(SELECTIVE),
+    ),
+    "SwiGLU, RMSNorm, biases of queries alone": AxesCase(
+        replace(
+            SMALL_GPT,
+            bias=False,
+            qkv_bias=True,
+            norm=Norm.RMS,
+            activation=Activation.SWIGLU,
+            intermediate_size=10,
+        ),
+        on(PLAIN, tensor=2, stage=1),
+    ),
+    "half a sequence on each rank": AxesCase(
+        replace(SMALL_GPT, position_embeddings=8),
+        on(NANOTRON, tensor=2, emulate=CUT),
+        micro_batch_size=1,
+    ),
+    "a sequence and a half on each rank": AxesCase(
+        SMALL_GPT, on(NANOTRON, tensor=2, emulate=KEPT), micro_batch_size=3
+    ),
+}
 MORE = {
     2: {
         f"stage {stage}, tensor 2, {checkpoints}": AxesCase(
@@ -82,7 +112,8 @@ MORE = {
         for mode in (Nanotron(), CUT, KEPT)
         for stage, shape in enumerate(SHAPES[1:3])
         for checkpoints, changes in {"none": {}, "full": FULL}.items()
-    },
+    }
+    | ODD,
     4: {
         f"nanotron, {data} x {tensor} x {pipeline}, {mode}, stage {stage}, {checkpoints}": AxesCase(
             DEEP_LLAMA,
