@@ -30,8 +30,7 @@ def refusal(
     `torchrun` is this process's placement if it was started so; `data` is the file to train on.
     """
     return (
-        _tensor(job)
-        or _model(job)
+        _model(job)
         or _text(job, data)
         or _ranks(job.schedule, torchrun)
         or _given(job.schedule)
@@ -47,19 +46,6 @@ def look_at(data: Path) -> None:
         TextError: it cannot be read, or is empty.
     """
     read_text(data, 0)
-
-
-def _tensor(job: Job) -> str | None:
-    """Units run whole: nothing cuts a module's matrices over ranks."""
-    strategy = job.schedule.contract.strategy
-    degree = max(job.model.tensor, 1 if strategy is None else strategy.parallel.tensor)
-    if degree > 1:
-        return f"parallel.tensor: {degree} must be 1, the torch backend does not cut units"
-    if strategy is not None and strategy.parallel.pipeline > 1:
-        return (
-            f"parallel.pipeline: {strategy.parallel.pipeline} must be 1, stages are simulated only"
-        )
-    return None
 
 
 def _model(job: Job) -> str | None:
@@ -79,6 +65,11 @@ def _model(job: Job) -> str | None:
         return (
             f"model.attention: {shape.attention} has no torch module with positions alibi, "
             "say plain"
+        )
+    if shape.positions is Positions.ALIBI and job.model.tensor > 1:
+        return (
+            f"model.positions: alibi has no torch module for {job.model.tensor} ranks of "
+            "parallel.tensor"
         )
     return _execution(shape.execution)
 

@@ -5,21 +5,25 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+import torch
 from torch import distributed, nn
 
 from zsim.backend.backend import BackendTraits, Job, RecordedScript, RefusedError
 from zsim.trace.trace import Trace
 from zsim_torch import admission, loss_journal
-from zsim_torch.capability import SINGLE_AXES, of_memory
+from zsim_torch.capability import of_memory
 from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
 from zsim_torch.local_devices import slowest_operation_s
+from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import initial_value, transformer
+from zsim_torch.module.transformer_segment import SegmentedDecoder, is_segmented
+from zsim_torch.module.unit import UnitChoice
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
 from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import TIMEOUT_S, RankPool, run_ranks
-from zsim_torch.train import Option, train
+from zsim_torch.train import Option, Trained, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,6 @@ class TorchBackend:
     name = "torch"
     traits = BackendTraits(
         is_real=True,
-        single_axes=SINGLE_AXES,
         options=frozenset(
             {
                 "data",
@@ -211,9 +214,18 @@ class TorchBackend:
 
 def train_on_rank(work: Assignment) -> Trace:
     """Do `work` as this process's rank of the process group; the trace has this rank alone."""
+    trained = trained_on_rank(work)
+    trained.close()
+    if work.poison:
+        _need_numbers(trained.sighting)
+    return trained.trace
+
+
+def trained_on_rank(work: Assignment) -> Trained:
+    """Do `work` as this process's rank; its files are still there."""
     job, seed = work.job, work.seed
     module: nn.Module = nn.Sequential(nn.Identity())  # where no unit runs
-    units: tuple[str, ...] = ("0",)
+    units: Sequence[UnitChoice] = ("0",)
     batches: Iterable[object] = ()
     option = Option(
         observe=True,
@@ -226,18 +238,21 @@ def train_on_rank(work: Assignment) -> Trace:
     )
     shape = job.model.architecture
     if shape is not None:
-        module = decoder = transformer(shape, seed=None)
-        sizes = {parameter.name: parameter.shape for parameter in job.model.parameters}
-        units = decoder.units
-        batches = feed(job, distributed.get_rank(), data=work.data, seed=seed)
-        option = replace(
-            option, initial=lambda name: initial_value(shape, name, sizes[name], seed=seed)
-        )
-    trained = train(module, units, job.schedule, batches, steps=job.steps, seed=seed, option=option)
-    trained.close()
-    if work.poison:
-        _need_numbers(trained.sighting)
-    return trained.trace
+        rank = distributed.get_rank() if distributed.is_initialized() else 0
+        place = TensorPlace.of(job.schedule, job.schedule.mesh.coordinates(rank))
+        whole = transformer(shape, seed=None)
+        module, units = whole, whole.units
+        if is_segmented(job.model):
+            module = segmented = SegmentedDecoder(job.model, place)
+            units = segmented.units
+        sizes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+        batches = feed(job, rank, data=work.data, seed=seed)
+
+        def initial(name: str) -> torch.Tensor:
+            return place.part(shape, name, initial_value(shape, name, sizes[name], seed=seed))
+
+        option = replace(option, initial=initial)
+    return train(module, units, job.schedule, batches, steps=job.steps, seed=seed, option=option)
 
 
 def _need_numbers(own: Sighting | None) -> None:

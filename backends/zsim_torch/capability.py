@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Final
 
 import torch
 from torch import nn
@@ -32,18 +31,12 @@ from zsim_torch.execute.host_memory import file_bytes_needed
 from zsim_torch.execute.host_workers import worker_streams
 from zsim_torch.execute.range_file import space_refusal
 from zsim_torch.module.autograd import UnitRunError
-from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.module.visit import LaterUses, parameter_order
-
-SINGLE_AXES: Final = frozenset({"tensor"})
-"""Axes along which there is one rank: units are not cut."""
 
 
 def of_schedule(schedule: Schedule) -> str | None:
     """Why no torch backend can execute `schedule`, or None."""
-    for axis in schedule.mesh.axes:
-        if axis.name in SINGLE_AXES and axis.size > 1:
-            return f"{axis.name}: {axis.size} ranks; the torch backend runs {axis.name} degree 1"
     for program in schedule.programs:
         for operation in chain(walk(program.setup), walk(program.step)):
             reason = _of_operation(operation)
@@ -126,8 +119,6 @@ def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
 
 
 def _of_operation(operation: Operation) -> str | None:
-    if isinstance(operation, Compute) and operation.segment > 0:
-        return f"{operation.id}: the torch backend runs units of one segment"
     if isinstance(operation, Together) and (reason := _as_one(operation)) is not None:
         return reason
     members = operation.members if isinstance(operation, Together) else (operation,)
@@ -161,7 +152,7 @@ def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -
     """Why `program` cannot be run on the modules `units`, or None."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast: it keeps cast copies of parameters; choose a precision in the strategy"
-    by_name = {unit.name: unit for unit in units}
+    by_key = {unit.key: unit for unit in units}
     frozen = {each.name for each in schedule.contract.parameters if each.frozen}
     here = {name for unit in units for name in unit.frozen}
     named = {name for unit in units for name in unit.names}
@@ -182,13 +173,23 @@ def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -
             continue
         if operation.draw is not None:
             return f"{operation.id}: draws from {operation.draw.generator}, which is simulated only"
-        if operation.unit not in by_name:
-            return f"{operation.id}: no unit {operation.unit!r}; units are {', '.join(by_name)}"
+        key = (operation.unit, operation.segment)
+        if key not in by_key:
+            return f"{operation.id}: {_unknown(key, units)}"
         try:
-            parameter_order(schedule, program, operation, by_name[operation.unit])
+            parameter_order(schedule, program, operation, by_key[key])
         except UnitRunError as error:
             return str(error)
     return None
+
+
+def _unknown(key: SegmentKey, units: Sequence[TorchUnit]) -> str:
+    """Say which unit, or segment of it, is not there."""
+    unit, segment = key
+    names = list(dict.fromkeys(each.name for each in units))
+    if unit in names:
+        return f"no segment {segment} of unit {unit}, which no module runs apart"
+    return f"no unit {unit!r}; units are {', '.join(names)}"
 
 
 def _changes_buffers(module: nn.Module) -> bool:

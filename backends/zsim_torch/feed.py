@@ -12,7 +12,7 @@ from zsim_torch.text import BatchPlace, read_text
 
 
 def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tensor]:
-    """Every micro-batch that `rank` loads in the steps of `job`.
+    """Every micro-batch of the replica of `rank` in the steps of `job`.
 
     Raises:
         TextError: the text does not serve the model.
@@ -21,12 +21,8 @@ def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tenso
     assert shape is not None
     text = read_text(data, shape.sequence_length, vocab_size=shape.vocab_size)
     reader, readers = place_of_data(job.schedule, rank)
-    loads = sum(
-        isinstance(operation, Compute) and operation.action is Action.LOAD
-        for operation in walk(job.schedule.program_of(rank).step)
-    )
     for step in range(job.steps):
-        for micro_batch in range(loads):
+        for micro_batch in range(micro_batches(job.schedule)):
             which = BatchPlace(
                 step=step,
                 micro_batch=micro_batch,
@@ -35,6 +31,17 @@ def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tenso
                 size=job.model.micro_batch_size,
             )
             yield text.batch(which, seed=seed)
+
+
+def micro_batches(schedule: Schedule) -> int:
+    """Return how many micro-batches a replica loads in a step: stages between ends load none."""
+    return max(
+        sum(
+            isinstance(operation, Compute) and operation.action is Action.LOAD
+            for operation in walk(program.step)
+        )
+        for program in schedule.programs
+    )
 
 
 def place_of_data(schedule: Schedule, rank: int) -> tuple[int, int]:

@@ -90,13 +90,20 @@ def trace_of(
     )
 
 
-def mean_over_ranks(losses: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
-    """Return the mean of each loss over all ranks; every one of them calls it."""
-    if not distributed.is_initialized() or not losses:
+def mean_over_ranks(
+    losses: tuple[float, ...], device: torch.device, *, steps: int
+) -> tuple[float, ...]:
+    """Return the mean of each loss over the ranks that have `steps` of them; every one calls it.
+
+    Stages of a pipeline but the last one have none.
+    """
+    if not distributed.is_initialized():
         return losses
-    total = torch.tensor(losses, dtype=torch.float64, device=device)
+    own = [*losses, 1.0] if len(losses) == steps else [0.0] * (steps + 1)
+    total = torch.tensor(own, dtype=torch.float64, device=device)
     distributed.all_reduce(total)
-    return tuple((total / distributed.get_world_size()).tolist())
+    *sums, count = total.tolist()
+    return tuple(each / count for each in sums) if count else ()
 
 
 def merged(traces: Sequence[Trace]) -> Trace:

@@ -15,7 +15,8 @@ from torch import distributed, nn
 from torch.utils._pytree import tree_map
 
 from zsim.backend.backend import RefusedError
-from zsim.schedule.schedule import Schedule
+from zsim.schedule.operation import Compute, walk
+from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Trace
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.executor import Executor, RankMachine, sighting_of
@@ -26,7 +27,7 @@ from zsim_torch.execute.run_state import leave_state
 from zsim_torch.execute.whole_parameters import collect
 from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module
-from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.observe.observer import Observer
 from zsim_torch.observe.recorder import Recorder, unwatched
 from zsim_torch.rank_result import observed_by, trace_of
@@ -49,7 +50,7 @@ class RankRun:
         seed: int,
     ) -> None:
         self.module = module
-        self.units = {unit.name: unit for unit in units}
+        self.units = {unit.key: unit for unit in units}
         self.schedule = schedule
         self.device = device
         self.option = option
@@ -122,6 +123,13 @@ class RankRun:
     def machine(self) -> RankMachine:
         """Everything that the executor works with."""
         return self.executor.machine
+
+    @property
+    def makes_losses(self) -> bool:
+        """Return whether this rank has the losses, as all ranks but those of earlier stages."""
+        last = self.executor.machine.computer.work.last
+        roles = [program.role for program in self.schedule.programs if _runs(program, last)]
+        return not roles or self.program.role in roles
 
     def step(self, batches: Sequence[object], given: Mapping[str, float]) -> None:
         """Run one step on these micro-batches, with what is given in host scalars."""
@@ -257,3 +265,11 @@ class RankRun:
             return value
 
         return tree_map(move, batch) if device.type == "cuda" else batch
+
+
+def _runs(program: Program, key: SegmentKey) -> bool:
+    """Return whether `program` runs a segment."""
+    return any(
+        isinstance(operation, Compute) and (operation.unit, operation.segment) == key
+        for operation in walk(program.step)
+    )

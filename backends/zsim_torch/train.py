@@ -79,7 +79,7 @@ def train(
             trainer.step(*_taken(source, trainer.micro_batches))
     run = trainer.run
     return Trained(
-        losses=mean_over_ranks(run.losses.means(), run.device),
+        losses=mean_over_ranks(run.losses.means(), run.device, steps=run.steps),
         trace=run.trace(),
         scalars=trainer.scalars,
         sighting=run.sighting(),

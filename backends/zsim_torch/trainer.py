@@ -14,13 +14,14 @@ from torch import nn
 
 from zsim.backend.backend import RefusedError
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Action, Compute, walk
-from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
 from zsim_torch.execute.evaluation import Evaluation
+from zsim_torch.feed import micro_batches
 from zsim_torch.module.description import describe
+from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
 from zsim_torch.optimizer_groups import RateGroups, with_optimizer
 from zsim_torch.rank_admission import need_runnable, need_values_and_memory, place
@@ -70,7 +71,7 @@ class Trainer:
 
     Attributes:
         schedule: what the ranks do.
-        micro_batches: how many batches a step takes.
+        micro_batches: how many batches a step takes: those of a replica, on each of its ranks.
         steps_done: steps since the training began, those before a checkpoint included.
         run: the run of the schedule on this rank.
     """
@@ -106,16 +107,14 @@ class Trainer:
             RefusedError: schedule, units or optimizer cannot be run here; nothing was started.
             ModuleUnitError: the units do not make up the module.
         """
-        units, rates = _units(module, units), dict[str, float]()
+        units, rates, shapes = _units(module, units), dict[str, float](), InputShapes()
         if isinstance(source, Schedule):
             if optimizer is not None:
                 raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
         else:
             strategy = source if isinstance(source, Strategy) else source.strategy
             strategy, rates = with_optimizer(strategy, module, optimizer)
-            precision = strategy.train.precision
-            model = describe(module, units, batch, precision=precision, reads=reads)
-            source = make_schedule(model, strategy)
+            source, shapes = _schedule_for(module, units, strategy, batch=batch, reads=reads)
         self.schedule = schedule = source
         option = option or Option()
         rank, device = place(schedule, module, option)
@@ -129,12 +128,13 @@ class Trainer:
             self._groups = RateGroups.of_schedule(schedule, program, module, rates)
         known = {name: partial(self._rate, name) for name in rates}
         self._given = given_in(schedule, option, known)
-        self.micro_batches = _loads(program)
+        self.micro_batches = micro_batches(schedule)
         self.steps_done = 0
         self._on_step = on_step
         self.run = RankRun(
             module, resolved, schedule, rank=rank, device=device, option=option, seed=seed
         )
+        self.run.machine.computer.expect(shapes)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -165,7 +165,7 @@ class Trainer:
         """
         if len(batches) != self.micro_batches:
             raise RefusedError(
-                f"batches: a step loads {self.micro_batches} of this rank, {len(batches)} are given"
+                f"batches: a step takes {self.micro_batches} on this rank, {len(batches)} are given"
             )
         given = {name: at(self.steps_done) for name, at in self._given.items()}
         self._groups.set_rates(given)
@@ -194,6 +194,7 @@ class Trainer:
         self.run.need_life()
         if not batches:
             raise RefusedError("batches: at least one is needed to evaluate")
+        self._need_one_role("evaluate")
         self.run.machine.streams.drain()
         evaluation = Evaluation(self.run.machine, self.run.units)
         losses = [evaluation.loss(self.run.moved(batch)) for batch in batches]
@@ -201,7 +202,8 @@ class Trainer:
 
     def average(self, value: torch.Tensor) -> float:
         """Return the mean of a number over all ranks; every rank calls it."""
-        return mean_over_ranks((float(value),), self.run.device)[0]
+        own = (float(value),) if self.run.makes_losses else ()
+        return mean_over_ranks(own, self.run.device, steps=1)[0]
 
     def state_dict(self, beside: "Mapping[str, Stateful] | None" = None) -> dict[str, Any]:
         """Return what a checkpoint has, for `torch.distributed.checkpoint.save`.
@@ -293,6 +295,20 @@ class Trainer:
     def _rate(self, name: str, _: int) -> float:
         return self._groups.rates()[name]
 
+    def _need_one_role(self, what: str) -> None:
+        """Return if this rank's memory has all units, and of each matrix all of it.
+
+        Raises:
+            RefusedError: it has not.
+        """
+        axes = ("pipeline", "tensor")
+        cut = [each for each in self.schedule.mesh.axes if each.name in axes and each.size > 1]
+        for axis in cut:
+            raise RefusedError(
+                f"parallel.{axis.name}: {axis.size} must be 1 to {what}; full_parameters() has "
+                "every stage's parameters"
+            )
+
     def _saved(self) -> "SavedTraining":
         """Return what saves and loads this training, with every operation over.
 
@@ -300,6 +316,7 @@ class Trainer:
             RefusedError: the training has ended, or a step leaves something else to the next.
         """
         self.run.need_life()
+        self._need_one_role("save and load")
         self.run.machine.streams.drain()
         checkpoints = import_module(CHECKPOINTS)
         made: SavedTraining = checkpoints.SavedTraining.of(
@@ -320,9 +337,26 @@ def _units(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[Un
     return units
 
 
-def _loads(program: Program) -> int:
-    """Return how many micro-batches a step of `program` loads."""
-    return sum(
-        isinstance(operation, Compute) and operation.action is Action.LOAD
-        for operation in walk(program.step)
-    )
+def _schedule_for(
+    module: nn.Module,
+    units: Sequence[UnitChoice],
+    strategy: Strategy,
+    *,
+    batch: object,
+    reads: Mapping[str, Sequence[str]] | None,
+) -> tuple[Schedule, InputShapes]:
+    """Return the schedule that trains `module` by `strategy`, and the shapes that units read.
+
+    Raises:
+        RefusedError: it would cut matrices.
+    """
+    tensor = strategy.parallel.tensor
+    if tensor > 1:
+        raise RefusedError(
+            f"parallel.tensor: {tensor} must be 1 for a module of your own, whose matrices nothing "
+            "cuts"
+        )
+    precision = strategy.train.precision
+    with noted_input_shapes(resolve(module, units)) as shapes:
+        model = describe(module, units, batch, precision=precision, reads=reads)
+    return make_schedule(model, strategy), shapes

@@ -44,7 +44,7 @@ class TorchValues:
         self._schedule = schedule
         self._feed = feed
         self._absence = Absence(module)
-        self._units = {unit.name: unit for unit in resolve(module, units)}
+        self._units = {unit.key: unit for unit in resolve(module, units)}
         self._initial = {
             name: value.detach().flatten().clone() for name, value in module.named_parameters()
         }
@@ -182,7 +182,7 @@ class TorchValues:
     def _forward(
         self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
     ) -> dict[Role, Sequence[torch.Tensor]]:
-        unit = self._units[compute.unit]
+        unit = self._units[compute.unit, compute.segment]
         inputs = self._shaped(compute, of[Role.INPUT])
         self._inputs[seat.rank, visit_of(compute)] = inputs
         outputs = autograd.evaluate(unit, self._parameters(compute, of, seat), inputs)
@@ -196,7 +196,10 @@ class TorchValues:
     def _backward(
         self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
     ) -> dict[Role, Sequence[torch.Tensor]]:
-        unit, parameters = self._units[compute.unit], self._parameters(compute, of, seat)
+        unit, parameters = (
+            self._units[compute.unit, compute.segment],
+            self._parameters(compute, of, seat),
+        )
         inputs = self._shaped(compute, of[Role.INPUT])
         inputs = inputs or self._inputs[seat.rank, visit_of(compute)]
         wanted = len(of[Role.INPUT_GRADIENT])
@@ -231,7 +234,7 @@ class TorchValues:
         self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
     ) -> list[torch.Tensor]:
         """Parameters in the order of the module and in their shapes."""
-        unit: TorchUnit = self._units[compute.unit]
+        unit: TorchUnit = self._units[compute.unit, compute.segment]
         pairs = zip(self._order(compute, seat), of[Role.PARAMETER], strict=True)
         found = dict(pairs)
         return [found[place].view(shape) for place, shape in enumerate(unit.shapes)]
@@ -240,7 +243,7 @@ class TorchValues:
         key = (compute.unit, tuple(views_of(compute, Role.PARAMETER)))
         found = self._orders.get(key)
         if found is None:
-            unit = self._units[compute.unit]
+            unit = self._units[compute.unit, compute.segment]
             found = parameter_order(self._schedule, seat.program, compute, unit)
             self._orders[key] = found
         return found

@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.schedule.mesh import Axis, Box, Group, Mesh, Span
+from zsim_torch.execute.collectives import communicators
 
 NAMES = ("data", "tensor", "pipe")
 
@@ -64,3 +65,13 @@ def test_a_member_stands_at_its_index(drawn: tuple[Mesh, Group]) -> None:
     for rank in mesh.ranks(group.where):
         coordinates = mesh.coordinates(rank)
         assert group.members(mesh, coordinates)[group.index(mesh, coordinates)] == rank
+
+
+@given(meshes().flatmap(lambda mesh: st.tuples(st.just(mesh), groups(mesh))))
+def test_real_ranks_list_communicators_in_the_order_of_their_first_ranks(
+    drawn: tuple[Mesh, Group],
+) -> None:
+    mesh, group = drawn
+    held = [rank for rank in range(mesh.size) if group.holds(mesh, mesh.coordinates(rank))]
+    members = {group.members(mesh, mesh.coordinates(rank)) for rank in held}
+    assert list(communicators(mesh, group)) == sorted(members)

@@ -11,11 +11,14 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from zsim.model.architecture import Architecture, LoRA, Norm
+from zsim.model.architecture import Architecture, LoRA, Norm, Positions
 from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.model import BATCH
 from zsim.model.transformer import transformer as described
 from zsim.strategy.precision import Precision
+from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import transformer
+from zsim_torch.module.transformer_segment import SegmentedDecoder
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
@@ -39,12 +42,12 @@ def kept_by_autograd(module: torch.nn.Module, inputs: list[torch.Tensor]) -> tup
     return kept, bool(given & set(saved))
 
 
-def statistics_on_cpu(shape: Architecture, precision: Precision, size: int, norms: int) -> int:
+def statistics_on_cpu(shape: Architecture, precision: Precision, tokens: int, norms: int) -> int:
     """Bytes that torch's layer norm saves by on a CPU: its statistics are in the input's format."""
     if shape.norm is Norm.RMS:
         return 0
     saved = precision.optimizer.size_bytes - precision.compute.size_bytes
-    return 2 * norms * size * shape.sequence_length * saved
+    return 2 * norms * tokens * saved
 
 
 @given(architectures(), st.integers(1, 3), st.sampled_from(Precision))
@@ -63,11 +66,69 @@ def test_the_model_says_what_autograd_keeps_to_the_byte(
         kept, keeps_input = kept_by_autograd(part, given)
         (segment,) = unit.segments
         norms = sum(name.startswith("ln") for name, _ in part.named_children())
-        expected = segment.saved_bytes - statistics_on_cpu(shape, precision, size, norms)
+        expected = segment.saved_bytes - statistics_on_cpu(shape, precision, model.tokens, norms)
         assert (kept, keeps_input) == (expected, segment.saves_input), unit.name
         flow: torch.Tensor = part(*given)
         assert flow.numel() == segment.outputs[-1].elements
         given = [flow.detach().requires_grad_()]
+
+
+@given(
+    architectures(),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from(Precision),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=40)
+def test_segments_keep_on_each_rank_of_the_tensor_axis_what_the_model_says(
+    shape: Architecture, count: int, size: int, precision: Precision, sequence: bool, own_head: bool
+) -> None:
+    shape = replace(
+        shape,
+        attention_heads=count * shape.attention_heads,
+        key_value_heads=count * shape.shared_heads,
+        intermediate_size=count * shape.wide,
+        positions=Positions.ROTARY if shape.positions is Positions.ALIBI else shape.positions,
+        position_embeddings=None,
+    )
+    size *= count if sequence else 1
+    model = described(
+        shape,
+        micro_batch_size=size,
+        tensor=count,
+        precision=precision,
+        sequence=sequence,
+        in_place_loss=own_head or count == 1,
+    )
+    batch = torch.zeros(size, shape.sequence_length + 1, dtype=torch.int64)
+    module = SegmentedDecoder(model, TensorPlace(count - 1, count))
+    segments = [segment for unit in model.units for segment in unit.segments]
+    for segment, choice in zip(segments, module.units, strict=True):
+        part = choice.module.to_empty(device="cpu").to(TORCH_DTYPE[precision.compute])
+        given: list[torch.Tensor] = []
+        for name in segment.inputs:
+            value = model.values[name]
+            whole = value.tensor_sharded and segment.reduces_input_gradient
+            flat = torch.zeros(
+                value.elements * (count if whole else 1), dtype=TORCH_DTYPE[value.dtype]
+            )
+            given.append(flat.requires_grad_() if name != BATCH else batch)
+        for parameter in part.parameters():
+            nn.init.zeros_(parameter)
+        kept, keeps_input = kept_by_autograd(part, given)
+        own = model.values[segment.inputs[0]].elements // shape.hidden_size
+        norms = sum(name.startswith("ln") for name, _ in part.named_children())
+        expected = segment.saved_bytes - statistics_on_cpu(shape, precision, own, norms)
+        if count == 1 and segment.outputs[0].name == "head/statistics":
+            # Kept of one rank, too: a byte of each token, and not torch's count of them.
+            expected += model.tokens - precision.optimizer.size_bytes
+        assert (kept, keeps_input) == (expected, segment.saves_input), segment
+        (made,) = segment.outputs
+        scattered = segment.reduces_output and made.tensor_sharded
+        flow: torch.Tensor = part(*given)
+        assert flow.numel() == made.elements * (count if scattered else 1)
 
 
 class Adapted(nn.Module):

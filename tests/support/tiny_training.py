@@ -143,12 +143,20 @@ def all_by_schedule(cases: list[Case]) -> list[Result]:
 
 
 def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
-    """PyTorch's own optimizer for the rules of `case`, each with a group of its own."""
+    """PyTorch's own optimizer for the rules of `case`, which are given their learning rates."""
+    return optimizer_of_rules(case.strategy, module, lr=0.0)
+
+
+def optimizer_of_rules(
+    strategy: Strategy, module: nn.Module, lr: float | None = None
+) -> torch.optim.Optimizer:
+    """PyTorch's own optimizer for the rules of `strategy`, each with a group of its own."""
     held: dict[Optimizer, list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
-        held.setdefault(case.strategy.rule_of(name), []).append(parameter)
+        held.setdefault(strategy.rule_of(name), []).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": own, "rule": rule, "weight_decay": rule.weight_decay}
+        | {"lr": rate_of(rule, {}) if lr is None else lr}
         | (
             {"momentum": rule.momentum, "nesterov": rule.nesterov}
             if isinstance(rule, SGD)
@@ -156,9 +164,9 @@ def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
         )
         for rule, own in held.items()
     ]
-    if isinstance(case.strategy.train.optimizer, SGD):
-        return torch.optim.SGD(groups, lr=0.0)
-    return torch.optim.AdamW(groups, lr=0.0)
+    if isinstance(strategy.train.optimizer, SGD):
+        return torch.optim.SGD(groups)
+    return torch.optim.AdamW(groups)
 
 
 def give(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -76,14 +76,12 @@ class BackendTraits:
         is_real: it trains on ranks of this machine, or those that torchrun started. So it computes
             values, and the cluster of a scenario says nothing of it.
         predicts: times and memory of its traces are predictions for the cluster of the job.
-        single_axes: axes of a mesh along which it runs one rank only.
         options: settings that its constructor takes, by name: those of `zsim.run`, faults,
             neighbours and decision of a scenario, and `progress`, which is told of steps.
     """
 
     is_real: bool = False
     predicts: bool = False
-    single_axes: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
 
 

@@ -11,16 +11,19 @@ from torch.distributed.distributed_c10d import (
     _coalescing_manager,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
 )
 
-from zsim.schedule.mesh import Coordinates, Group, Mesh
+from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
     Broadcast,
     Communication,
+    PointToPoint,
     Receive,
     ReduceScatter,
     Reduction,
     Send,
+    StreamOperation,
+    Together,
 )
 from zsim_torch.supervise.process_group import backends
 
@@ -60,6 +63,12 @@ class OwnGroup(NamedTuple):
     def peer(self, offset: int) -> int:
         """Rank number of the member `offset` places on, cyclically."""
         return self.ranks[(self.place + offset) % len(self.ranks)]
+
+    def peers(self, operation: StreamOperation) -> tuple[int, ...]:
+        """Return the ranks at the other ends of the messages that are issued with `operation`."""
+        members = operation.members if isinstance(operation, Together) else (operation,)
+        messages = (each for each in members if isinstance(each, PointToPoint))
+        return tuple(sorted({self.peer(each.offset) for each in messages}))
 
 
 class IssuedCollective(NamedTuple):
@@ -153,11 +162,23 @@ def _point_to_point(handed: IssuedCollective, member: OwnGroup) -> distributed.P
 
 
 def communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
-    """Members of each communicator of `group`, by rank, in the same order everywhere."""
-    for rank in range(mesh.size):
-        coordinates: Coordinates = mesh.coordinates(rank)
-        if group.holds(mesh, coordinates) and group.index(mesh, coordinates) == 0:
-            yield group.members(mesh, coordinates)
+    """Members of each communicator of `group`, by rank, in the same order everywhere.
+
+    Costs as much as there are ranks in them.
+    """
+    limits = mesh.limits(group.where)
+    firsts, members = [0], [0]  # ranks where communicators begin, and ranks counted from there
+    for axis in mesh.axes:
+        varies, choices = axis.name in group.axes, limits[axis.name]
+        firsts = _farther(firsts, axis.size, (0,) if varies else choices)
+        members = _farther(members, axis.size, choices if varies else (0,))
+    for first in firsts:
+        yield tuple(first + member for member in members)
+
+
+def _farther(ranks: Sequence[int], size: int, choices: Sequence[int]) -> list[int]:
+    """Return rank numbers with one more axis behind, of `size`, at each of `choices`."""
+    return [rank * size + choice for rank in ranks for choice in choices]
 
 
 def _copy_alone(handed: IssuedCollective) -> None:

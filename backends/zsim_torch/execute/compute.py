@@ -15,8 +15,9 @@ from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.execute.live_memory import LiveMemory, ProducedPart
 from zsim_torch.module import autograd
-from zsim_torch.module.autograd import Record, UnitRunError
-from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.autograd import InputEntry, Record, UnitRunError
+from zsim_torch.module.input_shape import InputShapes
+from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.module.visit import LaterUses, Visit, parameter_order, views_of, visit_of
 from zsim_torch.torch_dtype import entering
 
@@ -28,16 +29,16 @@ Initial = Callable[[str], torch.Tensor]
 class RankCompute:
     """Everything that this rank computes with.
 
-    `next_batch` gives the next micro-batch. `on_loss` is told each loss, by the program's own last
-    unit; `on_norm` the square of the norm of gradients before they are clipped, and what they were
-    scaled by then.
+    `next_batch` gives the next micro-batch. `on_loss` is told each loss, which the segment `last`
+    makes if this rank runs it; `on_norm` the square of the norm of gradients before they are
+    clipped, and what they were scaled by then.
     """
 
     schedule: Schedule
     coordinates: Coordinates
     memory: LiveMemory
-    units: Mapping[str, TorchUnit]
-    last_unit: str
+    units: Mapping[SegmentKey, TorchUnit]
+    last: SegmentKey
     forecast: LaterUses
     initial: Initial
     next_batch: Callable[[], object]
@@ -59,10 +60,14 @@ class Computer:
     _entered: dict[tuple[str, int, int], torch.Size] = field(
         default_factory=dict[tuple[str, int, int], torch.Size]
     )
-    _order: dict[tuple[str, tuple[View, ...]], tuple[int, ...]] = field(
-        default_factory=dict[tuple[str, tuple[View, ...]], tuple[int, ...]]
+    _order: dict[tuple[str, int, tuple[View, ...]], tuple[int, ...]] = field(
+        default_factory=dict[tuple[str, int, tuple[View, ...]], tuple[int, ...]]
     )
     _shared: dict[str, int] = field(default_factory=dict[str, int])
+
+    def expect(self, shapes: InputShapes) -> None:
+        """Give inputs these shapes where what they read was made elsewhere."""
+        self._entered.update(shapes)
 
     def run(self, compute: Compute, scalars: Mapping[str, float]) -> None:
         """Do what `compute` says, now, on the current stream."""
@@ -114,7 +119,7 @@ class Computer:
             self._evaluate(compute)
         else:
             self._differentiate(compute)
-        if compute.unit == self.work.last_unit:
+        if (compute.unit, compute.segment) == self.work.last:
             (loss,) = list(views_of(compute, Role.OUTPUT))[-1:]
             self.work.on_loss(self.work.memory.part(loss.buffer))
 
@@ -140,7 +145,11 @@ class Computer:
         visit = visit_of(compute)
         wanted = self._differentiated(compute, self.work.forecast.input_gradients.get(visit, 0))
         outputs, record = autograd.forward(
-            self._unit(compute), self._parameters(compute), self._inputs(compute), wanted
+            self._unit(compute),
+            self._parameters(compute),
+            self._inputs(compute),
+            wanted,
+            entries=self._entries(compute),
         )
         self._records[visit] = record
         for view in views_of(compute, Role.SAVED):
@@ -157,12 +166,22 @@ class Computer:
         incoming = [
             self.work.memory.part(view.buffer) for view in views_of(compute, Role.OUTPUT_GRADIENT)
         ]
-        parameters, inputs = autograd.backward(record, self._parameters(compute), incoming)
+        views = self._parameters(compute)
+        if record.binds_inputs:
+            given = self._inputs(compute)
+            views += [each if isinstance(each, torch.Tensor) else torch.empty(0) for each in given]
+        parameters, inputs = autograd.backward(record, views, incoming)
         trained = self._unit(compute).trained(self._operand_order(compute))
+        others = {_start(each) for each in incoming}
         for view, position in zip(views_of(compute, Role.GRADIENT), trained, strict=True):
             self._bind_gradient(view, parameters[position])
         for view, gradient in zip(views_of(compute, Role.INPUT_GRADIENT), inputs, strict=True):
-            self._bind_gradient(view, gradient)
+            # A residual sum passes one gradient on to several: each buffer has memory of its own.
+            shared = gradient is not None and _start(gradient) in others
+            own = gradient.clone() if shared and gradient is not None else gradient
+            if own is not None:
+                others.add(_start(own))
+            self._bind_gradient(view, own)
 
     def _bind_gradient(self, view: View, gradient: torch.Tensor | None) -> None:
         memory = self.work.memory
@@ -202,7 +221,7 @@ class Computer:
             self.work.memory.bind(view.buffer, [ProducedPart(view.start, output)])
 
     def _unit(self, compute: Compute) -> TorchUnit:
-        return self.work.units[compute.unit]
+        return self.work.units[compute.unit, compute.segment]
 
     def _inputs(self, compute: Compute) -> list[object]:
         """Return inputs in the shapes in which they were made; stored ones have that of forward."""
@@ -220,6 +239,19 @@ class Computer:
                 tensor = tensor.view(shape)
             found.append(tensor)
         return found
+
+    def _entries(self, compute: Compute) -> dict[int, InputEntry]:
+        """Return how inputs are kept whose memory the schedule may give away before backward.
+
+        That is memory of the executor: what units have made lives as long as autograd holds it.
+        """
+        again = visit_of(compute) in self.work.forecast.given_again
+        entry = InputEntry.BOUND if again else InputEntry.COPIED
+        return {
+            position: entry
+            for position, view in enumerate(views_of(compute, Role.INPUT))
+            if self.work.memory.is_allocated(view.buffer)
+        }
 
     def _differentiated(self, compute: Compute, count: int) -> list[int]:
         """Positions of the first `count` inputs that have gradients.
@@ -246,7 +278,7 @@ class Computer:
     def _operand_order(self, compute: Compute) -> tuple[int, ...]:
         """Return the place in the module of the parameter of each operand."""
         views = tuple(views_of(compute, Role.PARAMETER))
-        key = (compute.unit, views)
+        key = (compute.unit, compute.segment, views)
         if key not in self._order:
             self._order[key] = parameter_order(
                 self.work.schedule, self.work.memory.program, compute, self._unit(compute)
@@ -326,6 +358,11 @@ class Computer:
                 return clip
             case _:
                 raise AssertionError(compute.action)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Return where the storage of `tensor` starts."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:

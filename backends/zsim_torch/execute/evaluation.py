@@ -12,7 +12,7 @@ from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.whole_parameters import StateMemory, holders, whole
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import UnitRunError
-from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.module.visit import LaterUses, views_of
 from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
@@ -20,7 +20,7 @@ from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 class Evaluation:
     """Runs the forwards of a step in their order; no more than a bucket is gathered for a unit."""
 
-    def __init__(self, machine: RankMachine, units: Mapping[str, TorchUnit]) -> None:
+    def __init__(self, machine: RankMachine, units: Mapping[SegmentKey, TorchUnit]) -> None:
         self._machine = machine
         self._units = units
         self._memory = StateMemory(machine.memory)
@@ -52,7 +52,7 @@ class Evaluation:
         return outputs[-1]
 
     def _run(self, compute: Compute, values: Mapping[str, object]) -> list[torch.Tensor]:
-        unit = self._units[compute.unit]
+        unit = self._units[compute.unit, compute.segment]
         names = [view.buffer for view in views_of(compute, Role.INPUT)]
         if missing := [name for name in names if name not in values]:
             raise UnitRunError(f"unit {unit.name}: it reads {missing[0]}, which no forward makes")

@@ -103,9 +103,12 @@ class Executor:
     sighting: Sighting | None = None
     _looked: int = 0
     _copier: Copier = field(init=False)
+    _role: str = field(init=False)
 
     def __post_init__(self) -> None:
         self._copier = Copier(self.machine.memory)
+        several = len(self.machine.schedule.programs) > 1
+        self._role = f" of {self.machine.program.role}" if several else ""
 
     def run_setup(self) -> None:
         """Run setup, and drain every stream of this rank."""
@@ -148,7 +151,8 @@ class Executor:
 
     def _run(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
-            note(operation.id if self.step == SETUP else f"{operation.id} in step {self.step}")
+            step = "" if self.step == SETUP else f" in step {self.step}"
+            note(f"{operation.id}{step}{self._role}")
             self._tell(operation.id)
             self.operation = operation.id
             self._issue(operation)
@@ -339,11 +343,14 @@ class Executor:
             )
             if not isinstance(operation, Compute | Fill | Copy):
                 groups = self.machine.schedule.groups
+                member = self.machine.communicators.member(operation.group)
+                peers = member.peers(operation)
                 found = replace(
                     found,
                     group=operation.group,
                     group_number=[group.name for group in groups].index(operation.group),
-                    ranks=self.machine.communicators.member(operation.group).ranks,
+                    ranks=peers or member.ranks,
+                    is_message=bool(peers),
                     touches=tuple(self._touches(operation)),
                 )
             self._entries[operation.id] = found
@@ -382,8 +389,8 @@ def _fill(target: torch.Tensor, value: float) -> None:
 def _hand_over(machine: RankMachine, members: tuple[Communication, ...]) -> list[PendingWork]:
     handed: list[IssuedCollective] = []
     for member in members:
+        target = None if member.writes is None else machine.memory.own(member.writes)
         source = None if member.reads is None else machine.memory.flat(member.reads)
-        target = None if member.writes is None else machine.memory.flat(member.writes)
         handed.append(IssuedCollective(member, source, target))
     if not machine.poison.is_on:
         return [*machine.communicators.issue(handed)]

@@ -199,6 +199,10 @@ class LiveMemory:
         held.busy = [each for each in held.busy if not each.is_over()]
         return held.busy
 
+    def is_allocated(self, name: str) -> bool:
+        """Return whether a buffer has memory of the executor, not of what autograd made."""
+        return name in self._flat
+
     def window(self, view: View) -> FileWindow:
         """Return the bytes of a file that `view` is.
 

@@ -51,7 +51,7 @@ class StreamEntry:
     """An operation as the streams see it.
 
     What follows `after` matters to collectives alone: the communicator, its number in the schedule,
-    its ranks, and what is touched.
+    its ranks, or for a message those at the other end, and what is touched.
     """
 
     operation: str
@@ -60,6 +60,7 @@ class StreamEntry:
     group: str = ""
     group_number: int = 0
     ranks: tuple[int, ...] = ()
+    is_message: bool = False
     touches: tuple[BufferAccess, ...] = ()
 
 
@@ -361,6 +362,6 @@ def _wait(flight: _Flight) -> Wait:
     return Wait(
         operation=entry.operation,
         group=entry.group_number,
-        number=flight.on_group,
+        number=0 if entry.is_message else flight.on_group,
         ranks=entry.ranks,
     )

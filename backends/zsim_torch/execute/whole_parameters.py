@@ -12,9 +12,11 @@ from torch import distributed
 
 from zsim.schedule.layout import Fragment
 from zsim.schedule.parameter_copy import held
-from zsim.schedule.schedule import Buffer, Kind
+from zsim.schedule.schedule import Buffer, Kind, Program
+from zsim.zero.names import TENSOR
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.live_memory import LiveMemory
+from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 class OwnPart(NamedTuple):
@@ -54,27 +56,33 @@ class StateMemory:
 def collect(machine: RankMachine) -> dict[str, torch.Tensor]:
     """Every parameter by name, flat, on the CPU: from masters where there are some.
 
-    Every rank calls it. Of ranks that hold the same the last is believed.
+    Every rank calls it, and gets those of all roles. Of ranks that hold the same the last is
+    believed. What ranks of the tensor axis have parts of comes as the part of this rank.
     """
     found: dict[str, torch.Tensor] = {}
-    for buffer in holders(machine):
-        for name, value in whole(machine, buffer, machine.memory.left(buffer.name)).items():
-            found[name] = value.cpu()
+    for program in machine.schedule.programs:
+        own = program.role == machine.program.role
+        for buffer in holders(machine, program):
+            flat = machine.memory.left(buffer.name) if own else None
+            for name, value in whole(machine, buffer, flat, program).items():
+                found[name] = value.cpu()
     return found
 
 
-def holders(machine: RankMachine) -> list[Buffer]:
-    """Return the persistent buffers that parameters are believed in."""
+def holders(machine: RankMachine, program: Program | None = None) -> list[Buffer]:
+    """Return the persistent buffers of a program, by default its own, that have parameters."""
     found: dict[str, Buffer] = {}
-    for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER):
+    for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER, program=program):
         for piece in machine.schedule.layout_by_name[buffer.layout or ""].pieces:
             found[piece.parameter] = buffer
     return list({buffer.name: buffer for buffer in found.values()}.values())
 
 
-def persistent(machine: RankMachine, *kinds: Kind) -> Iterator[Buffer]:
+def persistent(
+    machine: RankMachine, *kinds: Kind, program: Program | None = None
+) -> Iterator[Buffer]:
     """Yield the persistent buffers of `kinds` that have a layout, kind by kind."""
-    program = machine.program
+    program = program or machine.program
     buffers = [program.by_name[name] for name in program.persistent]
     for kind in kinds:
         yield from (each for each in buffers if each.kind is kind and each.layout is not None)
@@ -103,33 +111,44 @@ def cut_along(machine: RankMachine, buffer: Buffer) -> str | None:
     return buffer.shard or layout.axis
 
 
-def whole(machine: RankMachine, buffer: Buffer, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+def whole(
+    machine: RankMachine, buffer: Buffer, flat: torch.Tensor | None, program: Program | None = None
+) -> dict[str, torch.Tensor]:
     """Return the parameters that `buffer` holds on all ranks, flat; `flat` is what it holds here.
 
-    Every rank calls it. They are on the device.
+    Every rank calls it, also those of other roles than that of the buffer's `program`, which hold
+    nothing. They are on the device.
     """
     layout = machine.schedule.layout_by_name[buffer.layout or ""]
+    if flat is None:
+        flat = torch.zeros(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
     flat = flat.to(machine.memory.setting.device)
     found = {piece.parameter: flat.new_zeros(piece.size) for piece in layout.pieces}
-    for fragments, part in _parts(machine, buffer, flat):
+    for fragments, part in _parts(machine, buffer, flat, program or machine.program):
         for parameter, offset, position, size in fragments:
             found[parameter][offset : offset + size] = part[position : position + size]
     return found
 
 
 def _parts(
-    machine: RankMachine, buffer: Buffer, flat: torch.Tensor
+    machine: RankMachine, buffer: Buffer, flat: torch.Tensor, program: Program
 ) -> Iterator[tuple[Sequence[Fragment], torch.Tensor]]:
     """Yield each rank's part of `buffer`, and which parts of parameters that is."""
+    schedule = machine.schedule
     own = own_part(machine, buffer)
     mine = flat[own.start : own.start + own.size]
-    if cut_along(machine, buffer) is None or not distributed.is_initialized():
+    alike = cut_along(machine, buffer) is None and len(schedule.programs) == 1
+    if alike or not distributed.is_initialized():
         yield own.fragments, mine
         return
-    segments = [torch.empty_like(mine) for _ in range(machine.schedule.mesh.size)]
+    segments = [torch.empty_like(mine) for _ in range(schedule.mesh.size)]
     distributed.all_gather(segments, mine.contiguous())
     for rank, segment in enumerate(segments):
-        yield own_part(machine, buffer, rank).fragments, segment
+        there = schedule.mesh.coordinates(rank)
+        if schedule.program_of(rank).role != program.role:
+            continue
+        if there.get(TENSOR) == machine.coordinates.get(TENSOR):
+            yield own_part(machine, buffer, rank).fragments, segment
 
 
 def spread(machine: RankMachine, memory: StateMemory) -> None:

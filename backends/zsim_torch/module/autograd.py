@@ -7,13 +7,15 @@ with it the storage of the gathered bucket.
 
 What autograd wants to save of a parameter becomes a handle: which parameter, and which part of it.
 At backward the handle is bound to the buffer that holds the parameter then. So the buffer gathered
-for forward can be freed, and the one gathered for backward is another.
+for forward can be freed, and the one gathered for backward is another. The same goes for an input
+that the schedule gathers for each pass; one that it gathers for forward alone is copied.
 """
 
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final, NamedTuple, Never
 from unittest.mock import patch
 
@@ -57,12 +59,21 @@ def _enter(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Handle(NamedTuple):
-    """Part of a parameter: which one, and the window on it, in elements from its start."""
+    """Part of a parameter, or of an input behind them: which, and elements from its start."""
 
-    parameter: int
+    number: int
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
+
+
+class InputEntry(Enum):
+    """Ways to keep for backward an input whose memory may be another one's by then."""
+
+    BOUND = auto()
+    """Backward is given it again, from other memory perhaps."""
+    COPIED = auto()
+    """Backward is not given it again, so what it reads is copied."""
 
 
 class _Kept(NamedTuple):
@@ -87,14 +98,47 @@ class _Saving:
         self.unit = unit.name
         self.views: Sequence[torch.Tensor] | None = None
         self.windows: dict[int, list[tuple[int, int, int]]] = {}
+        self.binds_inputs = False
+        self._count = len(views)
+        self._copied: dict[int, torch.Tensor] = {}
+        self._copies: dict[int, torch.Tensor] = {}
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for index, view in enumerate(views):
             if view.numel():
-                start = int(view.storage_offset())
-                storage = view.untyped_storage()
-                pointer = storage.data_ptr()
-                self.windows.setdefault(pointer, []).append((start, start + view.numel(), index))
-                self._storages[pointer] = weakref.ref(storage)
+                storage = self._bind(view, index)
+                self._storages[storage.data_ptr()] = weakref.ref(storage)
+
+    def _bind(self, view: torch.Tensor, index: int) -> torch.UntypedStorage:
+        start = int(view.storage_offset())
+        storage = view.untyped_storage()
+        window = (start, start + view.numel(), index)
+        self.windows.setdefault(storage.data_ptr(), []).append(window)
+        return storage
+
+    def enter_input(self, position: int, value: torch.Tensor, entry: InputEntry) -> None:
+        """Bind the input at `position` to another view later, or copy what is kept of it."""
+        if value.numel() and entry is InputEntry.BOUND:
+            self.binds_inputs = True
+            self._bind(value, self._count + position)
+        elif value.numel():
+            self._copied[value.untyped_storage().data_ptr()] = value
+
+    def end_forward(self) -> None:
+        """Forget what was copied: other memory may be where it was."""
+        self._copied.clear()
+        self._copies.clear()
+
+    def _kept_copy(self, tensor: torch.Tensor) -> _Kept | None:
+        """Return `tensor` in a copy of the input that it is part of, made once; None if of none."""
+        pointer = tensor.untyped_storage().data_ptr()
+        value = self._copied.get(pointer)
+        if value is None:
+            return None
+        if pointer not in self._copies:
+            self._copies[pointer] = value.detach().clone()
+        offset = tensor.storage_offset() - value.storage_offset()
+        part = self._copies[pointer].as_strided(tensor.shape, tensor.stride(), offset)
+        return _Kept(part, version(part))
 
     def pack(self, tensor: torch.Tensor) -> _Handle | _Kept:
         """Return a handle for a part of a parameter, anything else as it is."""
@@ -109,6 +153,8 @@ class _Saving:
             for low, high, index in self.windows.get(tensor.untyped_storage().data_ptr(), ()):
                 if low <= start < high:
                     return _Handle(index, start - low, tensor.shape, tensor.stride())
+            if self._copied and (kept := self._kept_copy(tensor)) is not None:
+                return kept
         return _Kept(tensor.detach(), version(tensor))
 
     def unpack(self, packed: _Handle | _Kept) -> torch.Tensor:
@@ -121,7 +167,7 @@ class _Saving:
             return packed.tensor
         if self.views is None:
             raise UnitRunError(f"unit {self.unit}: its backward reads parameters outside its turn")
-        view = self.views[packed.parameter]
+        view = self.views[packed.number]
         offset = view.storage_offset() + packed.offset
         return view.as_strided(packed.size, packed.stride, offset)
 
@@ -153,6 +199,11 @@ class Record:
     parameters: list[GradientEdge | None] = field(default_factory=list[GradientEdge | None])
     inputs: list[GradientEdge] = field(default_factory=list[GradientEdge])
     saving: _Saving | None = None
+
+    @property
+    def binds_inputs(self) -> bool:
+        """Return whether backward has to be given the inputs again."""
+        return self.saving is not None and self.saving.binds_inputs
 
 
 def _outputs(unit: TorchUnit, result: object) -> tuple[torch.Tensor, ...]:
@@ -240,11 +291,13 @@ def forward(
     views: Sequence[torch.Tensor],
     inputs: Sequence[object],
     differentiated: Sequence[int],
+    *,
+    entries: Mapping[int, InputEntry] | None = None,
 ) -> tuple[list[torch.Tensor], Record]:
     """Run `unit` and return outputs without history, and what its backward needs.
 
     `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
-    gradients the backward will give.
+    gradients the backward will give. Inputs are kept for it as they are, but for those `entries`.
     """
     record = Record(unit)
     with torch.enable_grad():
@@ -253,6 +306,11 @@ def forward(
             for name, view in zip(unit.names, views, strict=True)
         ]
         given = list(inputs)
+        record.saving = _Saving(unit, views)
+        for position, entry in (entries or {}).items():
+            value = given[position]
+            assert isinstance(value, torch.Tensor)
+            record.saving.enter_input(position, value, entry)
         for position in differentiated:
             value = given[position]
             if not isinstance(value, torch.Tensor):
@@ -263,10 +321,10 @@ def forward(
             get_gradient_edge(parameter) if parameter.requires_grad else None
             for parameter in entered
         ]
-        record.saving = _Saving(unit, views)
         hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
         with _forward_of(unit), hooks:
             outputs = call(unit, entered, given)
+    record.saving.end_forward()
     for output in outputs:
         edge = get_gradient_edge(output) if output.requires_grad else None
         record.outputs.append(_Output(edge, output.shape, output.dtype))
@@ -302,7 +360,8 @@ def backward(
     """Gradients of the parameters, in the unit's order, and of the differentiated inputs.
 
     None stands for a zero gradient of something that the outputs do not depend on, and for that of
-    a frozen parameter. `views` hold the parameters now.
+    a frozen parameter. `views` hold the parameters now, and behind them the inputs where those are
+    bound again.
     """
     edges: list[GradientEdge] = []
     seeds: list[torch.Tensor] = []

@@ -44,61 +44,83 @@ class Embedding(nn.Module):
         return words if self.position is None else words + self.position.weight[: tokens.shape[1]]
 
 
+def add_projections(
+    part: nn.Module, shape: Transformer, dtype: torch.dtype, *, bias: bool | None = None
+) -> None:
+    """Give `part` the linear layers of attention; `bias` is that of its output, as `shape` says."""
+    hidden, size = shape.hidden_size, shape.head_width
+    queries, keys = shape.attention_heads * size, shape.shared_heads * size
+    widths = {"q": queries, "k": keys, "v": keys}
+    if shape.joined_qkv:
+        widths = {"qkv": queries + 2 * keys}
+    for name, width in widths.items():
+        part.add_module(name, nn.Linear(hidden, width, bias=shape.biased_qkv, dtype=dtype))
+    biased = shape.bias if bias is None else bias
+    part.add_module("proj", nn.Linear(queries, hidden, bias=biased, dtype=dtype))
+
+
+def attention(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
+    """Causal self-attention by the linear layers of `part`."""
+    heads, shared = shape.attention_heads, shape.shared_heads
+    turns = shape.positions is Positions.ROTARY
+
+    def made(name: str) -> Tensor:
+        """Return what a linear layer makes: [sequences, tokens, heads, head size]."""
+        found: Tensor = part.get_submodule(name)(normed)
+        return found.view(*normed.shape[:-1], -1, shape.head_width)
+
+    if shape.joined_qkv:
+        joined = made("qkv")
+        if turns:
+            joined = turned(joined, heads + shared)
+        parts = list(torch.split(joined, [heads, shared, shared], 2))
+    else:
+        parts = [made(name) for name in ("q", "k", "v")]
+        if turns:
+            parts[:2] = turned(parts[0], heads), turned(parts[1], shared)
+    result: Tensor = part.get_submodule("proj")(attend(shape, *parts))
+    return result
+
+
+def add_perceptron(
+    part: nn.Module, shape: Transformer, dtype: torch.dtype, *, bias: bool | None = None
+) -> None:
+    """Give `part` the linear layers of an MLP; `bias` is that of its output, as `shape` says."""
+    hidden, wide = shape.hidden_size, shape.wide
+    for name in ("gate", "up") if shape.activation is Activation.SWIGLU else ("up",):
+        part.add_module(name, nn.Linear(hidden, wide, bias=shape.bias, dtype=dtype))
+    biased = shape.bias if bias is None else bias
+    part.add_module("down", nn.Linear(wide, hidden, bias=biased, dtype=dtype))
+
+
+def perceptron(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
+    """Run an MLP by the linear layers of `part`."""
+    up: Tensor = part.get_submodule("up")(normed)
+    if shape.activation is Activation.SWIGLU:
+        wide = functional.silu(part.get_submodule("gate")(normed)) * up
+    else:
+        wide = functional.gelu(up)
+    made: Tensor = part.get_submodule("down")(wide)
+    return made
+
+
 class TransformerBlock(nn.Module):
     """Causal self-attention and an MLP, each behind a norm and beside a residual."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
         self.shape = shape
-        hidden, size = shape.hidden_size, shape.head_width
-        queries, keys = shape.attention_heads * size, shape.shared_heads * size
         self.ln1 = norm(shape, dtype)
-        widths = {"q": queries, "k": keys, "v": keys}
-        if shape.joined_qkv:
-            widths = {"qkv": queries + 2 * keys}
-        for name, width in widths.items():
-            self.add_module(name, nn.Linear(hidden, width, bias=shape.biased_qkv, dtype=dtype))
-        self.proj = nn.Linear(queries, hidden, bias=shape.bias, dtype=dtype)
+        add_projections(self, shape, dtype)
         self.ln2 = norm(shape, dtype)
-        if shape.activation is Activation.SWIGLU:
-            self.gate = nn.Linear(hidden, shape.wide, bias=shape.bias, dtype=dtype)
-        self.up = nn.Linear(hidden, shape.wide, bias=shape.bias, dtype=dtype)
-        self.down = nn.Linear(shape.wide, hidden, bias=shape.bias, dtype=dtype)
+        add_perceptron(self, shape, dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
-        middle = hidden + self._attend(self.ln1(hidden))
-        return middle + self._think(self.ln2(hidden if self.shape.parallel_residual else middle))
-
-    def _attend(self, normed: Tensor) -> Tensor:
         shape = self.shape
-        heads, shared = shape.attention_heads, shape.shared_heads
-        turns = shape.positions is Positions.ROTARY
-        if shape.joined_qkv:
-            joined = self._heads("qkv", normed)
-            if turns:
-                joined = turned(joined, heads + shared)
-            parts = list(torch.split(joined, [heads, shared, shared], 2))
-        else:
-            parts = [self._heads(name, normed) for name in ("q", "k", "v")]
-            if turns:
-                parts[:2] = turned(parts[0], heads), turned(parts[1], shared)
-        made: Tensor = self.proj(attend(shape, *parts))
-        return made
-
-    def _heads(self, name: str, normed: Tensor) -> Tensor:
-        """Return what the linear layer `name` makes: [sequences, tokens, heads, head size]."""
-        made: Tensor = self.get_submodule(name)(normed)
-        return made.view(*normed.shape[:-1], -1, self.shape.head_width)
-
-    def _think(self, normed: Tensor) -> Tensor:
-        up: Tensor = self.up(normed)
-        if self.shape.activation is Activation.SWIGLU:
-            wide = functional.silu(self.gate(normed)) * up
-        else:
-            wide = functional.gelu(up)
-        made: Tensor = self.down(wide)
-        return made
+        middle = hidden + attention(self, shape, self.ln1(hidden))
+        read = hidden if shape.parallel_residual else middle
+        return middle + perceptron(self, shape, self.ln2(read))
 
 
 class Head(nn.Module):

@@ -2,12 +2,25 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-UnitChoice = str | tuple[str, nn.Module]
+
+class SegmentChoice(NamedTuple):
+    """A segment of a unit, and the module that runs it: its parameters are the whole module's."""
+
+    unit: str
+    segment: int
+    module: nn.Module
+
+
+UnitChoice = str | tuple[str, nn.Module] | SegmentChoice
 """A submodule by its path, or a name and a module whose parameters belong to the whole module."""
+
+SegmentKey = tuple[str, int]
+"""A unit, and the number of its segment."""
 
 
 class ModuleUnitError(ValueError):
@@ -20,7 +33,8 @@ class TorchUnit:
 
     `names` are the parameters' names in the whole module, `local_names` those in the unit's;
     `frozen` are names of those that are not trained. It is called with the values that its segment
-    reads, in order, and returns what the segment makes.
+    reads, in order, and returns what the segment makes. A unit that is cut into segments is several
+    of these, one for each `segment`.
     """
 
     name: str
@@ -29,6 +43,12 @@ class TorchUnit:
     local_names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     frozen: frozenset[str] = frozenset()
+    segment: int = 0
+
+    @property
+    def key(self) -> SegmentKey:
+        """Return what an operation names it by."""
+        return self.name, self.segment
 
     def trained(self, order: Iterable[int]) -> list[int]:
         """Return those places of parameters in `order` that are trained."""
@@ -47,7 +67,7 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
     if not found:
         raise ModuleUnitError("units: at least one is needed")
     for unit in found:
-        if sum(other.name == unit.name for other in found) > 1:
+        if sum(other.key == unit.key for other in found) > 1:
             raise ModuleUnitError(f"unit {unit.name}: the name is used twice")
     held = {name for unit in found for name in unit.names}
     for name in names.values():
@@ -62,7 +82,8 @@ def _unit(module: nn.Module, choice: UnitChoice, names: dict[int, str]) -> Torch
             choice = (choice, module.get_submodule(choice))
         except AttributeError as error:
             raise ModuleUnitError(f"unit {choice}: the module has no such submodule") from error
-    name, own = choice
+    segment = choice.segment if isinstance(choice, SegmentChoice) else 0
+    name, own = choice[0], choice[-1]
     local: list[str] = []
     qualified: list[str] = []
     shapes: list[torch.Size] = []
@@ -84,4 +105,5 @@ def _unit(module: nn.Module, choice: UnitChoice, names: dict[int, str]) -> Torch
         local_names=tuple(local),
         shapes=tuple(shapes),
         frozen=frozenset(frozen),
+        segment=segment,
     )

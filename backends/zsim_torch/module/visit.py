@@ -24,11 +24,13 @@ class Visit(NamedTuple):
 class LaterUses:
     """Later uses of each visit by the program.
 
+    Visits that are `given_again` have a backward that reads the inputs of the forward.
     `parameters` is the format that units have their parameters in, None without any. Buffers
     `without_gradient` are outputs of forwards that have no backward.
     """
 
     recomputed: frozenset[Visit]
+    given_again: frozenset[Visit]
     input_gradients: Mapping[Visit, int]
     batches: frozenset[str]
     parameters: DType | None
@@ -38,6 +40,7 @@ class LaterUses:
     def of(cls, program: Program) -> "LaterUses":
         """Read off the program."""
         recomputed: set[Visit] = set()
+        given_again: set[Visit] = set()
         gradients: dict[Visit, int] = {}
         batches: set[str] = set()
         formats: list[DType] = []
@@ -56,12 +59,15 @@ class LaterUses:
                 case Action.BACKWARD:
                     count = len(list(views_of(operation, Role.INPUT_GRADIENT)))
                     gradients[visit_of(operation)] = count
+                    if any(views_of(operation, Role.INPUT)):
+                        given_again.add(visit_of(operation))
                 case Action.LOAD:
                     batches.update(view.buffer for view in views_of(operation, Role.OUTPUT))
                 case _:
                     pass
         return cls(
             frozenset(recomputed),
+            frozenset(given_again),
             gradients,
             frozenset(batches),
             formats[0] if formats else None,

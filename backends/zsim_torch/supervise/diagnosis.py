@@ -98,7 +98,7 @@ def account(one: Seen, seen: Sequence[Seen]) -> str:
 def _other_at_the_same_place(one: Seen, seen: Sequence[Seen]) -> Seen | None:
     """Return a rank that waits for another operation as the same collective of a communicator."""
     wait = one.note.wait
-    if wait is None:
+    if wait is None or not wait.number:
         return None
     for other in seen:
         there = other.note.wait

@@ -31,7 +31,8 @@ _SIZE_BYTES = _HANDED_START + GROUPS_MAX * _HANDED.size
 class Wait:
     """A collective that a rank waits for: the `number`-th of communicator `group` of the schedule.
 
-    `ranks` are the members of the communicator.
+    `ranks` are the members of the communicator. A message has number 0, and the ranks at its other
+    end: members of a communicator send and receive in their own order and number.
     """
 
     operation: str

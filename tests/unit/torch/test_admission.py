@@ -55,9 +55,11 @@ def test_a_small_gpt_is_not_refused() -> None:
     assert why(job(gpt(SMALL, micro_batch_size=1), data=2)) is None
 
 
-def test_a_tensor_degree_is_refused() -> None:
-    assert why(job(gpt(SMALL, micro_batch_size=1, tensor=2))) == (
-        "parallel.tensor: 2 must be 1, the torch backend does not cut units"
+def test_a_tensor_degree_is_refused_for_positions_that_no_part_of_the_heads_knows() -> None:
+    assert why(job(gpt(SMALL, micro_batch_size=1, tensor=2))) is None
+    shape = replace(SMALL, positions=Positions.ALIBI, attention=Attention.PLAIN)
+    assert why(job(gpt(shape, micro_batch_size=1, tensor=2))) == (
+        "model.positions: alibi has no torch module for 2 ranks of parallel.tensor"
     )
 
 

@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_nothing_is_lost() -> None:
     with Trainer(module, in_fp64(), batch=batch(0)) as trainer:
         with pytest.raises(RefusedError) as caught:
             trainer.step(batch(0), batch(1))
-        assert str(caught.value) == "batches: a step loads 1 of this rank, 2 are given"
+        assert str(caught.value) == "batches: a step takes 1 on this rank, 2 are given"
         with pytest.raises(RefusedError, match="batches: at least one is needed to evaluate"):
             trainer.evaluate()
         with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):

@@ -1,0 +1,342 @@
+"""A transformer as the segments of its model, on one rank of the tensor axis, in plain torch.
+
+A segment is a module of its own: what stands between two collectives of the tensor axis, or a unit
+of a pipeline's stage. It reads and makes flat tensors of tokens, as buffers hold them. The modules
+of linear layers hold the rows or columns of this rank alone; names of parameters are those of
+`zsim.model.transformer`.
+"""
+
+from dataclasses import replace
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from zsim.model.architecture import Transformer
+from zsim.model.model import Model, Segment, Unit, Value
+from zsim.model.transformer.ends import PLACES, TOKENS
+from zsim_torch.module.norm import norm
+from zsim_torch.module.tensor_part import TensorPlace
+from zsim_torch.module.transformer import (
+    Embedding,
+    TransformerBlock,
+    add_perceptron,
+    add_projections,
+    attention,
+    perceptron,
+)
+from zsim_torch.module.unit import SegmentChoice
+from zsim_torch.module.vocabulary_parallel import (
+    OwnVocabulary,
+    mean_cross_entropy,
+    statistics,
+    words,
+)
+from zsim_torch.torch_dtype import TORCH_DTYPE
+
+
+class SegmentedDecoder(nn.Module):
+    """Parameters of this rank under the names of the model; `units` are its segments in order.
+
+    All are without values, on the device "meta".
+    """
+
+    def __init__(self, model: Model, place: TensorPlace) -> None:
+        super().__init__()
+        shape = model.architecture
+        assert shape is not None
+        maker = _SegmentMaker(shape, place)
+        self.units = tuple(
+            SegmentChoice(unit.name, number, maker.make(unit, segment))
+            for unit in model.units
+            for number, segment in enumerate(unit.segments)
+        )
+        for name, parameter in maker.held.items():
+            _register(self, name, parameter)
+
+
+def is_segmented(model: Model) -> bool:
+    """Return whether some unit of `model` is cut into several segments."""
+    return any(len(unit.segments) > 1 for unit in model.units)
+
+
+def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
+    *folders, name = path.split(".")
+    for folder in folders:
+        if folder not in dict(whole.named_children()):
+            whole.add_module(folder, nn.Module())
+        whole = whole.get_submodule(folder)
+    whole.register_parameter(name, parameter)
+
+
+class _SegmentMaker:
+    """Makes the modules of segments; parameters that several name are one, in `held`."""
+
+    def __init__(self, shape: Transformer, place: TensorPlace) -> None:
+        self.shape = replace(
+            shape,
+            attention_heads=shape.attention_heads // place.ranks,
+            key_value_heads=shape.shared_heads // place.ranks,
+            head_size=shape.head_width,
+            intermediate_size=shape.wide // place.ranks,
+        )
+        self.place = place
+        self.held: dict[str, nn.Parameter] = {}
+        rows = -(-shape.vocab_size // place.ranks)
+        start = min(place.number * rows, shape.vocab_size)
+        self.rows = rows
+        self.own = OwnVocabulary(start, min(start + rows, shape.vocab_size))
+
+    def make(self, unit: Unit, segment: Segment) -> nn.Module:
+        """Return the module of a segment, whose parameters are known from now on."""
+        with torch.device("meta"):
+            made = self._module(unit, segment)
+        for name in segment.parameters:
+            self._hold(made, name)
+        return made
+
+    def _hold(self, part: nn.Module, name: str) -> None:
+        """Let `part` have the parameter that is called `name` in the whole model."""
+        *path, last = _local(name).split(".")
+        owner = part.get_submodule(".".join(path))
+        own = owner.get_parameter(last)
+        setattr(owner, last, self.held.setdefault(name, own))
+
+    def _module(self, unit: Unit, segment: Segment) -> nn.Module:
+        shape, dtype = self.shape, torch.float32
+        (output,) = segment.outputs
+        kind = output.name.rpartition("/")[2]
+        match kind:
+            case "words":
+                return _WordsSegment(self, dtype)
+            case "output" if PLACES in segment.parameters and TOKENS not in segment.parameters:
+                return _PlacesSegment(self, output, dtype)
+            case "output" if TOKENS in segment.parameters:
+                return (
+                    _WordsSegment(self, dtype) if self.place.ranks > 1 else Embedding(shape, dtype)
+                )
+            case "output" if len(unit.segments) == 1:
+                return _BlockSegment(shape, dtype)
+            case "ln" | "ln1" | "ln2":
+                return _NormSegment(shape, kind, dtype)
+            case "proj":
+                return _AttentionSegment(shape, dtype)
+            case "down":
+                return _PerceptronSegment(shape, dtype)
+            case "sum" | "output":
+                return _SumSegment(shape, segment, dtype)
+            case "logits":
+                return _LogitsSegment(self, segment, dtype)
+            case "wide":
+                return _WidenedLogits(TORCH_DTYPE[output.dtype])
+            case "statistics" if segment.parameters:
+                return _ScoresSegment(self, segment, dtype)
+            case "statistics":
+                return _StatisticsSegment(self.own)
+            case "loss" if not segment.parameters:
+                return _LossSegment()
+            case _:
+                raise ValueError(f"unit {unit.name}: no module makes {output.name}")
+
+
+def _local(name: str) -> str:
+    """Return the name of a parameter in its segment: without that of its unit."""
+    return name.partition(".")[2]
+
+
+class _RowSegment(nn.Module):
+    """A segment that reads rows of the hidden state."""
+
+    def __init__(self, shape: Transformer) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def _rows(self, hidden: Tensor) -> Tensor:
+        """Return `hidden` as [tokens, hidden size]."""
+        return hidden.view(-1, self.shape.hidden_size)
+
+    def _sequences(self, hidden: Tensor) -> Tensor:
+        """Return `hidden` as [sequences, tokens, hidden size]."""
+        return hidden.view(-1, self.shape.sequence_length, self.shape.hidden_size)
+
+
+class _HeldMatrix(nn.Module):
+    """A matrix of parameters, and nothing that runs."""
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns, dtype=dtype))
+
+
+class _WordsSegment(nn.Module):
+    """This rank's summand of the embeddings of tokens."""
+
+    def __init__(self, maker: _SegmentMaker, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.own = maker.own
+        self.token = _HeldMatrix(maker.rows, maker.shape.hidden_size, dtype)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """Look up all tokens but the last of each sequence."""
+        return words(batch, self.token.weight, self.own)
+
+
+class _PlacesSegment(_RowSegment):
+    """Learned positions, added to the embeddings of the tokens that this rank has."""
+
+    def __init__(self, maker: _SegmentMaker, output: Value, dtype: torch.dtype) -> None:
+        super().__init__(maker.shape)
+        tokens = output.elements // maker.shape.hidden_size
+        self.first = maker.place.number * tokens if output.tensor_sharded else 0
+        self.position = _HeldMatrix(maker.shape.places, maker.shape.hidden_size, dtype)
+
+    def forward(self, found: Tensor) -> Tensor:
+        """Return the hidden state."""
+        rows, length, weight = self._rows(found), self.shape.sequence_length, self.position.weight
+        if not self.first and not len(rows) % length:
+            return (rows.view(-1, length, rows.shape[1]) + weight[:length]).flatten(0, 1)
+        places: list[Tensor] = []
+        start, left = self.first % length, len(rows)
+        while left:
+            places.append(weight[start : min(start + left, length)])
+            start, left = 0, left - len(places[-1])
+        return rows + torch.cat(places)
+
+
+class _BlockSegment(TransformerBlock):
+    """A whole block."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the next hidden state."""
+        return super().forward(hidden.view(-1, self.shape.sequence_length, self.shape.hidden_size))
+
+
+class _NormSegment(_RowSegment):
+    """A norm of the tokens that this rank has, under the name that it has in its unit."""
+
+    def __init__(self, shape: Transformer, name: str, dtype: torch.dtype) -> None:
+        super().__init__(shape)
+        self.add_module(name, norm(shape, dtype))
+        self._name = name
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return each row, normed."""
+        made: Tensor = self.get_submodule(self._name)(self._rows(hidden))
+        return made
+
+
+class _AttentionSegment(_RowSegment):
+    """Attention of this rank's heads; makes summands of its output, without the bias."""
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+        super().__init__(shape)
+        add_projections(self, shape, dtype, bias=False)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        """Return summands for all tokens."""
+        return attention(self, self.shape, self._sequences(normed))
+
+
+class _PerceptronSegment(_RowSegment):
+    """An MLP of this rank's hidden units; makes summands of its output, without the bias."""
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+        super().__init__(shape)
+        add_perceptron(self, shape, dtype, bias=False)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        """Return summands for all tokens."""
+        return perceptron(self, self.shape, self._rows(normed))
+
+
+class _HeldBias(nn.Module):
+    """A bias, and nothing that runs."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(size, dtype=dtype))
+
+
+class _SumSegment(_RowSegment):
+    """Residual sum, with the biases that were held back until the summands were summed."""
+
+    def __init__(self, shape: Transformer, segment: Segment, dtype: torch.dtype) -> None:
+        super().__init__(shape)
+        self._names = [_local(name) for name in segment.parameters]
+        for name in self._names:
+            self.add_module(name.partition(".")[0], _HeldBias(shape.hidden_size, dtype))
+
+    def forward(self, *summands: Tensor) -> Tensor:
+        """Return the sum of all rows."""
+        first, *others = map(self._rows, summands)
+        made = first + others[0]
+        for each in (*others[1:], *(attrgetter(name)(self) for name in self._names)):
+            made += each
+        return made
+
+
+class _LogitsSegment(_RowSegment):
+    """Logits of this rank's part of the vocabulary."""
+
+    def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
+        super().__init__(maker.shape)
+        self._name = _local(segment.parameters[-1])
+        table = _HeldMatrix(maker.rows, maker.shape.hidden_size, dtype)
+        if self._name == "weight":
+            self.weight = table.weight
+        else:  # tied to the embedding
+            self.token = table
+
+    def forward(self, normed: Tensor, *_: Tensor) -> Tensor:
+        """Return [tokens, rows of this rank]."""
+        weight: Tensor = attrgetter(self._name)(self)
+        return functional.linear(self._rows(normed), weight)
+
+
+class _WidenedLogits(nn.Module):
+    """A cast to the format of the loss."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Return `logits` in that format, in memory of their own."""
+        return logits.to(self.dtype, copy=True)
+
+
+class _StatisticsSegment(nn.Module):
+    """Summands of what the loss is made of."""
+
+    def __init__(self, own: OwnVocabulary) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, logits: Tensor, batch: Tensor) -> Tensor:
+        """Return [3, tokens]."""
+        return statistics(logits.view(batch.shape[0] * (batch.shape[1] - 1), -1), batch, self.own)
+
+
+class _ScoresSegment(_LogitsSegment):
+    """Logits and the summands of the loss."""
+
+    def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
+        super().__init__(maker, segment, dtype)
+        self.own = maker.own
+
+    def forward(self, normed: Tensor, *others: Tensor) -> Tensor:
+        """Return [3, tokens]."""
+        (batch,) = others
+        logits = super().forward(normed)
+        if logits.dtype is not torch.float64:
+            logits = logits.float()
+        return statistics(logits, batch, self.own)
+
+
+class _LossSegment(nn.Module):
+    """The loss from statistics that were summed over the ranks."""
+
+    def forward(self, summed: Tensor) -> Tensor:
+        """Return a scalar."""
+        return mean_cross_entropy(summed)

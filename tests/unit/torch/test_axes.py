@@ -1,0 +1,188 @@
+"""Tensor and pipeline axes on real ranks, with data ranks around them, train as one process does.
+
+Sums over ranks of the tensor axis are in another order than those of one process, so values differ
+by roundings; stages of a pipeline do what one process does, in its order, and to its bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_training import BOUND, distance
+from trained_axes import (
+    CUT,
+    DEEP_LLAMA,
+    FULL,
+    KEPT,
+    MEGATRON,
+    NANOTRON,
+    PARTITIONED,
+    PLAIN,
+    SMALL_GPT,
+    SMALL_LLAMA,
+    TIED_GPT,
+    WIDE_GPT,
+    AxesCase,
+    RankResult,
+    by_plain_loop,
+    by_rank,
+    by_ranks,
+    on,
+    whole,
+)
+
+from zsim.model.architecture import Activation, Architecture, Attention, Norm
+from zsim.proof import against_trace as refinement
+from zsim.runtimes.nanotron.options import Nanotron
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing
+from zsim_torch.rank_result import merged
+from zsim_torch.supervise.ranks import RankPool
+
+TWO_RANKS = {
+    "stage 3, tensor 2": AxesCase(
+        SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)
+    ),
+    "stage 1, tensor 2, tied, checkpoints": AxesCase(
+        TIED_GPT, on(PLAIN, tensor=2, stage=1).but(FULL)
+    ),
+    "Megatron-LM, tensor 2": AxesCase(SMALL_GPT, on(MEGATRON, tensor=2), witness=True),
+    "nanotron, tensor 2, tokens cut and kept whole": AxesCase(
+        SMALL_GPT, on(NANOTRON, tensor=2, stage=1, emulate=KEPT, clip_norm=0.1), poison=True
+    ),
+    "nanotron, 2 stages": AxesCase(SMALL_GPT, on(NANOTRON, pipeline=2), witness=True),
+    "nanotron, 2 stages, bf16": AxesCase(
+        SMALL_LLAMA, on(NANOTRON.but({"train.precision": Precision.BF16}), pipeline=2)
+    ),
+}
+FOUR_RANKS = {
+    "nanotron, 2 stages, 2 replicas": AxesCase(
+        SMALL_LLAMA, on(NANOTRON, data=2, pipeline=2, stage=1, clip_norm=0.1), poison=True
+    ),
+    "nanotron, 2 stages, tensor 2, tokens cut": AxesCase(
+        SMALL_LLAMA, on(NANOTRON, tensor=2, pipeline=2, emulate=CUT, clip_norm=0.1), witness=True
+    ),
+    "nanotron, 4 stages": AxesCase(WIDE_GPT, on(NANOTRON, pipeline=4)),
+    "stage 3, tensor 2, 2 replicas": AxesCase(SMALL_GPT, on(PLAIN, data=2, tensor=2, stage=3)),
+}
+SHAPES: tuple[Architecture, ...] = (TIED_GPT, SMALL_GPT, SMALL_LLAMA, SMALL_GPT)
+"""For the stages, one each."""
+SELECTIVE = {"activations": Activations(checkpointing=Checkpointing.SELECTIVE)}
+ODD = {
+    "blocks called again": AxesCase(
+        replace(SMALL_GPT, layers=4, hidden_groups=2), on(PLAIN, tensor=2, stage=3)
+    ),
+    "plain attention, made again": AxesCase(
+        replace(SMALL_LLAMA, attention=Attention.PLAIN, recompute_attention=True),
+        on(PLAIN, tensor=2, stage=2).but(SELECTIVE),
+    ),
+    "SwiGLU, RMSNorm, biases of queries alone": AxesCase(
+        replace(
+            SMALL_GPT,
+            bias=False,
+            qkv_bias=True,
+            norm=Norm.RMS,
+            activation=Activation.SWIGLU,
+            intermediate_size=10,
+        ),
+        on(PLAIN, tensor=2, stage=1),
+    ),
+    "half a sequence on each rank": AxesCase(
+        replace(SMALL_GPT, position_embeddings=8),
+        on(NANOTRON, tensor=2, emulate=CUT),
+        micro_batch_size=1,
+    ),
+    "a sequence and a half on each rank": AxesCase(
+        SMALL_GPT, on(NANOTRON, tensor=2, emulate=KEPT), micro_batch_size=3
+    ),
+}
+MORE = {
+    2: {
+        f"stage {stage}, tensor 2, {checkpoints}": AxesCase(
+            shape, on(PLAIN, tensor=2, stage=stage, clip_norm=0.1).but(changes), poison=True
+        )
+        for stage, shape in enumerate(SHAPES)
+        for checkpoints, changes in {"none": {}, "full": FULL, "partitioned": PARTITIONED}.items()
+    }
+    | {
+        f"nanotron, tensor 2, {mode}, stage {stage}, {checkpoints}": AxesCase(
+            shape, on(NANOTRON, tensor=2, stage=stage, emulate=mode).but(changes), witness=True
+        )
+        for mode in (Nanotron(), CUT, KEPT)
+        for stage, shape in enumerate(SHAPES[1:3])
+        for checkpoints, changes in {"none": {}, "full": FULL}.items()
+    }
+    | ODD,
+    4: {
+        f"nanotron, {data} x {tensor} x {pipeline}, {mode}, stage {stage}, {checkpoints}": AxesCase(
+            DEEP_LLAMA,
+            on(NANOTRON, data, tensor, pipeline, stage=stage, emulate=mode, clip_norm=0.1).but(
+                changes
+            ),
+            poison=stage == 0,
+            witness=stage == 1,
+        )
+        for data, tensor, pipeline in ((2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 4, 1), (1, 1, 4))
+        for mode in (Nanotron(), CUT, KEPT)
+        for stage in (0, 1)
+        for checkpoints, changes in {"none": {}, "full": FULL}.items()
+        if tensor != 4  # two heads of keys
+    }
+    | {
+        "Megatron-LM, tensor 4": AxesCase(SMALL_GPT, on(MEGATRON, tensor=4), poison=True),
+        "Megatron-LM, tensor 2, 2 replicas": AxesCase(
+            SMALL_GPT, on(MEGATRON, data=2, tensor=2), witness=True
+        ),
+    },
+}
+
+
+def results_of(ranks: int, cases: Mapping[str, AxesCase]) -> dict[str, list[RankResult]]:
+    """What each case leaves on each rank, trained in one pool."""
+    with RankPool(ranks) as pool:
+        by_number = pool.run(by_ranks, list(cases.values()))
+    return dict(zip(cases, map(list, zip(*by_number, strict=True)), strict=True))
+
+
+def assert_as_one_process(cases: Mapping[str, AxesCase], ranks: int) -> dict[str, list[RankResult]]:
+    """Train every case on ranks and by a plain loop; return what ranks have left.
+
+    One in a half format has no plain loop, whose parameters are as wide as its masters.
+    """
+    found = results_of(ranks, cases)
+    for name, results in found.items():
+        case = cases[name]
+        assert {result.losses for result in results} == {results[0].losses}, name
+        bound = BOUND.get(case.strategy.train.precision)
+        if bound is not None:
+            before, after, losses = by_plain_loop(case)
+            assert results[0].losses == pytest.approx(losses, rel=10 * bound), name
+            assert distance(whole(case, results), after, before) <= bound, name
+        if case.witness:
+            trace = merged([result.trace for result in results])
+            assert refinement.examine(case.job().schedule, trace) == [], name
+    return found
+
+
+def test_two_ranks_train_as_one_process_and_stages_of_a_pipeline_to_its_bits() -> None:
+    found = assert_as_one_process(TWO_RANKS, 2)
+    staged = [name for name, case in TWO_RANKS.items() if case.strategy.parallel.pipeline > 1]
+    assert staged
+    for name in staged:
+        case, results = TWO_RANKS[name], found[name]
+        alone = by_rank(replace(case, strategy=on(case.strategy)))
+        assert results[0].losses == alone.losses, name
+        parameters = whole(case, results)
+        for parameter, value in whole(case, [alone]).items():
+            assert torch.equal(parameters[parameter], value), (name, parameter)
+
+
+def test_four_ranks_on_two_axes_train_as_one_process() -> None:
+    assert_as_one_process(FOUR_RANKS, 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", MORE)
+def test_every_runtime_trains_on_its_axes_as_one_process(ranks: int) -> None:
+    assert_as_one_process(MORE[ranks], ranks)
