@@ -9,6 +9,7 @@ import typer
 from zsim.cli.option import (
     Code,
     Json,
+    Node,
     Schedulish,
     Settings,
     at_least,
@@ -95,6 +96,13 @@ Timeline = Annotated[
 Report = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page about the run: .html.")
 ]
+ScheduleCluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SCENARIO",
+        help="Scenario on whose cluster a schedule in JSON is simulated.",
+    ),
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
 ]
@@ -104,6 +112,8 @@ def run(
     scenario: Schedulish,
     backend: Backend = "sim",
     ranks: Ranks = None,
+    node: Node = None,
+    cluster: ScheduleCluster = None,
     data: Data = None,
     timeout: Timeout = None,
     poison: Poison = False,
@@ -123,6 +133,7 @@ def run(
     from zsim.api.launch import NoWayError, RefutedError
     from zsim.api.launch import run as run_scenario
     from zsim.api.output import FileKind, need_output
+    from zsim.api.placement import placed
     from zsim.api.scenario import load
 
     need_output("--trace", trace, FileKind.TRACE)
@@ -131,6 +142,8 @@ def run(
     need_output("--timeline", timeline, FileKind.PICTURE)
     need_output("--report", report, FileKind.PAGE)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
+    if node is not None or cluster is not None:
+        loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
     try:
         with interruption_told(), progress(f"{scenario} on {backend}") as told:
             result = run_scenario(
