@@ -70,7 +70,7 @@ def compare(
     return Code.DONE
 
 
-def _compare_real(  # noqa: PLR0913, PLR0917  (options of the command)
+def _compare_real(
     scenario: str,
     second: str | None,
     but: list[str] | None,

@@ -131,9 +131,7 @@ def cost_name(operation: Compute | Copy | Fill) -> str:
     return "copy" if isinstance(operation, Copy) else "fill"
 
 
-def _measured_s(
-    operation: Compute | Copy | Fill, program: Program, times: MeasuredTimes
-) -> float:
+def _measured_s(operation: Compute | Copy | Fill, program: Program, times: MeasuredTimes) -> float:
     sums, cost = kernel_sums(operation, program, times), times.cost(cost_name(operation))
     of_kernels = cost.kernel_s * sums.count
     return cost.own_s + of_kernels + cost.product * sums.product_s + cost.moving * sums.moving_s

@@ -233,7 +233,8 @@ class _Lowering:
             if made is None:
                 self._unissued_ps += self._own_ps(operation)
             else:
-                made.launch_ps += self._taken_ps()
+                if not isinstance(made, HostNote):
+                    made.launch_ps += self._taken_ps()
                 found.append(made)
                 if self._runs and isinstance(operation, Compute | Copy | Fill):
                     found += self._run_here(operation)

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, distributed
 
 from zsim_torch.execute.collectives import ALL_GATHER, REDUCE_SCATTER
+from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.supervise.progress_record import note
-
-SIZES: Final = (64, 2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**25)
-"""Bytes of a whole tensor."""
 
 ROUNDS_MIN: Final = 5
 BETWEEN: Final = 192
@@ -50,14 +48,16 @@ class _Collective:
     issue: Callable[[], Any]
 
 
-def collective_samples(watch: Stopwatch, seconds: float) -> tuple[CollectiveSample, ...]:
+def collective_samples(
+    watch: Stopwatch, seconds: float, ladder: Ladder = LADDER
+) -> tuple[CollectiveSample, ...]:
     """Return the times of all collectives on this rank; every rank calls it."""
     if distributed.get_world_size() == 1:
         return ()
     device = watch.device
     asynchronous = device.type == "cpu"
     square = torch.ones(BETWEEN, BETWEEN, device=device)
-    collectives = tuple(_collectives(device, asynchronous=asynchronous))
+    collectives = tuple(_collectives(device, ladder.tensors, asynchronous=asynchronous))
     taken: dict[tuple[str, int], list[tuple[float, float]]] = {}
     end, rounds, goes_on = time.monotonic() + seconds, 0, True
     while goes_on:
@@ -93,12 +93,14 @@ def _agreed(goes_on: bool, device: torch.device) -> bool:  # noqa: FBT001  (a nu
     return bool(number.item())
 
 
-def _collectives(device: torch.device, *, asynchronous: bool) -> Iterator[_Collective]:
+def _collectives(
+    device: torch.device, sizes: tuple[int, ...], *, asynchronous: bool
+) -> Iterator[_Collective]:
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
-    for size in SIZES:
+    average = distributed.ReduceOp.AVG
+    for size in sizes:
         count = max(1, size // 4 // ranks)
         whole, part = torch.ones(count * ranks, device=device), torch.ones(count, device=device)
-        average = distributed.ReduceOp.AVG
 
         def gather(whole: Tensor = whole, part: Tensor = part) -> object:
             return ALL_GATHER(whole, part, async_op=asynchronous)

@@ -6,7 +6,7 @@ the least relative error.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import median
@@ -69,9 +69,7 @@ def not_negative(features: Sequence[Sequence[float]], taken: Sequence[float]) ->
     return tuple(float(each) for each in best)
 
 
-def fitted_costs(
-    runs: Iterable[ReferenceTrace], times: MeasuredTimes
-) -> tuple[OperationCost, ...]:
+def fitted_costs(runs: Iterable[ReferenceTrace], times: MeasuredTimes) -> tuple[OperationCost, ...]:
     """Return the cost of each action of the runs, and that of operations that move bytes alone."""
     rows: defaultdict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
     taken: defaultdict[str, list[float]] = defaultdict(list)
@@ -159,15 +157,3 @@ def _gaps(run: ReferenceTrace) -> Iterator[tuple[tuple[float, float], float]]:
                 before, collectives, others = end, 0, 0
     for name, seconds in found.items():
         yield between[name], median(seconds)
-
-
-def step_s(trace_ends_ps: Sequence[int]) -> tuple[float, ...]:
-    """Return the seconds of each step but the first ones, from when each of all ended."""
-    ends = (0, *trace_ends_ps)
-    steps = [(end - begin) / PICOSECONDS_PER_SECOND for begin, end in zip(ends, ends[1:], strict=False)]
-    return tuple(steps[WARM_UP:])
-
-
-def by_name(costs: Iterable[OperationCost]) -> Mapping[str, OperationCost]:
-    """Return costs by the name of what they are of."""
-    return {each.name: each for each in costs}

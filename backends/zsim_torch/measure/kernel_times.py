@@ -7,6 +7,7 @@ time whatever an implementation really moves.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -17,21 +18,13 @@ from torch.nn import functional
 from zsim.cluster.profile.measured import KernelTimes, ProductTimes, TimeCurve
 from zsim.dtype import DType
 from zsim.model.kernel import KernelKind, flash_attention
+from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.module.causal_attention import turned
 from zsim_torch.supervise.progress_record import note
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
-EXTENTS: Final = (16, 64, 192, 512, 1024)
-"""Extents of products of matrices."""
-
-ELEMENTS: Final = tuple(2**power for power in range(10, 23, 2))
-"""Elements of a tensor that a kernel moves, from where its launch counts to beyond the caches."""
-
 COLUMNS: Final = 256
-
-ATTENTIONS: Final = ((1, 2, 32, 16), (2, 4, 64, 32), (2, 4, 128, 64), (2, 8, 256, 64))
-"""(sequences, heads, tokens, head size)"""
 
 PASSES_MIN: Final = 3
 """Each kernel is timed so often at least, all in turn; the lowest counts."""
@@ -51,21 +44,21 @@ class _Case:
 
 
 def kernel_tables(
-    watch: Stopwatch, dtypes: tuple[DType, ...], seconds: float
+    watch: Stopwatch, dtypes: tuple[DType, ...], seconds: float, ladder: Ladder = LADDER
 ) -> tuple[tuple[ProductTimes, ...], tuple[KernelTimes, ...]]:
     """Return times of kernels in `dtypes`, each the lowest of as many as `seconds` allow."""
     with torch.no_grad():
-        cases = [case for dtype in dtypes for case in _cases(watch.device, dtype)]
+        cases = [case for dtype in dtypes for case in _cases(watch.device, dtype, ladder)]
         found = _lowest(cases, watch, seconds)
     grids = tuple(
         ProductTimes(
             dtype=dtype,
             backward=backward,
-            extents=EXTENTS,
+            extents=ladder.extents,
             seconds=tuple(
                 sum(found[dtype, backward, layout, shape] for layout in LAYOUTS[backward])
                 / len(LAYOUTS[backward])
-                for shape in product(EXTENTS, repeat=3)
+                for shape in product(ladder.extents, repeat=3)
             ),
         )
         for dtype in dtypes
@@ -84,10 +77,15 @@ def kernel_tables(
             kind=kind,
             dtype=dtype,
             backward=backward,
-            curve=TimeCurve(sizes=tuple(sorted(points)), seconds=tuple(points[each] for each in sorted(points))),
+            curve=_curve(points),
         )
         for (kind, dtype, backward), points in curves.items()
     )
+
+
+def _curve(points: dict[float, float]) -> TimeCurve:
+    sizes = sorted(points)
+    return TimeCurve(sizes=tuple(sizes), seconds=tuple(points[size] for size in sizes))
 
 
 def _lowest(
@@ -105,14 +103,14 @@ def _lowest(
     return found
 
 
-def _cases(device: torch.device, dtype: DType) -> Iterator[_Case]:
+def _cases(device: torch.device, dtype: DType, ladder: Ladder) -> Iterator[_Case]:
     made = TORCH_DTYPE[dtype]
 
     def tensor(*extents: int) -> Tensor:
         return torch.ones(extents, dtype=made, device=device)
 
     for backward, layouts in LAYOUTS.items():
-        for layout, shape in product(layouts, product(EXTENTS, repeat=3)):
+        for layout, shape in product(layouts, product(ladder.extents, repeat=3)):
 
             def prepare(layout: str = layout, shape: tuple[int, ...] = shape) -> Action:
                 m, n, k = shape
@@ -123,7 +121,7 @@ def _cases(device: torch.device, dtype: DType) -> Iterator[_Case]:
             yield _Case(key=(dtype, backward, layout, shape), prepare=prepare)
     size = dtype.size_bytes
     for kind, backward, streams, operator in OPERATORS:
-        for elements in ELEMENTS:
+        for elements in ladder.elements:
 
             def prepare_rows(
                 operator: Callable[[Tensor], Action] = operator, elements: int = elements
@@ -132,13 +130,11 @@ def _cases(device: torch.device, dtype: DType) -> Iterator[_Case]:
 
             key = (kind, dtype, backward, elements * streams * size)
             yield _Case(key=key, prepare=prepare_rows)
-    for (sequences, heads, tokens, width), backward in product(ATTENTIONS, (False, True)):
+    for extents, backward in product(ladder.attentions, (False, True)):
+        sequences, heads, tokens, width = extents
         shape = (sequences, heads, heads, tokens, tokens, width)
         flops = flash_attention(shape, dtype, backward=backward).executed_flops
-
-        def prepare_heads(backward: bool = backward, extents: tuple[int, ...] = (sequences, heads, tokens, width)) -> Action:  # noqa: E501, FBT001
-            return _attention(tensor(*extents), backward=backward)
-
+        prepare_heads = partial(_attention, made, device, extents, backward=backward)
         yield _Case(key=(KernelKind.ATTENTION, dtype, backward, flops), prepare=prepare_heads)
 
 
@@ -208,14 +204,18 @@ def _rotary(rows: Tensor) -> Action:
     return lambda: turned(heads, heads.shape[2])
 
 
-def _attention(heads: Tensor, *, backward: bool) -> Action:
+def _attention(
+    dtype: torch.dtype, device: torch.device, extents: tuple[int, ...], *, backward: bool
+) -> Action:
     """Return attention, or its backward by autograd, whose own time is short beside it."""
+    query, key, value = (torch.ones(extents, dtype=dtype, device=device) for _ in range(3))
+    attend = partial(functional.scaled_dot_product_attention, is_causal=True)
     if not backward:
-        return lambda: functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-    operands = [heads.clone().requires_grad_() for _ in range(3)]
+        return partial(attend, query, key, value)
+    operands = [each.requires_grad_() for each in (query, key, value)]
     with torch.enable_grad():
-        made = functional.scaled_dot_product_attention(*operands, is_causal=True)
-    return lambda: torch.autograd.grad(made, operands, heads, retain_graph=True)
+        made = attend(query, key, value)
+    return partial(torch.autograd.grad, made, operands, torch.ones_like(made), retain_graph=True)
 
 
 OPERATORS: Final[tuple[tuple[KernelKind, bool, int, Callable[[Tensor], Action]], ...]] = (

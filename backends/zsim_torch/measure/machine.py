@@ -26,13 +26,13 @@ from zsim.dtype import DType
 from zsim_torch.measure.collective_times import PAIR
 from zsim_torch.measure.cost_fit import ReferenceTrace, fitted_costs, fitted_host
 from zsim_torch.measure.drive_times import DriveTimes, drive_times
+from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.rank_times import MeasureOrder, RankTimes, measure_rank, memory_bytes
 from zsim_torch.measure.reference_run import reference_jobs
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
 from zsim_torch.supervise.ranks import run_ranks
 
 DTYPES: Final = (DType.FP32, DType.BF16)
-REFERENCE_STEPS: Final = 14
 LOCAL_RANKS: Final = 2
 NO_LINK: Final = (1e9, 0.0)
 """Bytes per second and latency of the link of a rank that is alone: nothing goes over it."""
@@ -44,6 +44,7 @@ def measure_machine(
     seconds: float,
     drive: Path | None = None,
     device: DeviceChoice = DeviceChoice.AUTO,
+    ladder: Ladder = LADDER,
 ) -> MeasuredNode:
     """Measure so many ranks of this machine, or those that torchrun started.
 
@@ -58,11 +59,9 @@ def measure_machine(
     if ranks is None:
         ranks = torch.cuda.device_count() or LOCAL_RANKS
         ranks = ranks if placement is None else placement.ranks
-    jobs = reference_jobs(ranks, REFERENCE_STEPS)
-    order = MeasureOrder(dtypes=DTYPES, seconds=seconds, jobs=jobs)
-    found = run_ranks(
-        measure_rank, order, ranks=ranks, timeout_s=60.0 + seconds, device=device
-    )
+    jobs = reference_jobs(ranks, ladder)
+    order = MeasureOrder(dtypes=DTYPES, seconds=seconds, jobs=jobs, ladder=ladder)
+    found = run_ranks(measure_rank, order, ranks=ranks, timeout_s=60.0 + seconds, device=device)
     traces = [
         ReferenceTrace(schedule=job.schedule, trace=trace)
         for rank in found
@@ -84,7 +83,8 @@ def node_of_times(
     pair = next((each for each in times.collectives if each.collective == PAIR), None)
     bytes_per_s, latency_s = NO_LINK
     if pair is not None:
-        bytes_per_s, latency_s = pair.curve.sizes[-1] / pair.curve.seconds[-1], pair.curve.seconds[0]
+        bytes_per_s = pair.curve.sizes[-1] / pair.curve.seconds[-1]
+        latency_s = pair.curve.seconds[0]
     shares = [each.collective_share for each in found if each.collective_share is not None]
     of_node = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     copied = mean(each.copy_bytes_per_s for each in found)

@@ -3,6 +3,7 @@
 import os
 import platform
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -18,6 +19,7 @@ from zsim_torch.backend import Assignment, train_on_rank
 from zsim_torch.execute.sharded_optimizer import Updated, update
 from zsim_torch.measure.collective_times import CollectiveSample, collective_samples, taken_share
 from zsim_torch.measure.kernel_times import kernel_tables
+from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.supervise.progress_record import note
 
@@ -29,17 +31,18 @@ UPDATED: Final = 1 << 22
 
 ROUNDS: Final = 5
 
-KERNEL_SHARE, COLLECTIVE_SHARE = 0.25, 0.25
-"""Parts of the time that kernels and collectives get; the rest is for reference steps."""
+KERNEL_SHARE, COLLECTIVE_SHARE = 0.5, 0.5
+"""Parts of the time that kernels and collectives get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOrder:
-    """Orders of a rank: formats of kernels, seconds, and reference runs."""
+    """Orders of a rank: formats of kernels, seconds, reference runs, and sizes."""
 
     dtypes: tuple[DType, ...]
     seconds: float
     jobs: tuple[Job, ...]
+    ladder: Ladder = LADDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +66,10 @@ def measure_rank(order: MeasureOrder) -> RankTimes:
     device = rank_device()
     watch = Stopwatch(device)
     traces = tuple(_reference_trace(job) for job in order.jobs)
-    products, kernels = kernel_tables(watch, order.dtypes, order.seconds * KERNEL_SHARE)
+    ladder, seconds = order.ladder, order.seconds
+    products, kernels = kernel_tables(watch, order.dtypes, seconds * KERNEL_SHARE, ladder)
     _meet()
-    samples = collective_samples(watch, order.seconds * COLLECTIVE_SHARE)
+    samples = collective_samples(watch, seconds * COLLECTIVE_SHARE, ladder)
     note("measuring what a collective takes from kernels")
     share = taken_share(watch)
     _meet()
@@ -98,7 +102,7 @@ def processor_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             found = (line.partition(":")[2] for line in lines if line.startswith("model name"))
             return next(found, "").strip() or platform.machine()
     except OSError:

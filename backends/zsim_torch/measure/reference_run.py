@@ -16,9 +16,7 @@ from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-
-SHAPES: Final = ((2, 32, 16), (2, 64, 64), (2, 192, 64), (1, 384, 128))
-"""(layers, hidden size, sequence length), two sequences each."""
+from zsim_torch.measure.ladder import LADDER, Ladder
 
 STAGES: Final = (0, 3)
 SEQUENCES: Final = 2
@@ -26,10 +24,11 @@ VOCABULARY: Final = 256
 BUCKET_ELEMENTS: Final = 200_000
 
 
-def reference_jobs(ranks: int, steps: int) -> tuple[Job, ...]:
+def reference_jobs(ranks: int, ladder: Ladder = LADDER) -> tuple[Job, ...]:
     """Return the runs, the smallest first."""
     return tuple(
-        _job(shape, stage, ranks=ranks, steps=steps) for shape, stage in product(SHAPES, STAGES)
+        _job(shape, stage, ranks=ranks, steps=ladder.steps)
+        for shape, stage in product(ladder.shapes, STAGES)
     )
 
 

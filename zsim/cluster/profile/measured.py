@@ -52,7 +52,8 @@ class TimeCurve:
             return self.seconds[-1] * size / self.sizes[-1]
         low, high = self.sizes[place - 1], self.sizes[place]
         share = log(size / low) / log(high / low)
-        return self.seconds[place - 1] ** (1 - share) * self.seconds[place] ** share
+        low_s, high_s = self.seconds[place - 1], self.seconds[place]
+        return exp((1 - share) * log(low_s) + share * log(high_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
