@@ -23,9 +23,7 @@ ROUNDS_MIN: Final = 5
 BETWEEN: Final = 192
 """Extent of the products between collectives: some hundred microseconds on a core."""
 
-OVERLAPPED: Final = 2**22
-"""Bytes of the collective beside which kernels are timed: a bucket of a million fp32 numbers."""
-
+OVERLAPS: Final = 9
 SHARE_MAX: Final = 0.9
 PAIR: Final = "send_receive"
 """A send to one rank, and its receive."""
@@ -131,14 +129,15 @@ def _send_or_receive(tensor: Tensor, rank: int) -> object:
     return distributed.irecv(tensor, src=rank - 1)
 
 
-def taken_share(watch: Stopwatch, rounds: int = 9) -> float | None:
+def taken_share(watch: Stopwatch, ladder: Ladder = LADDER) -> float | None:
     """Return the share of a rank that a collective beside its kernels takes; None with one rank.
 
     It is what kernels lose while a collective goes on, over the time that this takes alone.
     """
     if distributed.get_world_size() == 1 or watch.device.type != "cpu":
         return None
-    tensor, square = torch.ones(OVERLAPPED // 4), torch.ones(BETWEEN, BETWEEN)
+    tensor = torch.ones(ladder.overlapped_bytes // 4)
+    square = torch.ones(BETWEEN, BETWEEN)
 
     def kernels(count: int) -> float:
         return watch.once_s(lambda: torch.mm(square, square), count) * count
@@ -149,12 +148,12 @@ def taken_share(watch: Stopwatch, rounds: int = 9) -> float | None:
         return time.perf_counter() - start
 
     each = kernels(20) / 20
-    of_collective = median(alone() for _ in range(rounds))
+    of_collective = median(alone() for _ in range(OVERLAPS))
     longest = torch.tensor([3 * of_collective / each])
     distributed.all_reduce(longest, op=distributed.ReduceOp.MAX)
     count = max(4, min(2000, round(float(longest))))
     lost: list[float] = []
-    for _ in range(rounds):
+    for _ in range(OVERLAPS):
         distributed.barrier()
         without = kernels(count)
         distributed.barrier()

@@ -15,6 +15,9 @@ class Ladder:
         tensors: bytes of whole tensors of collectives.
         shapes: (layers, hidden size, sequence length) of reference runs.
         steps: of each of these.
+        copied_bytes: of a copy that measures memory.
+        updated: parameters of an update by Adam.
+        overlapped_bytes: of the collective beside which kernels are timed: a bucket.
     """
 
     extents: tuple[int, ...] = (16, 64, 192, 512, 1024)
@@ -33,6 +36,9 @@ class Ladder:
         (1, 384, 128),
     )
     steps: int = 14
+    copied_bytes: int = 2**26
+    updated: int = 2**22
+    overlapped_bytes: int = 2**22
 
 
 LADDER: Final = Ladder()

@@ -23,12 +23,6 @@ from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.supervise.progress_record import note
 
-COPIED_BYTES: Final = 1 << 26
-"""Bytes of a copy: beyond the caches."""
-
-UPDATED: Final = 1 << 22
-"""Parameters of an update by Adam."""
-
 ROUNDS: Final = 5
 
 KERNEL_SHARE, COLLECTIVE_SHARE = 0.5, 0.5
@@ -71,11 +65,11 @@ def measure_rank(order: MeasureOrder) -> RankTimes:
     _meet()
     samples = collective_samples(watch, seconds * COLLECTIVE_SHARE, ladder)
     note("measuring what a collective takes from kernels")
-    share = taken_share(watch)
+    share = taken_share(watch, ladder)
     _meet()
-    copied = _copied_bytes_per_s(watch)
+    copied = _copied_bytes_per_s(watch, ladder.copied_bytes)
     _meet()
-    updated, cast = _host_rates()
+    updated, cast = _host_rates(ladder.updated)
     return RankTimes(
         device=device.type,
         processor=processor_name(device),
@@ -121,26 +115,26 @@ def _meet() -> None:
     distributed.barrier()
 
 
-def _copied_bytes_per_s(watch: Stopwatch) -> float:
+def _copied_bytes_per_s(watch: Stopwatch, size_bytes: int) -> float:
     """Return what a copy in the memory of the device reads and writes in a second."""
     note("measuring memory")
-    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=watch.device)
+    source = torch.ones(size_bytes, dtype=torch.uint8, device=watch.device)
     target = torch.empty_like(source)
     watch.once_s(lambda: target.copy_(source))
     taken = median(watch.once_s(lambda: target.copy_(source)) for _ in range(ROUNDS))
-    return 2 * COPIED_BYTES / taken
+    return 2 * size_bytes / taken
 
 
-def _host_rates() -> tuple[float, float]:
+def _host_rates(count: int) -> tuple[float, float]:
     """Return bytes of host memory per second of an update by Adam, and of a cast to 16 bits.
 
     Bytes are those that `zsim.compute.host_kernel` counts: 28 and 6 of an element.
     """
     watch = Stopwatch(torch.device("cpu"))
-    tensors = [torch.ones(UPDATED) for _ in range(4)]
+    tensors = [torch.ones(count) for _ in range(4)]
     operands = Updated(gradient=tensors[0], trained=tensors[1], moments=tuple(tensors[2:]))
     rule = Adam(learning_rate=1e-3)
-    narrow = torch.empty(UPDATED, dtype=torch.bfloat16)
+    narrow = torch.empty(count, dtype=torch.bfloat16)
 
     def updated() -> None:
         update(rule, operands, {"step": 1.0})
@@ -148,7 +142,7 @@ def _host_rates() -> tuple[float, float]:
     watch.once_s(updated)
     adam = median(watch.once_s(updated) for _ in range(ROUNDS))
     cast = median(watch.once_s(lambda: narrow.copy_(tensors[0])) for _ in range(ROUNDS))
-    return 28 * UPDATED / adam, 6 * UPDATED / cast
+    return 28 * count / adam, 6 * count / cast
 
 
 def memory_bytes(device: str, ranks: int) -> int:
