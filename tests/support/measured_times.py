@@ -62,7 +62,7 @@ ALONE = MeasuredTimes(
 
 TIMES = replace(
     ALONE,
-    host=HostTimes(stream_s=2e-5, collective_s=8e-5, book_s=5e-6),
+    host=HostTimes(stream_s=2e-5, collective_s=8e-5, book_s=5e-6, step_s=3e-4),
     operations=(
         OperationCost(name="backward", own_s=2e-4, kernel_s=8e-6, product=1.3, moving=1.6),
         OperationCost(name="copy", own_s=1e-5, moving=1.5),

@@ -115,6 +115,7 @@ class Ask:
 
 Instruction = Enqueue | Stop | Choose | Ask | HostNote
 
+END = "the end of the step"
 HANDED_OVER = (Communication, Together)
 HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
 
@@ -215,10 +216,13 @@ class _Lowering:
             if _takes_a_slot(operation):
                 self.slots[operation.id] = len(self.slots)
         made = self._list(operations)
-        if self._runs:  # at its end it waits for all that it has handed over
+        measured = self._gpu.measured
+        if measured is not None and self._runs:  # at its end it waits for all that it handed over
             flying = [each.id for each in walk(operations) if isinstance(each, HANDED_OVER)]
             slots = tuple(self.slots[name] for name in flying)
-            made.append(Stop("the end of the step", After(slots, ()), self._taken_ps()))
+            made.append(Stop(END, After(slots, ()), self._taken_ps()))
+            loop_ps = round(measured.host.step_s * PICOSECONDS_PER_SECOND)
+            made.append(Stop(END, NOTHING, loop_ps))
         return tuple(made)
 
     def awaited(self) -> frozenset[int]:

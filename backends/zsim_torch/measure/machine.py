@@ -24,7 +24,12 @@ from zsim.cluster.profile.measured import (
 )
 from zsim.dtype import DType
 from zsim_torch.measure.collective_times import PAIR
-from zsim_torch.measure.cost_fit import ReferenceTrace, fitted_costs, fitted_host
+from zsim_torch.measure.cost_fit import (
+    ReferenceTrace,
+    fitted_collectives,
+    fitted_costs,
+    fitted_host,
+)
 from zsim_torch.measure.drive_times import DriveTimes, drive_times
 from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.rank_times import MeasureOrder, RankTimes, measure_rank, memory_bytes
@@ -149,6 +154,7 @@ def times_of(
     return replace(
         alone,
         host=fitted_host(traces, issue_s) if runs_on_host else alone.host,
+        collectives=fitted_collectives(traces, alone),
         operations=(*costs, *(() if OTHER in names else (OperationCost(name=OTHER),))),
     )
 

@@ -21,7 +21,7 @@ from zsim_torch.measure.ladder import LADDER, Ladder
 STAGES: Final = (0, 3)
 SEQUENCES: Final = 2
 VOCABULARY: Final = 256
-BUCKET_ELEMENTS: Final = 200_000
+BUCKET_ELEMENTS: Final = 500_000
 
 
 def reference_jobs(ranks: int, ladder: Ladder = LADDER) -> tuple[Job, ...]:

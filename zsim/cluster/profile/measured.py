@@ -160,14 +160,16 @@ class HostTimes:
         stream_s: of a Compute, a Copy or a Fill.
         collective_s: of an operation of a communicator, until it is handed over.
         book_s: of an allocation, a free, and all else.
+        step_s: from the end of a step until the next one begins: the loop around the schedule.
     """
 
     stream_s: float
     collective_s: float
     book_s: float
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("stream_s", "collective_s", "book_s"):
+        for name in ("stream_s", "collective_s", "book_s", "step_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise MeasuredError(f"{name}: {getattr(self, name)} must be at least 0")
 

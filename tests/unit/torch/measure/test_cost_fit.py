@@ -14,6 +14,7 @@ from zsim_des.simulation import SimBackend
 from zsim_torch.measure.cost_fit import (
     WARM_UP,
     ReferenceTrace,
+    fitted_collectives,
     fitted_costs,
     fitted_host,
     not_negative,
@@ -47,7 +48,12 @@ def step_s(job: Job, times: MeasuredTimes) -> float:
 def fitted(times: MeasuredTimes) -> MeasuredTimes:
     runs = traces(times)
     host = fitted_host(runs, ALONE.host.collective_s)
-    return replace(ALONE, operations=fitted_costs(runs, ALONE), host=host)
+    return replace(
+        ALONE,
+        operations=fitted_costs(runs, ALONE),
+        host=host,
+        collectives=fitted_collectives(runs, ALONE),
+    )
 
 
 def test_costs_of_a_known_machine_are_found_again() -> None:
@@ -60,6 +66,7 @@ def test_costs_of_a_known_machine_are_found_again() -> None:
     assert found.cost("update").moving == pytest.approx(2.5, rel=0.01)
     assert found.host.stream_s == pytest.approx(TIMES.host.stream_s, rel=0.01)
     assert found.host.book_s == pytest.approx(TIMES.host.book_s, rel=0.01)
+    assert found.host.step_s == pytest.approx(TIMES.host.step_s, rel=0.01)
     assert found.host.collective_s == pytest.approx(TIMES.host.collective_s, rel=0.01)
 
 
@@ -75,7 +82,22 @@ def test_steps_of_a_model_that_was_not_measured_take_what_the_machine_takes(
 ) -> None:
     truth = replace(
         TIMES,
-        host=HostTimes(stream_s=host_us * 1e-6, collective_s=4e-6 * host_us, book_s=host_us * 2e-7),
+        host=HostTimes(
+            stream_s=host_us * 1e-6,
+            collective_s=4e-6 * host_us,
+            book_s=host_us * 2e-7,
+            step_s=host_us * 1e-5,
+        ),
+        collectives=tuple(
+            replace(
+                each,
+                curve=replace(
+                    each.curve,
+                    seconds=tuple(host_us * 1e-5 + 1.5 * taken for taken in each.curve.seconds),
+                ),
+            )
+            for each in TIMES.collectives
+        ),
         operations=tuple(
             OperationCost(
                 name=each.name,
