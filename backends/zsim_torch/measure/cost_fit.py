@@ -7,7 +7,7 @@ the least relative error.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import median
 
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from zsim.cluster.profile.measured import (
     OTHER,
-    CollectiveTimes,
     HostTimes,
     MeasuredTimes,
     OperationCost,
 )
 from zsim.compute.roofline import cost_name, kernel_sums
 from zsim.schedule.operation import (
-    CollectiveOperation,
     Communication,
     Compute,
     Copy,
@@ -32,14 +30,11 @@ from zsim.schedule.operation import (
     walk,
 )
 from zsim.schedule.schedule import Program, Schedule
-from zsim.trace.trace import Event, RankTrace
+from zsim.trace.trace import RankTrace
 from zsim.units import PICOSECONDS_PER_SECOND
 
 WARM_UP = 2
 """Steps of a run that are not looked at."""
-
-COLLECTIVES_MIN = 4
-"""Operations of a kind from which on its times in a training are fitted."""
 
 Floats = NDArray[np.float64]
 RUN_HERE = (Compute, Copy, Fill)
@@ -149,7 +144,7 @@ def fitted_host(runs: Iterable[ReferenceTrace], issue_s: float) -> HostTimes:
 
 
 def _booked_around(program: Program) -> int:
-    """Return how many operations the host books before the first event of a step and after the last.
+    """Return how many operations the host books before a step's first event and after its last.
 
     What it hands over takes as long as several of them, and so counts as none: a step does not
     begin with it.
@@ -199,61 +194,3 @@ def _gaps(run: ReferenceTrace) -> Iterator[tuple[tuple[float, float], float]]:
                 before, collectives, others = end, 0, 0
     for name, seconds in found.items():
         yield between[name], median(seconds)
-
-
-def fitted_collectives(
-    runs: Iterable[ReferenceTrace], times: MeasuredTimes
-) -> tuple[CollectiveTimes, ...]:
-    """Return the collectives of `times` as they are in a training.
-
-    Ranks arrive at different times, and memory is fresh. So a collective takes a part of its own
-    more, and a multiple of what it took in a loop: what is seen of those that the host waited for
-    at once. A kind of which the runs have too few stays as it is.
-    """
-    rows: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    taken: defaultdict[str, list[float]] = defaultdict(list)
-    for run in runs:
-        mesh = run.schedule.mesh
-        sizes = {group.name: group.size(mesh) for group in run.schedule.groups}
-        operations = {each.id: each for each in walk(run.program.step)}
-        for name, seconds in _awaited_at_once(run).items():
-            operation = operations[name]
-            if not isinstance(operation, CollectiveOperation):
-                continue
-            size_bytes = operation.whole.size * operation.wire.size_bytes
-            alone_s = times.collective_s(operation.name, sizes[operation.group], size_bytes)
-            if alone_s is not None:
-                rows[operation.name].append((1.0, alone_s))
-                taken[operation.name].append(seconds)
-    found: list[CollectiveTimes] = []
-    for each in times.collectives:
-        if len(rows[each.collective]) >= COLLECTIVES_MIN:
-            own_s, factor = not_negative(rows[each.collective], taken[each.collective])
-            seconds = tuple(own_s + factor * one for one in each.curve.seconds)
-            found.append(replace(each, curve=replace(each.curve, seconds=seconds)))
-        else:
-            found.append(each)
-    return tuple(found)
-
-
-def _awaited_at_once(run: ReferenceTrace) -> dict[str, float]:
-    """Return the median seconds of collectives beside which the rank ran nothing."""
-    order = list(walk(run.program.step))
-    handed = {each.id for each in order if isinstance(each, HANDED_OVER)}
-    here = {each.id for each in order if isinstance(each, RUN_HERE)}
-    by_step: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in run.trace.events:
-        by_step[event.step].append(event)
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    for step, events in by_step.items():
-        if step < WARM_UP:
-            continue
-        busy = [each for each in events if each.operation in here]
-        for event in events:
-            if event.operation in handed and not any(
-                each.start_ps < event.end_ps and event.start_ps < each.end_ps for each in busy
-            ):
-                found[event.operation].append(
-                    max(1, event.end_ps - event.start_ps) / PICOSECONDS_PER_SECOND
-                )
-    return {name: median(seconds) for name, seconds in found.items()}

@@ -26,7 +26,6 @@ from zsim.dtype import DType
 from zsim_torch.measure.collective_times import PAIR
 from zsim_torch.measure.cost_fit import (
     ReferenceTrace,
-    fitted_collectives,
     fitted_costs,
     fitted_host,
 )
@@ -154,7 +153,6 @@ def times_of(
     return replace(
         alone,
         host=fitted_host(traces, issue_s) if runs_on_host else alone.host,
-        collectives=fitted_collectives(traces, alone),
         operations=(*costs, *(() if OTHER in names else (OperationCost(name=OTHER),))),
     )
 

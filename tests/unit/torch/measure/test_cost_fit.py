@@ -14,7 +14,6 @@ from zsim_des.simulation import SimBackend
 from zsim_torch.measure.cost_fit import (
     WARM_UP,
     ReferenceTrace,
-    fitted_collectives,
     fitted_costs,
     fitted_host,
     not_negative,
@@ -52,7 +51,6 @@ def fitted(times: MeasuredTimes) -> MeasuredTimes:
         ALONE,
         operations=fitted_costs(runs, ALONE),
         host=host,
-        collectives=fitted_collectives(runs, ALONE),
     )
 
 
@@ -87,16 +85,6 @@ def test_steps_of_a_model_that_was_not_measured_take_what_the_machine_takes(
             collective_s=4e-6 * host_us,
             book_s=host_us * 2e-7,
             step_s=host_us * 1e-5,
-        ),
-        collectives=tuple(
-            replace(
-                each,
-                curve=replace(
-                    each.curve,
-                    seconds=tuple(host_us * 1e-5 + 1.5 * taken for taken in each.curve.seconds),
-                ),
-            )
-            for each in TIMES.collectives
         ),
         operations=tuple(
             OperationCost(
