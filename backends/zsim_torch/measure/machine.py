@@ -58,8 +58,9 @@ def measure_machine(
         DriveError: the folder cannot be measured.
         RankFailedError: a rank did not end well.
     """
-    drives = None if drive is None else drive_times(drive)
     placement = under_torchrun()
+    tells = placement is None or placement.rank == 0
+    drives = drive_times(drive) if drive is not None and tells else None
     if ranks is None:
         ranks = torch.cuda.device_count() or LOCAL_RANKS
         ranks = ranks if placement is None else placement.ranks

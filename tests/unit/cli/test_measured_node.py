@@ -91,13 +91,13 @@ def test_what_cannot_be_placed_is_told_in_one_line(ask: Ask, node: str, tmp_path
         (("tiny", "--node", node, "--backend", "torch"), "--node: backend torch runs on this"),
     ):
         assert refused(ask("run", *words)).startswith(told)
-    for words, told in (
+    for compared, told in (
         (("tiny", "--node", node), "--node: needs --real"),
         (("tiny", "tiny", "--ranks", "2"), "--ranks: needs --real"),
         (("tiny", "tiny", "--real"), "B: stands without --real"),
         (("tiny", "--real", "--but", "zero.stage=1"), "--but: stands without --real"),
     ):
-        assert refused(ask("compare", *words)).startswith(told)
+        assert refused(ask("compare", *compared)).startswith(told)
 
 
 def test_measuring_refuses_what_it_cannot_in_one_line(ask: Ask, tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_without_torch_it_says_what_to_install() -> None:
 def test_a_node_is_written_as_json_reads_it(ask: Ask, node: str, tmp_path: Path) -> None:
     """A job with measured times goes through a file without loss."""
     path = tmp_path / "schedule.json"
-    words = ("plan", "tiny", "--set", f"cluster.node={node}", "--set", "cluster.topology=none")
-    words += ("--set", "cluster.fabric=single_switch", "--set", "parallel.data=2")
-    assert ask(*words, "--schedule", path)[0] == 0
+    changes = (f"cluster.node={node}", "cluster.fabric=single_switch", "cluster.topology=none")
+    words = [word for each in (*changes, "parallel.data=2") for word in ("--set", each)]
+    assert ask("plan", "tiny", *words, "--schedule", path)[0] == 0
     measured = json.loads(path.read_text("utf-8"))["cluster"]["gpu"]["measured"]
     assert measured["runs_on_host"] is True
     there = answered(ask("run", path, "--json"))
