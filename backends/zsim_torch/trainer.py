@@ -140,8 +140,7 @@ class Trainer:
         known = {name: partial(self._rate, name) for name in rates}
         self._given = given_in(schedule, option, known)
         self.micro_batches = micro_batches(schedule)
-        self.steps_done = 0
-        self._on_step = on_step
+        self.steps_done, self._on_step = 0, on_step
         self.run = RankRun(
             module, resolved, schedule, rank=rank, device=device, option=option, seed=seed
         )

@@ -34,13 +34,15 @@ def placed(
     cluster: str | PathLike[str] | None = None,
     backend: str = "sim",
 ) -> LoadedScenario:
-    """Return `loaded` on the node in a file, or a schedule on the cluster of a scenario.
+    """Return `loaded` on the node in a file, or a schedule on the cluster of a scenario, if asked.
 
     A scenario gets as many ranks as the node has, unless it was loaded with a number of them.
 
     Raises:
         MistakeError: there is no such node or scenario, or it has too few ranks.
     """
+    if node is None and cluster is None:
+        return loaded
     if node is not None and cluster is not None:
         raise MistakeError("--cluster: stands without --node, which says the cluster too")
     with mistakes(BackendError):

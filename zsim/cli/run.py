@@ -132,18 +132,12 @@ def run(
     """Run a scenario: does it fit, how long is a step, and why."""
     from zsim.api.launch import NoWayError, RefutedError
     from zsim.api.launch import run as run_scenario
-    from zsim.api.output import FileKind, need_output
     from zsim.api.placement import placed
     from zsim.api.scenario import load
 
-    need_output("--trace", trace, FileKind.TRACE)
-    if witness and trace is None:
-        raise MistakeError("--witness: needs --trace, the file to write witnesses into")
-    need_output("--timeline", timeline, FileKind.PICTURE)
-    need_output("--report", report, FileKind.PAGE)
+    _need_outputs(trace, timeline, report, witness=witness)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
-    if node is not None or cluster is not None:
-        loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
+    loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
     try:
         with interruption_told(), progress(f"{scenario} on {backend}") as told:
             result = run_scenario(
@@ -173,6 +167,19 @@ def run(
     with answer_before(files):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _need_outputs(
+    trace: str | None, timeline: Path | None, report: Path | None, *, witness: bool
+) -> None:
+    """Check that the files that are asked for can be written."""
+    from zsim.api.output import FileKind, need_output
+
+    need_output("--trace", trace, FileKind.TRACE)
+    if witness and trace is None:
+        raise MistakeError("--witness: needs --trace, the file to write witnesses into")
+    need_output("--timeline", timeline, FileKind.PICTURE)
+    need_output("--report", report, FileKind.PAGE)
 
 
 def _print_cut(title: str, cut: Exception, *, as_json: bool) -> None:

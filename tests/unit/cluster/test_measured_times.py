@@ -13,7 +13,7 @@ from measured_times import ALONE, EXTENTS, FLOPS_PER_S, TIMES, products
 from zsim.cluster.files.measured_node import MeasuredDrives, MeasuredHost, MeasuredNode
 from zsim.cluster.files.node import node_of
 from zsim.cluster.files.table import TopologyError
-from zsim.cluster.profile.measured import MeasuredError, OperationCost, TimeCurve
+from zsim.cluster.profile.measured import MeasuredTimesError, OperationCost, TimeCurve
 from zsim.dtype import DType
 from zsim.model.kernel import KernelKind, matmul, streaming
 
@@ -139,9 +139,9 @@ def test_a_wrong_key_is_told_in_one_line(table: str, key: str, value: object, to
 
 
 def test_times_that_cannot_be_are_refused_by_name() -> None:
-    with pytest.raises(MeasuredError, match=r"sizes: 1\.0 must be more than 2\.0"):
+    with pytest.raises(MeasuredTimesError, match=r"sizes: 1\.0 must be more than 2\.0"):
         TimeCurve(sizes=(2.0, 1.0), seconds=(1.0, 1.0))
-    with pytest.raises(MeasuredError, match=r"seconds: 0\.0 must be more than 0"):
+    with pytest.raises(MeasuredTimesError, match=r"seconds: 0\.0 must be more than 0"):
         TimeCurve(sizes=(1.0,), seconds=(0.0,))
-    with pytest.raises(MeasuredError, match="product: -1 must be at least 0"):
+    with pytest.raises(MeasuredTimesError, match="product: -1 must be at least 0"):
         OperationCost(name="other", product=-1)

@@ -19,7 +19,7 @@ from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.operation import Communication, Compute, Copy, Fill, Operation, Together
 
 
-class MeasuredError(ValueError):
+class MeasuredTimesError(ValueError):
     """Times that cannot be; the message names them."""
 
 
@@ -35,7 +35,7 @@ class TimeCurve:
 
     def __post_init__(self) -> None:
         if not self.sizes or len(self.sizes) != len(self.seconds):
-            raise MeasuredError(
+            raise MeasuredTimesError(
                 f"sizes: {len(self.sizes)} must be as many as seconds, {len(self.seconds)}, "
                 "and at least 1"
             )
@@ -71,7 +71,7 @@ class ProductTimes:
 
     def __post_init__(self) -> None:
         if len(self.seconds) != len(self.extents) ** 3 or not self.extents:
-            raise MeasuredError(
+            raise MeasuredTimesError(
                 f"seconds: {len(self.seconds)} must be {len(self.extents)}^3, those of all extents"
             )
         _need_positive("extents", self.extents)
@@ -133,7 +133,7 @@ class OperationCost:
     def __post_init__(self) -> None:
         for name in ("own_s", "kernel_s", "product", "moving"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise MeasuredError(f"{name}: {getattr(self, name)} must be at least 0")
+                raise MeasuredTimesError(f"{name}: {getattr(self, name)} must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class HostTimes:
     def __post_init__(self) -> None:
         for name in ("stream_s", "collective_s", "book_s", "step_s"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise MeasuredError(f"{name}: {getattr(self, name)} must be at least 0")
+                raise MeasuredTimesError(f"{name}: {getattr(self, name)} must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +198,12 @@ class MeasuredTimes:
 
     def __post_init__(self) -> None:
         if OTHER not in {each.name for each in self.operations}:
-            raise MeasuredError(f"operations: {OTHER}: missing")
+            raise MeasuredTimesError(f"operations: {OTHER}: missing")
         kinds = {each.kind for each in self.kernels}
         if KernelKind.ELEMENTWISE not in kinds:
-            raise MeasuredError("kernels: elementwise: missing")
+            raise MeasuredTimesError("kernels: elementwise: missing")
         if not self.products:
-            raise MeasuredError("products: missing")
+            raise MeasuredTimesError("products: missing")
 
     def cost(self, name: str) -> OperationCost:
         """Return the cost of operations called `name`, or that of others."""
@@ -278,10 +278,12 @@ def _nearest(times: Sequence[_Times], dtype: DType, *, backward: bool) -> _Times
 def _need_positive(name: str, values: Sequence[float]) -> None:
     for value in values:
         if not (isfinite(value) and value > 0):
-            raise MeasuredError(f"{name}: {value} must be more than 0")
+            raise MeasuredTimesError(f"{name}: {value} must be more than 0")
 
 
 def _need_ascending(name: str, values: Sequence[float]) -> None:
     for one, other in pairwise(values):
         if one >= other:
-            raise MeasuredError(f"{name}: {other} must be more than {one}, which stands before it")
+            raise MeasuredTimesError(
+                f"{name}: {other} must be more than {one}, which stands before it"
+            )
