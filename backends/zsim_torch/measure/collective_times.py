@@ -5,7 +5,7 @@ to sleep, caches hold something else, and ranks arrive at slightly different tim
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -24,6 +24,7 @@ BETWEEN: Final = 192
 """Extent of the products between collectives: some hundred microseconds on a core."""
 
 OVERLAPS: Final = 9
+SHORTEST_S: Final = 1e-6
 SHARE_MAX: Final = 0.9
 PAIR: Final = "send_receive"
 """A send to one rank, and its receive."""
@@ -31,12 +32,19 @@ PAIR: Final = "send_receive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSample:
-    """Medians of one collective of so many bytes on this rank: handed over, and until its end."""
+    """One collective of so many bytes on this rank, in each round.
+
+    Attributes:
+        issue_s: median seconds until it was handed over.
+        handed_s, ended_s: when it had been, and when the host had learnt of its end, on the clock
+            that all processes of a machine share.
+    """
 
     collective: str
     size_bytes: int
     issue_s: float
-    taken_s: float
+    handed_s: tuple[float, ...]
+    ended_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +64,7 @@ def collective_samples(
     asynchronous = device.type == "cpu"
     square = torch.ones(BETWEEN, BETWEEN, device=device)
     collectives = tuple(_collectives(device, ladder.tensors, asynchronous=asynchronous))
-    taken: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    taken: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     end, rounds, goes_on = time.monotonic() + seconds, 0, True
     while goes_on:
         note(f"measuring collectives, round {rounds}")
@@ -69,7 +77,7 @@ def collective_samples(
             if work is not None:
                 work.wait()
             watch.settle()
-            times = (handed - start, time.perf_counter() - handed)
+            times = (start, handed, time.perf_counter())
             taken.setdefault((each.name, each.size_bytes), []).append(times)
         rounds += 1
         goes_on = _agreed(rounds < ROUNDS_MIN or time.monotonic() < end, device)
@@ -77,11 +85,24 @@ def collective_samples(
         CollectiveSample(
             collective=name,
             size_bytes=size,
-            issue_s=median(issue for issue, _ in times[1:]),
-            taken_s=median(after for _, after in times[1:]),
+            issue_s=median(handed - start for start, handed, _ in times[1:]),
+            handed_s=tuple(handed for _, handed, _ in times[1:]),
+            ended_s=tuple(ended for _, _, ended in times[1:]),
         )
         for (name, size), times in taken.items()
     )
+
+
+def shared_s(samples: Sequence[CollectiveSample]) -> float:
+    """Return the median seconds of a collective over rounds, from its samples on all ranks.
+
+    It begins when the last rank has handed it over, and ends when the last has learnt of its end:
+    that an early rank waits for a late one is not its own time.
+    """
+    begins = (max(each) for each in zip(*(one.handed_s for one in samples), strict=True))
+    ends = (max(each) for each in zip(*(one.ended_s for one in samples), strict=True))
+    taken: list[float] = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    return max(SHORTEST_S, float(median(taken)))
 
 
 def _agreed(goes_on: bool, device: torch.device) -> bool:  # noqa: FBT001  (a number that is sent)

@@ -23,7 +23,7 @@ from zsim.cluster.profile.measured import (
     TimeCurve,
 )
 from zsim.dtype import DType
-from zsim_torch.measure.collective_times import PAIR
+from zsim_torch.measure.collective_times import PAIR, shared_s
 from zsim_torch.measure.cost_fit import (
     ReferenceTrace,
     fitted_costs,
@@ -42,6 +42,10 @@ NO_LINK: Final = (1e9, 0.0)
 """Bytes per second and latency of the link of a rank that is alone: nothing goes over it."""
 
 
+class SeveralNodesError(ValueError):
+    """Ranks on several nodes, whose clocks differ; one line."""
+
+
 def measure_machine(
     *,
     ranks: int | None,
@@ -56,9 +60,15 @@ def measure_machine(
 
     Raises:
         DriveError: the folder cannot be measured.
+        SeveralNodesError: torchrun started ranks on several nodes.
         RankFailedError: a rank did not end well.
     """
     placement = under_torchrun()
+    if placement is not None and placement.local_ranks < placement.ranks:
+        raise SeveralNodesError(
+            f"ranks: torchrun started {placement.local_ranks} of {placement.ranks} here; "
+            "one node is measured at a time"
+        )
     tells = placement is None or placement.rank == 0
     drives = drive_times(drive) if drive is not None and tells else None
     if ranks is None:
@@ -183,18 +193,17 @@ def _mean_kernels(alike: Sequence[KernelTimes]) -> KernelTimes:
 
 
 def _collectives(found: Sequence[RankTimes]) -> tuple[CollectiveTimes, ...]:
-    points: dict[str, dict[int, list[float]]] = {}
-    for rank in found:
-        for each in rank.collectives:
-            of_kind = points.setdefault(each.collective, {})
-            of_kind.setdefault(each.size_bytes, []).append(each.taken_s)
+    points: dict[str, dict[float, float]] = {}
+    for samples in zip(*(rank.collectives for rank in found), strict=True):
+        of_kind = points.setdefault(samples[0].collective, {})
+        of_kind[float(samples[0].size_bytes)] = shared_s(samples)
     return tuple(
         CollectiveTimes(
             collective=name,
             ranks=2 if name == PAIR else len(found),
             curve=TimeCurve(
-                sizes=tuple(float(size) for size in sorted(of_kind)),
-                seconds=tuple(mean(of_kind[size]) for size in sorted(of_kind)),
+                sizes=tuple(sorted(of_kind)),
+                seconds=tuple(of_kind[size] for size in sorted(of_kind)),
             ),
         )
         for name, of_kind in points.items()
