@@ -161,15 +161,13 @@ def node_of(name: str, table: dict[str, Any]) -> Cluster:
     if file.cpu is not None and file.host is None:
         raise TopologyError(f"{name}: cpu: needs [host], whose memory its kernels use")
     pcie, host, drives = file.pcie, file.host, file.drives
-    gpu = file.gpu.gpu()
-    if file.measured is not None:
-        gpu = replace(gpu, measured=measured_of(name, file.measured))
+    times = None if file.measured is None else measured_of(name, file.measured)
     try:
         return Cluster(
             name=name,
             nodes=1,
             gpus_per_node=file.node.gpus,
-            gpu=gpu,
+            gpu=replace(file.gpu.gpu(), measured=times),
             switch_link=file.switch.link(),
             nics_per_node=file.node.nics,
             nic_link=file.nic.link(),
