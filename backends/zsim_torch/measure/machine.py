@@ -104,7 +104,7 @@ def node_of_times(
     of_node = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     copied = mean(each.copy_bytes_per_s for each in found)
     return MeasuredNode(
-        title=f"{ranks} ranks on {first.processor}",
+        title=f"{_ranks(ranks)} on {first.processor}",
         source=source_line(ranks, first.device),
         ranks=ranks,
         rank_name=f"{first.device} rank on {first.processor}",
@@ -132,9 +132,13 @@ def source_line(ranks: int, device: str) -> str:
     today = datetime.now(UTC).date().isoformat()
     backend = "NCCL" if device == "cuda" else "Gloo"
     return (
-        f"zsim measure, {today}, {platform.node()}, {ranks} ranks, {backend}, "
+        f"zsim measure, {today}, {platform.node()}, {_ranks(ranks)}, {backend}, "
         f"torch {torch.__version__}, Python {platform.python_version()}"
     )
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def times_of(
