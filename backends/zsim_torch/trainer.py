@@ -123,9 +123,8 @@ class Trainer:
         else:
             strategy = source if isinstance(source, Strategy) else source.strategy
             strategy, rates = with_optimizer(strategy, module, optimizer)
-            source, shapes, self.model = _schedule_for(
-                module, units, strategy, batch=batch, reads=reads
-            )
+            made = _schedule_for(module, units, strategy, batch=batch, reads=reads)
+            source, shapes, self.model = made
         self.schedule = schedule = source
         option = option or Option()
         rank, device = place(schedule, module, option)
@@ -382,7 +381,7 @@ def _schedule_for(
     batch: object,
     reads: Mapping[str, Sequence[str]] | None,
 ) -> tuple[Schedule, InputShapes, Model]:
-    """Return the schedule that trains `module` by `strategy`, the shapes that units read, the model.
+    """Return the schedule that trains `module` by `strategy`, the shapes units read, the model.
 
     Raises:
         RefusedError: it would cut matrices.
