@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --require-hashes
 ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run test test-long test-studies docs lint bench lock sbom format clean python
+.PHONY: run test test-long test-studies docs lint bench bench-predicted lock sbom format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -31,6 +31,9 @@ lint: .venv/installed
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/pyright
+
+bench-predicted: .venv/installed  ## predicted steps of the ranks at hand beside measured ones; nothing else may run
+	.venv/bin/python -m benchmarks.predicted
 
 bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages
 	.venv-run/bin/python benchmarks/step_96_layers.py

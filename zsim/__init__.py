@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zsim.api.largest_result import largest as largest
     from zsim.api.launch import run as run
     from zsim.api.limited import limited as limited
+    from zsim.api.machine_measurement import measure as measure
     from zsim.api.proof_result import check as check
     from zsim.api.scenario import load as load
     from zsim.api.sweep_result import sweep as sweep
@@ -43,6 +44,7 @@ _INDEX = {
     "largest": "zsim.api.largest_result:largest",
     "limited": "zsim.api.limited:limited",
     "load": "zsim.api.scenario:load",
+    "measure": "zsim.api.machine_measurement:measure",
     "make_schedule": "zsim.runtimes.registry:make_schedule",
     "check": "zsim.api.proof_result:check",
     "run": "zsim.api.launch:run",
@@ -63,6 +65,7 @@ __all__ = [
     "limited",
     "load",
     "make_schedule",
+    "measure",
     "run",
     "sweep",
 ]

@@ -9,6 +9,7 @@ import torch
 from torch import distributed, nn
 
 from zsim.backend.backend import BackendTraits, Job, RecordedScript, RefusedError
+from zsim.cluster.files.measured_node import MeasuredNode
 from zsim.trace.trace import Trace
 from zsim_torch import admission, loss_journal
 from zsim_torch.capability import of_memory
@@ -38,6 +39,7 @@ class Assignment:
     journal: Path | None = None
     offload_path: Path | None = None
     device_budget: int | None = None
+    observe: bool = True
 
 
 class TorchBackend:
@@ -54,6 +56,7 @@ class TorchBackend:
         poison: fill memory that is not valid with what is no number, and delay ranks at random; a
             run in which somebody reads it has failed.
         witness: record what torch is seen to do on each rank, for `zsim check --against`.
+        unobserved: watch no live storages, so that steps take as long as a training's.
         offload_path: folder of the files that stand for NVMe, on the drive that is to be used; by
             default that of temporary files.
         device_budget: bytes that may live at a time on the device of a rank, as an observer of live
@@ -76,6 +79,7 @@ class TorchBackend:
                 "timeout_s",
                 "poison",
                 "witness",
+                "unobserved",
                 "progress",
                 "offload_path",
                 "device_budget",
@@ -105,6 +109,20 @@ class TorchBackend:
         )
         return found
 
+    @staticmethod
+    def measure_machine(
+        *, ranks: int | None, seconds: float, drive: Path | None = None
+    ) -> MeasuredNode:
+        """Measure this machine, or the ranks that torchrun started; needs no job.
+
+        Raises:
+            DriveError: the folder cannot be measured.
+            RankFailedError: a rank did not end well.
+        """
+        machine = import_module("zsim_torch.measure.machine")
+        found: MeasuredNode = machine.measure_machine(ranks=ranks, seconds=seconds, drive=drive)
+        return found
+
     def __init__(  # noqa: PLR0913  (options, by keyword)
         self,
         *,
@@ -112,6 +130,7 @@ class TorchBackend:
         timeout_s: float = TIMEOUT_S,
         poison: bool = False,
         witness: bool = False,
+        unobserved: bool = False,
         offload_path: Path | None = None,
         device_budget: int | None = None,
         device: DeviceChoice = DeviceChoice.AUTO,
@@ -126,6 +145,7 @@ class TorchBackend:
         self.timeout_s = timeout_s
         self.poison = poison
         self.witness = witness
+        self.unobserved = unobserved
         self.offload_path = None if offload_path is None else offload_path.absolute()
         self.device_budget = device_budget
         self.device = device
@@ -167,6 +187,7 @@ class TorchBackend:
             data=self.data,
             poison=self.poison,
             witness=self.witness,
+            observe=not self.unobserved,
             offload_path=self.offload_path,
             device_budget=self.device_budget,
         )
@@ -228,7 +249,7 @@ def trained_on_rank(work: Assignment) -> Trained:
     units: Sequence[UnitChoice] = ("0",)
     batches: Iterable[object] = ()
     option = Option(
-        observe=True,
+        observe=work.observe,
         poison=work.poison,
         witness=work.witness,
         write_back=False,

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import distributed
 
+from zsim.backend.backend import RefusedError
+from zsim.backend.document import encode_trace
 from zsim.memory import peak_bytes
 from zsim.schedule.operation import Action, Compute, Role, walk
-from zsim.schedule.schedule import Program
+from zsim.schedule.schedule import Program, Schedule
+from zsim.trace.kineto import kineto
 from zsim.trace.trace import BookEntry, RankTrace, Trace
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.rank_machine import Bench
@@ -104,6 +108,30 @@ def mean_over_ranks(
     distributed.all_reduce(total)
     *sums, count = total.tolist()
     return tuple(each / count for each in sums) if count else ()
+
+
+def write_together(schedule: Schedule, own: Trace, path: Path) -> None:
+    """Write the traces of all ranks into one file; every rank brings its own, the first writes.
+
+    Raises:
+        RefusedError: it cannot be written; every rank is told.
+    """
+    traces, failures = [own], [""]
+    if distributed.is_initialized():
+        found: list[Trace | None] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(found, own)
+        traces = [each for each in found if each is not None]
+    whole = merged(traces)
+    if own.ranks[0].rank == whole.ranks[0].rank:
+        text = encode_trace(whole, kineto(schedule, whole, whole.ranks[0]))
+        try:
+            path.write_text(text, "utf-8")
+        except OSError as error:
+            failures = [f"trace: {path}: {error.strerror or error}"]
+    if distributed.is_initialized():
+        distributed.broadcast_object_list(failures, src=0)
+    if failures[0]:
+        raise RefusedError(failures[0])
 
 
 def merged(traces: Sequence[Trace]) -> Trace:

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import nn
 
-from zsim.backend.backend import RefusedError
+import zsim
+from zsim.backend.backend import Job, RefusedError
+from zsim.cluster.cluster import Cluster
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
@@ -25,12 +28,16 @@ from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
 from zsim_torch.optimizer_groups import RateGroups, with_optimizer
 from zsim_torch.rank_admission import need_runnable, need_values_and_memory, place
-from zsim_torch.rank_result import mean_over_ranks
+from zsim_torch.rank_result import mean_over_ranks, write_together
 from zsim_torch.rank_run import RankRun
 from zsim_torch.run_option import Option, given_in
 
 if TYPE_CHECKING:
+    from zsim.api.run_result import RunResult
     from zsim_torch.checkpoint.saved_training import SavedTraining, Stateful
+
+SIMULATED_STEPS = 3
+"""Steps of a prediction: the last one is what is told."""
 
 CHECKPOINTS = "zsim_torch.checkpoint.saved_training"
 """Imported when a checkpoint is asked for: torch needs a second for what writes them."""
@@ -71,6 +78,7 @@ class Trainer:
 
     Attributes:
         schedule: what the ranks do.
+        model: the module as the simulator has it; None where only a schedule was given.
         micro_batches: how many batches a step takes: those of a replica, on each of its ranks.
         steps_done: steps since the training began, those before a checkpoint included.
         run: the run of the schedule on this rank.
@@ -108,13 +116,15 @@ class Trainer:
             ModuleUnitError: the units do not make up the module.
         """
         units, rates, shapes = _units(module, units), dict[str, float](), InputShapes()
+        self.model: Model | None = None
         if isinstance(source, Schedule):
             if optimizer is not None:
                 raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
         else:
             strategy = source if isinstance(source, Strategy) else source.strategy
             strategy, rates = with_optimizer(strategy, module, optimizer)
-            source, shapes = _schedule_for(module, units, strategy, batch=batch, reads=reads)
+            made = _schedule_for(module, units, strategy, batch=batch, reads=reads)
+            source, shapes, self.model = made
         self.schedule = schedule = source
         option = option or Option()
         rank, device = place(schedule, module, option)
@@ -129,8 +139,7 @@ class Trainer:
         known = {name: partial(self._rate, name) for name in rates}
         self._given = given_in(schedule, option, known)
         self.micro_batches = micro_batches(schedule)
-        self.steps_done = 0
-        self._on_step = on_step
+        self.steps_done, self._on_step = 0, on_step
         self.run = RankRun(
             module, resolved, schedule, rank=rank, device=device, option=option, seed=seed
         )
@@ -269,6 +278,33 @@ class Trainer:
         self.run.machine.streams.drain()
         return self.run.trace()
 
+    def write_trace(self, path: str | PathLike[str]) -> None:
+        """Write what all ranks have run into one file, for `check --against`; every rank calls it.
+
+        The first rank writes it. Times are each rank's own, since its first step began.
+
+        Raises:
+            RefusedError: `Option(keep_trace=True)` was not said, or no file can be written.
+        """
+        write_together(self.schedule, self.trace(), Path(path))
+
+    def simulate(self, cluster: Cluster, *, steps: int = SIMULATED_STEPS) -> "RunResult":
+        """Return the prediction of this training on `cluster`, as `zsim.run` does.
+
+        Each rank that calls it simulates for itself; nothing of the training changes.
+
+        Raises:
+            RefusedError: the trainer was given a schedule, which says nothing of kernels.
+            MistakeError: the cluster cannot run it.
+        """
+        if self.model is None:
+            raise RefusedError(
+                "simulate: the trainer was given a schedule; give a strategy, so "
+                "that the module is described"
+            )
+        job = Job(schedule=self.schedule, model=self.model, cluster=cluster, steps=steps)
+        return zsim.run(job)
+
     def finish(self) -> None:
         """End the training: ranks agree on what they issued, the module has its parameters.
 
@@ -344,8 +380,8 @@ def _schedule_for(
     *,
     batch: object,
     reads: Mapping[str, Sequence[str]] | None,
-) -> tuple[Schedule, InputShapes]:
-    """Return the schedule that trains `module` by `strategy`, and the shapes that units read.
+) -> tuple[Schedule, InputShapes, Model]:
+    """Return the schedule that trains `module` by `strategy`, the shapes units read, the model.
 
     Raises:
         RefusedError: it would cut matrices.
@@ -359,4 +395,4 @@ def _schedule_for(
     precision = strategy.train.precision
     with noted_input_shapes(resolve(module, units)) as shapes:
         model = describe(module, units, batch, precision=precision, reads=reads)
-    return make_schedule(model, strategy), shapes
+    return make_schedule(model, strategy), shapes, model

@@ -58,6 +58,7 @@ class BackendOptions(TypedDict, total=False):
         timeout_s: seconds without progress on any rank after which a run has failed (torch).
         poison: no numbers in memory that is not valid, ranks late at random (torch).
         witness: record what torch is seen to do; steps take longer (torch).
+        unobserved: watch no live storages; steps take as long as a training's (torch).
         offload_path: folder for the files that stand for NVMe (torch).
         device_budget: bytes that may live on the device of a rank (torch).
     """
@@ -66,6 +67,7 @@ class BackendOptions(TypedDict, total=False):
     timeout_s: float | None
     poison: bool
     witness: bool
+    unobserved: bool
     offload_path: str | PathLike[str] | None
     device_budget: int | None
 
@@ -225,6 +227,7 @@ class _How:
                 f"--timeout: {settings.get('timeout_s')}: backend {self.name} waits for nobody"
             ),
             "poison": f"--poison: backend {self.name} has no memory to poison",
+            "unobserved": f"unobserved: backend {self.name} observes nothing",
             "witness": f"--witness: backend {self.name} runs nothing that could be watched",
             "offload_path": f"--offload-path: backend {self.name} writes no files for a schedule",
             "device_budget": (

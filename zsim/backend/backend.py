@@ -7,10 +7,12 @@ A backend is registered as an entry point of the group "zsim.backends": its name
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
+from zsim.cluster.files.measured_node import MeasuredNode
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
@@ -182,6 +184,21 @@ class ScriptRecorder(Protocol):
 
         Raises:
             ValueError: there is no such script.
+        """
+        ...
+
+
+class MachineMeter(Protocol):
+    """A kind of backend that can also measure the ranks that it would run on."""
+
+    def measure_machine(
+        self, *, ranks: int | None, seconds: float, drive: Path | None = None
+    ) -> MeasuredNode:
+        """Return the machine as a node; without `ranks` as many as it has GPUs, or else two.
+
+        Raises:
+            ValueError: it cannot be measured so.
+            RunFailedError: it began and could not end.
         """
         ...
 

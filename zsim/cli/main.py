@@ -15,6 +15,7 @@ from zsim.cli.check import check
 from zsim.cli.compare import compare
 from zsim.cli.largest import largest
 from zsim.cli.listing import list_
+from zsim.cli.measure import measure
 from zsim.cli.option import Code
 from zsim.cli.plan import plan
 from zsim.cli.record import record
@@ -86,6 +87,7 @@ app.command("check")(check)
 app.command("plan")(plan)
 app.command("sweep")(sweep)
 app.command("record")(record)
+app.command("measure")(measure)
 app.command("compare")(compare)
 app.command("topology")(topology)
 app.command("largest")(largest)

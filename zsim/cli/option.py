@@ -107,4 +107,11 @@ Settings = Annotated[
         autocompletion=completed_keys,
     ),
 ]
+Node = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Run on this node, with as many ranks as it has: a file that zsim measure wrote.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

@@ -9,6 +9,7 @@ import typer
 from zsim.cli.option import (
     Code,
     Json,
+    Node,
     Schedulish,
     Settings,
     at_least,
@@ -95,6 +96,13 @@ Timeline = Annotated[
 Report = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page about the run: .html.")
 ]
+ScheduleCluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SCENARIO",
+        help="Scenario on whose cluster a schedule in JSON is simulated.",
+    ),
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
 ]
@@ -104,6 +112,8 @@ def run(
     scenario: Schedulish,
     backend: Backend = "sim",
     ranks: Ranks = None,
+    node: Node = None,
+    cluster: ScheduleCluster = None,
     data: Data = None,
     timeout: Timeout = None,
     poison: Poison = False,
@@ -122,15 +132,12 @@ def run(
     """Run a scenario: does it fit, how long is a step, and why."""
     from zsim.api.launch import NoWayError, RefutedError
     from zsim.api.launch import run as run_scenario
-    from zsim.api.output import FileKind, need_output
+    from zsim.api.placement import placed
     from zsim.api.scenario import load
 
-    need_output("--trace", trace, FileKind.TRACE)
-    if witness and trace is None:
-        raise MistakeError("--witness: needs --trace, the file to write witnesses into")
-    need_output("--timeline", timeline, FileKind.PICTURE)
-    need_output("--report", report, FileKind.PAGE)
+    _need_outputs(trace, timeline, report, witness=witness)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
+    loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
     try:
         with interruption_told(), progress(f"{scenario} on {backend}") as told:
             result = run_scenario(
@@ -160,6 +167,19 @@ def run(
     with answer_before(files):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _need_outputs(
+    trace: str | None, timeline: Path | None, report: Path | None, *, witness: bool
+) -> None:
+    """Check that the files that are asked for can be written."""
+    from zsim.api.output import FileKind, need_output
+
+    need_output("--trace", trace, FileKind.TRACE)
+    if witness and trace is None:
+        raise MistakeError("--witness: needs --trace, the file to write witnesses into")
+    need_output("--timeline", timeline, FileKind.PICTURE)
+    need_output("--report", report, FileKind.PAGE)
 
 
 def _print_cut(title: str, cut: Exception, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from zsim.cluster.fabric_kind import SINGLE_SWITCH, FabricKind
 from zsim.cluster.host_side import CopyRates, Drives, Host
 from zsim.cluster.profile.host_launch import FREE, LaunchCosts
 from zsim.cluster.profile.kernels import KernelProfile
+from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.dtype import DType
 
@@ -86,7 +87,7 @@ class Gpu:
     `collective_share` is the share of its multiprocessors that the kernel of one collective
     occupies, also while it waits for its peers: 0 until somebody has measured it. With `kernels`,
     fitted constants, kernels take what these say of their shapes, and of `rates` the peaks count
-    alone.
+    alone. With `measured`, everything takes the times that were measured on ranks like it.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Gpu:
     kernels: KernelProfile | None = None
     visible_bytes: int | None = None
     overheads: Overheads = Overheads()
+    measured: MeasuredTimes | None = None
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bytes_per_s", "visible_bytes"):

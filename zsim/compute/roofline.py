@@ -6,13 +6,15 @@ traffic. With fitted constants its efficiency depends on shape (`zsim.compute.fi
 are not modelled.
 """
 
+from dataclasses import dataclass
 from math import ceil
 from typing import assert_never
 
 from zsim.cluster.cluster import Gpu
+from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.compute.fitted_model import Peaks, fitted_s
 from zsim.dtype import DType
-from zsim.model.kernel import Kernel
+from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Compute, Copy, Fill, View
 from zsim.schedule.schedule import Program
@@ -34,6 +36,8 @@ def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
     """
+    if gpu.measured is not None:
+        return ceil(gpu.measured.kernel_s(kernel) * PICOSECONDS_PER_SECOND)
     if gpu.kernels is not None:
         return ceil(fitted_s(kernel, peaks_of(kernel, gpu), gpu.kernels) * PICOSECONDS_PER_SECOND)
     traffic_ps = memory_ps(kernel.bytes, gpu)
@@ -92,12 +96,55 @@ def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
             assert_never(operation)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSums:
+    """What the kernels of an operation take alone, in seconds: products, and all that move memory.
+
+    An operation without a list of kernels is one that moves the bytes it touches.
+    """
+
+    count: int
+    product_s: float
+    moving_s: float
+
+
+def kernel_sums(
+    operation: Compute | Copy | Fill, program: Program, times: MeasuredTimes
+) -> KernelSums:
+    """Return what `times` say of the kernels of `operation`."""
+    kernels = operation.kernels if isinstance(operation, Compute) else ()
+    if not kernels:
+        moving_s = times.moving_s(touched_bytes(operation, program))
+        return KernelSums(count=0, product_s=0.0, moving_s=moving_s)
+    taken = [(kernel.kind is KernelKind.MATMUL, times.kernel_s(kernel)) for kernel in kernels]
+    return KernelSums(
+        count=len(kernels),
+        product_s=sum(seconds for is_product, seconds in taken if is_product),
+        moving_s=sum(seconds for is_product, seconds in taken if not is_product),
+    )
+
+
+def cost_name(operation: Compute | Copy | Fill) -> str:
+    """Return what the cost of `operation` is called in measured times."""
+    if isinstance(operation, Compute):
+        return operation.action
+    return "copy" if isinstance(operation, Copy) else "fill"
+
+
+def _measured_s(operation: Compute | Copy | Fill, program: Program, times: MeasuredTimes) -> float:
+    sums, cost = kernel_sums(operation, program, times), times.cost(cost_name(operation))
+    of_kernels = cost.kernel_s * sums.count
+    return cost.own_s + of_kernels + cost.product * sums.product_s + cost.moving * sums.moving_s
+
+
 def moving_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> int:
     """Return those picoseconds of `operation_ps` in which kernels run that only move memory.
 
     Raises:
         ClusterError: the GPU has no rate for the format of a kernel.
     """
+    if gpu.measured is not None and gpu.measured.runs_on_host:
+        return 0  # a collective takes cores, whatever runs on them
     if isinstance(operation, Compute) and operation.kernels:
         moving = (kernel for kernel in operation.kernels if not kernel.kind.multiplies_matrices)
         return sum(kernel_ps(kernel, gpu) for kernel in moving)
@@ -114,6 +161,8 @@ def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -
     Raises:
         ClusterError: the GPU has no rate for the format of a kernel.
     """
+    if gpu.measured is not None:
+        return ceil(_measured_s(operation, program, gpu.measured) * PICOSECONDS_PER_SECOND)
     if isinstance(operation, Compute) and operation.kernels:
         return sum(kernel_ps(kernel, gpu) for kernel in operation.kernels)
     own_ps = 0

@@ -166,6 +166,8 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
 
     A profile is for a GPU whose name has all parts of its own: h100_hbm2e for H100-SXM5-96GB-HBM2e.
     """
+    if cluster.gpu.measured is not None:
+        return ()
     parts = cluster.gpu.name.lower().split("-")
     found: list[str] = []
     for field, given, names in (

@@ -85,6 +85,9 @@ class LinkLoads:
         if not ring_bytes:
             return None
         size_bytes = operation.whole.size * operation.wire.size_bytes
+        measured = self._measured(operation.name, size_bytes, ring_bytes, shape)
+        if measured is not None:
+            return measured
         activity = self._activity(Collective(operation.name), size_bytes, shape)
         if activity is None:
             return None
@@ -94,6 +97,19 @@ class LinkLoads:
             near=activity.gpu_bytes / activity.gpu_efficiency * per_ring_byte,
             far=activity.node_bytes / activity.nic_efficiency * per_ring_byte,
         )
+
+    def _measured(
+        self, collective: str, size_bytes: int, ring_bytes: int, shape: GroupShape
+    ) -> LinkLoad | None:
+        """Return a load that takes as long as was measured; None where nothing was."""
+        times = self.cluster.gpu.measured
+        if times is None or shape.ranks == 1 or shape.nodes > 1:
+            return None
+        seconds = times.collective_s(collective, shape.ranks, size_bytes)
+        if seconds is None:
+            return None
+        taken = max(1, round(seconds * self.cluster.switch_link.bytes_per_s))
+        return LinkLoad(latency_ps=0, near=Fraction(taken, ring_bytes), far=Fraction(0))
 
     def _wait_ps(self, operation: CollectiveOperation, shape: GroupShape) -> int:
         if operation.group != TENSOR or shape.nodes == 1:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.in_training import SPANS, Evidence, FittedSpan
 from zsim.cluster.profile.kernels import KernelProfile
 from zsim.prediction.circumstance import circumstance, unlike
@@ -26,6 +27,8 @@ JUDGED = (
 )
 SCALED = "; constants of {gpu} are scaled from {sibling}, of it no run was judged"
 
+MEASURED = "unvalidated: times were measured with zsim measure, and no run of training was judged"
+
 WORDS = {
     "sequence_length": "{:,} tokens a sequence",
     "ranks": "{:,} GPUs",
@@ -37,6 +40,8 @@ def trust(job: Job, aside: Sequence[str] = ()) -> str:
     """Return the sentence for the simulation of `job`, with `aside` beside it."""
     cluster = job.cluster
     kernels = cluster.gpu.kernels
+    if cluster.gpu.measured is not None:
+        return _measured(cluster)
     if kernels is None:
         sentence = PUBLISHED if cluster.network is None else NETWORK
         return sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
@@ -47,6 +52,14 @@ def trust(job: Job, aside: Sequence[str] = ()) -> str:
     if evidence is None or not evidence.judged:
         return KERNELS.format(wires=wires)
     return _judged(_outside(job, evidence, aside), kernels, evidence, wires)
+
+
+def _measured(cluster: Cluster) -> str:
+    times = cluster.gpu.measured
+    assert times is not None
+    without = f"; not measured: {', '.join(times.missing)}" if times.missing else ""
+    source = dict(cluster.cites).get("measured", "measured on ranks like these")
+    return f"{MEASURED} ({source}){without}"
 
 
 def error(job: Job, aside: Sequence[str] = ()) -> float | None:

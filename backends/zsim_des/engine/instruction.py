@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 from zsim.cluster.cluster import Gpu
 from zsim.cluster.profile.host_launch import FREE
+from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.compute.roofline import moving_ps, operation_ps
 from zsim.network.volume import ring_equivalent_bytes
 from zsim.schedule.operation import (
@@ -21,12 +23,15 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
+    Read,
     SetScalar,
     StreamOperation,
     Together,
+    Write,
     walk,
 )
 from zsim.schedule.schedule import Program, Schedule
+from zsim.units import PICOSECONDS_PER_SECOND
 from zsim_des.network.carried import Carried, carried_by
 
 
@@ -110,6 +115,8 @@ class Ask:
 
 Instruction = Enqueue | Stop | Choose | Ask | HostNote
 
+END = "the end of the step"
+HANDED_OVER = (Communication, Together)
 HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
 
 
@@ -148,6 +155,17 @@ def lower(
     return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited(), scalars)
 
 
+def _measured_ps(times: MeasuredTimes, operation: Operation) -> int:
+    return round(times.issue_s(operation) * PICOSECONDS_PER_SECOND)
+
+
+def threads_of(schedule: Schedule, program: Program) -> frozenset[str]:
+    """Return the streams that are threads of the host, or handles of reads and writes."""
+    operations = (each for part in (program.setup, program.step) for each in walk(part))
+    handles = {each.stream for each in operations if isinstance(each, Read | Write)}
+    return frozenset(handles | set(schedule.host_threads))
+
+
 def _nothing(operation: Operation) -> int:
     """Return zero: what a host that issues in no time spends on `operation`."""
     return 0
@@ -164,6 +182,11 @@ class _Lowering:
         self._gpu = gpu
         costs = gpu.launch_costs
         self._launch_ps = _nothing if costs == FREE else costs.issue_ps
+        if gpu.measured is not None:
+            self._launch_ps = partial(_measured_ps, gpu.measured)
+        self._runs = gpu.measured is not None and gpu.measured.runs_on_host
+        self._unissued_ps = 0  # of operations that are no instruction, until the next that is one
+        self._threads = threads_of(schedule, program)
         self._places = {pool.name: pool.place for pool in schedule.pools}
         self._schedule = schedule
         self._has_host = len(set(self._places.values())) > 1
@@ -192,7 +215,15 @@ class _Lowering:
         for operation in walk(operations):
             if _takes_a_slot(operation):
                 self.slots[operation.id] = len(self.slots)
-        return tuple(self._list(operations))
+        made = self._list(operations)
+        measured = self._gpu.measured
+        if measured is not None and self._runs:  # at its end it waits for all that it handed over
+            flying = [each.id for each in walk(operations) if isinstance(each, HANDED_OVER)]
+            slots = tuple(self.slots[name] for name in flying)
+            made.append(Stop(END, After(slots, ()), self._taken_ps()))
+            loop_ps = round(measured.host.step_s * PICOSECONDS_PER_SECOND)
+            made.append(Stop(END, NOTHING, loop_ps))
+        return tuple(made)
 
     def awaited(self) -> frozenset[int]:
         """Slots that something waits for by name."""
@@ -203,13 +234,33 @@ class _Lowering:
         found: list[Instruction] = []
         for operation in operations:
             made = self._instruction(operation)
-            if made is not None:
+            if made is None:
+                self._unissued_ps += self._own_ps(operation)
+            else:
+                if not isinstance(made, HostNote):
+                    made.launch_ps += self._taken_ps()
                 found.append(made)
+                if self._runs and isinstance(operation, Compute | Copy | Fill):
+                    found += self._run_here(operation)
             counts = isinstance(operation, SetScalar) and operation.scalar in self.decides
             if counts or isinstance(operation, self._noted):
                 found.append(HostNote(operation.id, operation))
             self._seen.add(operation.id)
         return found
+
+    def _own_ps(self, operation: Operation) -> int:
+        """Return what an operation that is no instruction costs the host."""
+        return 0 if self._gpu.measured is None else self._launch_ps(operation)
+
+    def _taken_ps(self) -> int:
+        taken_ps, self._unissued_ps = self._unissued_ps, 0
+        return taken_ps
+
+    def _run_here(self, operation: Compute | Copy | Fill) -> list[Instruction]:
+        """Return the wait of a host that runs `operation` itself, unless a thread of its does."""
+        if operation.stream in self._threads:
+            return []
+        return [Stop(operation.id, After((self.slots[operation.id],), ()), 0)]
 
     def _instruction(self, operation: Operation) -> Instruction | None:
         match operation:  # the most frequent first: cases are tried one after the other
@@ -293,10 +344,11 @@ class _Lowering:
         if not free.uses or free.mode is FreeMode.DEFERRED:
             return None
         after, launch_ps = self._after(free.id, free.uses), self._launch_ps(free)
-        if free.mode is FreeMode.HOST:
+        home = self._program.by_name[free.buffer].home
+        if free.mode is FreeMode.HOST or (self._runs and home not in self._threads):
             return Stop(free.id, after, launch_ps)
-        home = self._streams[self._program.by_name[free.buffer].home]
-        return Enqueue(self.slots[free.id], free.id, home, after, 0, 0, launch_ps, None, ())
+        stream = self._streams[home]
+        return Enqueue(self.slots[free.id], free.id, stream, after, 0, 0, launch_ps, None, ())
 
     def _choose(self, branch: Branch) -> Choose:
         after = self._after(branch.id, branch.after)

@@ -18,6 +18,8 @@ Every table says where its numbers come from in `source`; a number from elsewher
 `quoted`. Reading the file is for the package that ships it.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -39,7 +41,9 @@ from zsim.cluster.files.table import (
     read,
 )
 from zsim.cluster.profile.host_launch import LaunchCosts
+from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.dtype import DType
+from zsim.schedule.json import FieldError, decode_value
 from zsim.units import parse_ratio
 
 
@@ -129,6 +133,22 @@ class NodeFile(Plain):
     host: HostTable | None = None
     cpu: CpuTable | None = None
     drives: DrivesTable | None = None
+    measured: dict[str, Any] | None = None
+
+
+def measured_of(name: str, table: Mapping[str, object]) -> MeasuredTimes:
+    """Return the times in `[measured]`, without its source.
+
+    Raises:
+        TopologyError: a key is unknown, missing or has a wrong value; one line.
+    """
+    try:
+        times = {key: value for key, value in table.items() if key != "source"}
+        found = decode_value(times, MeasuredTimes)
+    except FieldError as error:
+        raise TopologyError(f"{name}: measured: {error}") from None
+    assert isinstance(found, MeasuredTimes)
+    return found
 
 
 def node_of(name: str, table: dict[str, Any]) -> Cluster:
@@ -141,12 +161,13 @@ def node_of(name: str, table: dict[str, Any]) -> Cluster:
     if file.cpu is not None and file.host is None:
         raise TopologyError(f"{name}: cpu: needs [host], whose memory its kernels use")
     pcie, host, drives = file.pcie, file.host, file.drives
+    times = None if file.measured is None else measured_of(name, file.measured)
     try:
         return Cluster(
             name=name,
             nodes=1,
             gpus_per_node=file.node.gpus,
-            gpu=file.gpu.gpu(),
+            gpu=replace(file.gpu.gpu(), measured=times),
             switch_link=file.switch.link(),
             nics_per_node=file.node.nics,
             nic_link=file.nic.link(),

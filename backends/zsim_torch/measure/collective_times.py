@@ -1,0 +1,186 @@
+"""Collectives of each kind by size, between kernels as in a step; and what they take from kernels.
+
+Between two collectives every rank computes for a moment. So the thread that carries bytes has gone
+to sleep, caches hold something else, and ranks arrive at slightly different times, as in training.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch import Tensor, distributed
+
+from zsim_torch.execute.collectives import ALL_GATHER, REDUCE_SCATTER
+from zsim_torch.measure.ladder import LADDER, Ladder
+from zsim_torch.measure.stopwatch import Stopwatch
+from zsim_torch.supervise.progress_record import note
+
+ROUNDS_MIN: Final = 5
+BETWEEN: Final = 192
+"""Extent of the products between collectives: some hundred microseconds on a core."""
+
+OVERLAPS: Final = 9
+SHORTEST_S: Final = 1e-6
+SHARE_MAX: Final = 0.9
+PAIR: Final = "send_receive"
+"""A send to one rank, and its receive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSample:
+    """One collective of so many bytes on this rank, in each round.
+
+    Attributes:
+        issue_s: median seconds until it was handed over.
+        handed_s, ended_s: when it had been, and when the host had learnt of its end, on the clock
+            that all processes of a machine share.
+    """
+
+    collective: str
+    size_bytes: int
+    issue_s: float
+    handed_s: tuple[float, ...]
+    ended_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Collective:
+    name: str
+    size_bytes: int
+    issue: Callable[[], Any]
+
+
+def collective_samples(
+    watch: Stopwatch, seconds: float, ladder: Ladder = LADDER
+) -> tuple[CollectiveSample, ...]:
+    """Return the times of all collectives on this rank; every rank calls it."""
+    if distributed.get_world_size() == 1:
+        return ()
+    device = watch.device
+    asynchronous = device.type == "cpu"
+    square = torch.ones(BETWEEN, BETWEEN, device=device)
+    collectives = tuple(_collectives(device, ladder.tensors, asynchronous=asynchronous))
+    taken: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    end, rounds, goes_on = time.monotonic() + seconds, 0, True
+    while goes_on:
+        note(f"measuring collectives, round {rounds}")
+        for each in collectives:
+            torch.mm(square, square)
+            watch.settle()
+            start = time.perf_counter()
+            work = each.issue()
+            handed = time.perf_counter()
+            if work is not None:
+                work.wait()
+            watch.settle()
+            times = (start, handed, time.perf_counter())
+            taken.setdefault((each.name, each.size_bytes), []).append(times)
+        rounds += 1
+        goes_on = _agreed(rounds < ROUNDS_MIN or time.monotonic() < end, device)
+    return tuple(
+        CollectiveSample(
+            collective=name,
+            size_bytes=size,
+            issue_s=median(handed - start for start, handed, _ in times[1:]),
+            handed_s=tuple(handed for _, handed, _ in times[1:]),
+            ended_s=tuple(ended for _, _, ended in times[1:]),
+        )
+        for (name, size), times in taken.items()
+    )
+
+
+def shared_s(samples: Sequence[CollectiveSample]) -> float:
+    """Return the median seconds of a collective over rounds, from its samples on all ranks.
+
+    It begins when the last rank has handed it over, and ends when the last has learnt of its end:
+    that an early rank waits for a late one is not its own time.
+    """
+    begins = (max(each) for each in zip(*(one.handed_s for one in samples), strict=True))
+    ends = (max(each) for each in zip(*(one.ended_s for one in samples), strict=True))
+    taken: list[float] = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    return max(SHORTEST_S, float(median(taken)))
+
+
+def _agreed(goes_on: bool, device: torch.device) -> bool:  # noqa: FBT001  (a number that is sent)
+    """Return what the first rank says: all ranks do as many rounds."""
+    number = torch.tensor([int(goes_on)], device=device)
+    distributed.broadcast(number, src=0)
+    return bool(number.item())
+
+
+def _collectives(
+    device: torch.device, sizes: tuple[int, ...], *, asynchronous: bool
+) -> Iterator[_Collective]:
+    ranks, rank = distributed.get_world_size(), distributed.get_rank()
+    average = distributed.ReduceOp.AVG
+    for size in sizes:
+        count = max(1, size // 4 // ranks)
+        whole, part = torch.ones(count * ranks, device=device), torch.ones(count, device=device)
+
+        def gather(whole: Tensor = whole, part: Tensor = part) -> object:
+            return ALL_GATHER(whole, part, async_op=asynchronous)
+
+        def scatter(whole: Tensor = whole, part: Tensor = part) -> object:
+            return REDUCE_SCATTER(part, whole, op=average, async_op=asynchronous)
+
+        def reduce(whole: Tensor = whole) -> object:
+            return distributed.all_reduce(whole, op=average, async_op=asynchronous)
+
+        def broadcast(whole: Tensor = whole) -> object:
+            return distributed.broadcast(whole, src=0, async_op=asynchronous)
+
+        size_bytes = count * ranks * 4
+        yield _Collective(name="all_gather", size_bytes=size_bytes, issue=gather)
+        yield _Collective(name="reduce_scatter", size_bytes=size_bytes, issue=scatter)
+        yield _Collective(name="all_reduce", size_bytes=size_bytes, issue=reduce)
+        yield _Collective(name="broadcast", size_bytes=size_bytes, issue=broadcast)
+        if ranks % 2 == 0:
+            yield _Collective(
+                name=PAIR, size_bytes=size_bytes, issue=partial(_send_or_receive, whole, rank)
+            )
+
+
+def _send_or_receive(tensor: Tensor, rank: int) -> object:
+    if rank % 2 == 0:
+        return distributed.isend(tensor, dst=rank + 1)
+    return distributed.irecv(tensor, src=rank - 1)
+
+
+def taken_share(watch: Stopwatch, ladder: Ladder = LADDER) -> float | None:
+    """Return the share of a rank that a collective beside its kernels takes; None with one rank.
+
+    It is what kernels lose while a collective goes on, over the time that this takes alone.
+    """
+    if distributed.get_world_size() == 1 or watch.device.type != "cpu":
+        return None
+    tensor = torch.ones(ladder.overlapped_bytes // 4)
+    square = torch.ones(BETWEEN, BETWEEN)
+
+    def kernels(count: int) -> float:
+        return watch.once_s(lambda: torch.mm(square, square), count) * count
+
+    def alone() -> float:
+        start = time.perf_counter()
+        distributed.all_reduce(tensor, op=distributed.ReduceOp.AVG)
+        return time.perf_counter() - start
+
+    each = kernels(20) / 20
+    of_collective = median(alone() for _ in range(OVERLAPS))
+    longest = torch.tensor([3 * of_collective / each])
+    distributed.all_reduce(longest, op=distributed.ReduceOp.MAX)
+    count = max(4, min(2000, round(float(longest))))
+    lost: list[float] = []
+    for _ in range(OVERLAPS):
+        distributed.barrier()
+        without = kernels(count)
+        distributed.barrier()
+        work = distributed.all_reduce(tensor, op=distributed.ReduceOp.AVG, async_op=True)
+        beside = kernels(count)
+        assert work is not None
+        work.wait()
+        lost.append((beside - without) / of_collective)
+    return min(SHARE_MAX, max(0.0, median(lost)))

@@ -1,0 +1,196 @@
+"""Costs of operations in a training, fitted to events of reference steps. No torch.
+
+An operation takes a part of its own, a part for each kernel, and multiples of what its products and
+its other kernels took alone. All are at least 0: of every choice of them the one counts that leaves
+the least relative error.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.cluster.profile.measured import (
+    OTHER,
+    HostTimes,
+    MeasuredTimes,
+    OperationCost,
+)
+from zsim.compute.roofline import cost_name, kernel_sums
+from zsim.schedule.operation import (
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Together,
+    walk,
+)
+from zsim.schedule.schedule import Program, Schedule
+from zsim.trace.trace import RankTrace
+from zsim.units import PICOSECONDS_PER_SECOND
+
+WARM_UP = 2
+"""Steps of a run that are not looked at."""
+
+Floats = NDArray[np.float64]
+RUN_HERE = (Compute, Copy, Fill)
+HANDED_OVER = (Communication, Together)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceTrace:
+    """What one rank of a reference run did, by which schedule."""
+
+    schedule: Schedule
+    trace: RankTrace
+
+    @property
+    def program(self) -> Program:
+        """The program of the rank."""
+        return self.schedule.program_of(self.trace.rank)
+
+
+def not_negative(features: Sequence[Sequence[float]], taken: Sequence[float]) -> tuple[float, ...]:
+    """Return the factors of `features`, at least 0, that leave the least relative error."""
+    given: Floats = np.asarray(features, np.float64)
+    seconds: Floats = np.asarray(taken, np.float64)
+    rows, target = given / seconds[:, None], np.ones(len(seconds))
+    count = given.shape[1]
+    best, least = np.zeros(count), float("inf")
+    places = range(count)
+    for chosen in chain.from_iterable(combinations(places, size) for size in range(1, count + 1)):
+        columns = list(chosen)
+        if not rows[:, columns].any(axis=0).all():
+            continue
+        found = np.linalg.lstsq(rows[:, columns], target, rcond=None)[0]
+        if (found < 0).any():
+            continue
+        error = float(np.square(rows[:, columns] @ found - target).sum())
+        if error < least * (1 - 1e-9):
+            least, best = error, np.zeros(count)
+            best[columns] = found
+    return tuple(float(each) for each in best)
+
+
+def fitted_costs(runs: Iterable[ReferenceTrace], times: MeasuredTimes) -> tuple[OperationCost, ...]:
+    """Return the cost of each action of the runs, and that of operations that move bytes alone."""
+    rows: defaultdict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    taken: defaultdict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        durations = _durations(run.trace)
+        operations = {each.id: each for each in walk(run.program.step)}
+        for name, seconds in durations.items():
+            operation = operations.get(name)
+            if not isinstance(operation, RUN_HERE):
+                continue
+            sums = kernel_sums(operation, run.program, times)
+            row = (1.0, float(sums.count), sums.product_s, sums.moving_s)
+            names = [cost_name(operation)]
+            if not sums.count:
+                names.append(OTHER)
+            for each in names:
+                rows[each].append(row)
+                taken[each].append(seconds)
+    return tuple(
+        _cost(name, not_negative(rows[name], taken[name])) for name in sorted(rows) if rows[name]
+    )
+
+
+def _cost(name: str, factors: tuple[float, ...]) -> OperationCost:
+    own_s, kernel_s, product, moving = factors
+    return OperationCost(name=name, own_s=own_s, kernel_s=kernel_s, product=product, moving=moving)
+
+
+def _durations(trace: RankTrace) -> dict[str, float]:
+    """Return the median seconds of each operation over steps, without the first ones."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for event in trace.events:
+        if event.step >= WARM_UP:
+            taken = (event.end_ps - event.start_ps) / PICOSECONDS_PER_SECOND
+            found[event.operation].append(max(taken, 1e-9))
+    return {name: median(each) for name, each in found.items()}
+
+
+def fitted_host(runs: Iterable[ReferenceTrace], issue_s: float) -> HostTimes:
+    """Return what operations cost a host that runs them itself, beside running them.
+
+    That is the time between one operation and the next that it runs, where it waited for nothing in
+    between. `issue_s` of a collective counts where none was handed over in such a place.
+    """
+    rows: list[tuple[float, float, float]] = []
+    taken: list[float] = []
+    loops: list[tuple[int, float]] = []
+    for run in runs:
+        loops += [(_booked_around(run.program), each) for each in _between_steps(run.trace)]
+        for between, seconds in _gaps(run):
+            rows.append((1.0, *between))
+            taken.append(seconds)
+    if not rows:
+        return HostTimes(stream_s=0.0, collective_s=issue_s, book_s=0.0)
+    stream_s, collective_s, book_s = not_negative(rows, taken)
+    hands_over = any(row[1] for row in rows)
+    return HostTimes(
+        stream_s=stream_s,
+        collective_s=collective_s if hands_over else issue_s,
+        book_s=book_s,
+        step_s=max(
+            0.0, median([each - stream_s - book_s * ahead for ahead, each in loops] or [0.0])
+        ),
+    )
+
+
+def _booked_around(program: Program) -> int:
+    """Return how many operations the host books before a step's first event and after its last.
+
+    What it hands over takes as long as several of them, and so counts as none: a step does not
+    begin with it.
+    """
+    events = [isinstance(each, (*RUN_HERE, *HANDED_OVER)) for each in walk(program.step)]
+    if True not in events:
+        return len(events)
+    return events.index(True) + events[::-1].index(True)
+
+
+def _between_steps(trace: RankTrace) -> Iterator[float]:
+    """Yield the seconds from the end of each step to the beginning of the next."""
+    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in trace.events:
+        spans[event.step].append((event.start_ps, event.end_ps))
+    for step in sorted(spans):
+        if step >= WARM_UP:
+            begin, end = min(spans[step])[0], max(span[1] for span in spans[step - 1])
+            yield max(0, begin - end) / PICOSECONDS_PER_SECOND
+
+
+def _gaps(run: ReferenceTrace) -> Iterator[tuple[tuple[float, float], float]]:
+    """Yield how many collectives and other operations stand between two, and the time between."""
+    by_step: defaultdict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
+    for event in run.trace.events:
+        by_step[event.step][event.operation] = event.start_ps, event.end_ps
+    order = list(walk(run.program.step))
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    between: dict[str, tuple[float, float]] = {}
+    handed = {each.id for each in order if isinstance(each, HANDED_OVER)}
+    for step, spans in by_step.items():
+        if step < WARM_UP:
+            continue
+        landed = sorted(spans[name][1] for name in handed if name in spans)
+        before: int | None = None
+        collectives = others = 0
+        for operation in order:
+            if isinstance(operation, HANDED_OVER):
+                collectives += 1
+            elif not isinstance(operation, RUN_HERE):
+                others += 1
+            elif operation.id in spans:
+                start, end = spans[operation.id]
+                if before is not None and not any(before < each <= start for each in landed):
+                    found[operation.id].append(max(start - before, 1) / PICOSECONDS_PER_SECOND)
+                    between[operation.id] = collectives, others
+                before, collectives, others = end, 0, 0
+    for name, seconds in found.items():
+        yield between[name], median(seconds)

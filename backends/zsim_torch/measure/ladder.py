@@ -1,0 +1,44 @@
+"""Sizes that are measured, from where a launch counts to beyond the caches."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """Sizes of what is measured.
+
+    Attributes:
+        extents: of products of matrices; m, n and k each take all of them.
+        elements: of tensors that other kernels move.
+        attentions: (sequences, heads, tokens, head size).
+        tensors: bytes of whole tensors of collectives.
+        shapes: (layers, hidden size, sequence length) of reference runs.
+        steps: of each of these.
+        copied_bytes: of a copy that measures memory.
+        updated: parameters of an update by Adam.
+        overlapped_bytes: of the collective beside which kernels are timed: a bucket.
+    """
+
+    extents: tuple[int, ...] = (16, 64, 192, 512, 1024)
+    elements: tuple[int, ...] = tuple(2**power for power in range(10, 23, 2))
+    attentions: tuple[tuple[int, int, int, int], ...] = (
+        (1, 2, 32, 16),
+        (2, 4, 64, 32),
+        (2, 4, 128, 64),
+        (2, 8, 256, 64),
+    )
+    tensors: tuple[int, ...] = (64, 2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**25)
+    shapes: tuple[tuple[int, int, int], ...] = (
+        (2, 32, 16),
+        (2, 64, 64),
+        (2, 192, 64),
+        (1, 384, 128),
+    )
+    steps: int = 14
+    copied_bytes: int = 2**26
+    updated: int = 2**22
+    overlapped_bytes: int = 2**22
+
+
+LADDER: Final = Ladder()

@@ -1,0 +1,155 @@
+"""Two real ranks, measured with tiny sizes: the node is read, predicts, and stands beside a run."""
+
+from pathlib import Path
+
+import pytest
+from plain_net import STAGE_2, batch, net
+from torch import distributed
+
+import zsim
+from zsim.api.machine_measurement import MeasurementResult
+from zsim.api.placement import node_of
+from zsim.api.real_comparison import compare_with_real
+from zsim.backend.backend import RefusedError
+from zsim.dtype import DType
+from zsim.files.trace_file import read_trace
+from zsim.model.kernel import KernelKind
+from zsim.schedule.schedule import Schedule
+from zsim_torch.measure import drive_times as measured_drive
+from zsim_torch.measure.drive_times import DriveError, drive_times
+from zsim_torch.measure.ladder import Ladder
+from zsim_torch.measure.machine import measure_machine
+from zsim_torch.run_option import Option
+from zsim_torch.supervise.ranks import RankPool
+from zsim_torch.trainer import Trainer
+
+TINY = Ladder(
+    extents=(8, 16),
+    elements=(2**10, 2**12),
+    attentions=((1, 2, 16, 16),),
+    tensors=(64, 2**12),
+    shapes=((1, 16, 8), (1, 32, 16)),
+    steps=4,
+    copied_bytes=2**12,
+    updated=2**8,
+    overlapped_bytes=2**10,
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[MeasurementResult, Path]:
+    """This machine in two ranks, and its file."""
+    node = measure_machine(ranks=2, seconds=0.001, ladder=TINY)
+    path = tmp_path_factory.mktemp("measured") / "node.toml"
+    found = MeasurementResult(title=node.title, node=node)
+    found.write(path)
+    return found, path
+
+
+def test_every_kind_of_kernel_and_collective_is_measured(
+    measured: tuple[MeasurementResult, Path],
+) -> None:
+    times = measured[0].node.times
+    kinds = {(each.kind, each.backward) for each in times.kernels}
+    assert kinds == {
+        (kind, backward)
+        for kind in KernelKind
+        if kind is not KernelKind.MATMUL
+        for backward in (False, True)
+    }
+    assert {(each.dtype, each.backward) for each in times.products} == {
+        (dtype, backward) for dtype in (DType.FP32, DType.BF16) for backward in (False, True)
+    }
+    names = {each.collective for each in times.collectives}
+    assert names == {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "send_receive"}
+    fitted = {each.name for each in times.operations}
+    assert {"forward", "backward", "update", "load", "copy", "other"} <= fitted
+    assert times.runs_on_host
+    assert "drives" in times.missing
+    assert measured[0].to_dict()["ranks"] == 2
+    assert "not measured" in measured[0].text()
+
+
+def test_a_prediction_stands_beside_a_run_by_class_of_operation(
+    measured: tuple[MeasurementResult, Path],
+) -> None:
+    found = compare_with_real("tiny", ranks=2, node=measured[1], steps=4)
+    names = [each.name for each in found.classes]
+    assert names[:2] == ["step", "no computation"]
+    assert {"forward", "backward", "update", "all-gather", "reduce-scatter", "copies"} <= {*names}
+    for each in found.classes:
+        assert 0 < each.lowest_s <= each.median_s
+        assert each.predicted_s > 0
+    assert found.steps == 2
+    step = found.step
+    assert all(each.median_s <= step.median_s * 2 for each in found.classes[1:])
+
+
+def on_rank(node: Path, folder: Path) -> tuple[Schedule, float, str]:
+    """Train, write the trace of all ranks, and predict the training on the node."""
+    first = batch(distributed.get_rank()).float()
+    strategy = STAGE_2.but({"parallel.data": 2})
+    option = Option(keep_trace=True)
+    with Trainer(net().float(), strategy, batch=first, option=option) as trainer:
+        for _ in range(2):
+            trainer.step(first)
+        trainer.write_trace(folder / "trace.json")
+        predicted = trainer.simulate(node_of(node))
+        with pytest.raises(RefusedError, match=r"trace: .*absent"):
+            trainer.write_trace(folder / "absent" / "trace.json")
+        schedule = trainer.schedule
+    return schedule, predicted.step_time_s, predicted.backend
+
+
+@pytest.fixture(scope="module")
+def trained(
+    measured: tuple[MeasurementResult, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[tuple[Schedule, float, str]]]:
+    """The trace of a training, and what its ranks returned."""
+    folder = tmp_path_factory.mktemp("traces")
+    with RankPool(2) as pool:
+        return folder / "trace.json", list(pool.run(on_rank, measured[1], folder))
+
+
+def test_a_trainer_writes_what_all_ranks_ran_and_it_follows_the_schedule(
+    trained: tuple[Path, list[tuple[Schedule, float, str]]],
+) -> None:
+    path, ((schedule, *_), *_) = trained
+    proof = zsim.check(schedule, against=path)
+    assert proof.is_right, proof.text()
+    assert {each.rank for each in read_trace(path).ranks} == {0, 1}
+    planted = path.with_name("planted.json")
+    text = path.read_text("utf-8")
+    planted.write_text(text.replace('"reduce_scatter"', '"all_reduce"', 1), "utf-8")
+    assert not zsim.check(schedule, against=planted).is_right
+
+
+def test_a_module_of_ones_own_is_predicted_as_a_scenario_is(
+    trained: tuple[Path, list[tuple[Schedule, float, str]]],
+) -> None:
+    (_, one_s, backend), (_, other_s, _) = trained[1]
+    assert backend == "sim"
+    assert one_s == other_s > 0
+
+
+def test_a_trainer_of_a_schedule_has_no_kernels_to_predict() -> None:
+    first, module = batch(0).float(), net().float()
+    described = Trainer(module, STAGE_2, batch=first)
+    described.finish()
+    option = Option(given={"learning_rate": lambda _: 1e-3})
+    with Trainer(net().float(), described.schedule, option=option) as trainer:
+        with pytest.raises(RefusedError, match="simulate: the trainer was given a schedule"):
+            trainer.simulate(zsim.load("tiny").cluster)
+        with pytest.raises(RefusedError, match="keep_trace=True"):
+            trainer.write_trace("trace.json")
+
+
+def test_a_drive_is_measured_and_its_file_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_drive, "FILE_BYTES", 1 << 18)
+    found = drive_times(tmp_path)
+    assert min(found.read_bytes_per_s, found.write_bytes_per_s, found.latency_s) > 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DriveError, match="absent must be a folder"):
+        drive_times(tmp_path / "absent")

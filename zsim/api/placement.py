@@ -1,0 +1,112 @@
+"""A scenario or a schedule put on another cluster: a node that was measured, or a scenario's."""
+
+from dataclasses import replace
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Final
+
+from zsim.api.scenario import LoadedScenario, as_setting, load
+from zsim.backend.backend import BackendError, load_backend
+from zsim.cluster.cluster import ClusterError
+from zsim.cluster.files import TopologyError
+from zsim.files.installed import topology
+from zsim.mistake import MistakeError, mistakes
+
+if TYPE_CHECKING:
+    from zsim.cluster.cluster import Cluster
+
+FABRIC: Final = "single_switch"
+"""What joins nodes where only a node is named."""
+
+TAKEN_AWAY: Final = (
+    "cluster.topology=none",
+    "cluster.nodes=none",
+    "cluster.oversubscription=none",
+    "compute=none",
+    "network=none",
+)
+"""Keys that say what another cluster is like."""
+
+
+def placed(
+    loaded: LoadedScenario,
+    *,
+    node: str | PathLike[str] | None = None,
+    cluster: str | PathLike[str] | None = None,
+    backend: str = "sim",
+) -> LoadedScenario:
+    """Return `loaded` on the node in a file, or a schedule on the cluster of a scenario, if asked.
+
+    A scenario gets as many ranks as the node has, unless it was loaded with a number of them.
+
+    Raises:
+        MistakeError: there is no such node or scenario, or it has too few ranks.
+    """
+    if node is None and cluster is None:
+        return loaded
+    if node is not None and cluster is not None:
+        raise MistakeError("--cluster: stands without --node, which says the cluster too")
+    with mistakes(BackendError):
+        is_real = load_backend(backend).traits.is_real
+    if is_real:
+        option = "--cluster" if node is None else "--node"
+        raise MistakeError(
+            f"{option}: backend {backend} runs on this machine as it is; "
+            "zsim compare --real shows both"
+        )
+    if cluster is not None:
+        return on_cluster_of(loaded, cluster)
+    assert node is not None
+    found = node_of(node)
+    if loaded.schedule_json is not None:
+        return on_cluster(loaded, found, f"--node: {fspath(node)}")
+    ranks = found.gpus_per_node if loaded.changes.ranks is None else loaded.changes.ranks
+    if ranks > found.gpus_per_node:
+        raise MistakeError(
+            f"--node: {fspath(node)} has {found.gpus_per_node} ranks, {ranks} are asked for"
+        )
+    there = (as_setting("cluster.node", fspath(node)), f"cluster.fabric={FABRIC}")
+    return load(loaded, (*TAKEN_AWAY, *there), ranks=ranks)
+
+
+def node_of(node: str | PathLike[str]) -> "Cluster":
+    """Return one node: the file that `measure` wrote, another file, or one that ships.
+
+    Raises:
+        MistakeError: there is none.
+    """
+    with mistakes(TopologyError, ClusterError, prefix="--node: "):
+        return topology(fspath(node), FABRIC, 1)
+
+
+def on_cluster_of(loaded: LoadedScenario, scenario: str | PathLike[str]) -> LoadedScenario:
+    """Return a schedule on the cluster of `scenario`, with as many nodes as its ranks need.
+
+    Raises:
+        MistakeError: `loaded` is no schedule, or there is no such scenario.
+    """
+    if loaded.schedule_json is None:
+        raise MistakeError(
+            f"--cluster: {loaded.name} is a scenario, which has a cluster; change it with --set"
+        )
+    found = load(scenario).cluster
+    ranks = loaded.schedule.mesh.size
+    return on_cluster(
+        loaded,
+        replace(found, nodes=-(-ranks // found.gpus_per_node)),
+        f"--cluster: {fspath(scenario)}",
+    )
+
+
+def on_cluster(loaded: LoadedScenario, cluster: "Cluster", what: str) -> LoadedScenario:
+    """Return a schedule with another cluster, which `what` names in messages.
+
+    Raises:
+        MistakeError: the cluster has fewer ranks than the schedule.
+    """
+    from zsim.backend.document import encode
+
+    ranks = loaded.schedule.mesh.size
+    if ranks > cluster.ranks:
+        raise MistakeError(f"{what} has {cluster.ranks} ranks, the schedule is for {ranks}")
+    document = replace(loaded.document, cluster=cluster)
+    return replace(loaded, schedule_json=encode(document))

@@ -1,0 +1,169 @@
+"""A prediction of the ranks at hand beside what they really took, class of operation by class."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from zsim.analysis.class_times import STEP, ClassTime, class_times
+from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
+from zsim.api.launch import run
+from zsim.api.machine_measurement import measure
+from zsim.api.placement import placed
+from zsim.api.run_result import RunResult
+from zsim.api.scenario import Changed, LoadedScenario, load
+from zsim.mistake import MistakeError
+from zsim.units import format_seconds
+
+STEPS: Final = 20
+"""Steps of a real run, where nobody says how many."""
+
+WARM_UP: Final = 2
+"""Steps of a run that are not looked at."""
+
+REAL: Final = "torch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedClass:
+    """Seconds of a class of operations in a step: as predicted, and as measured over steps."""
+
+    name: str
+    predicted_s: float
+    lowest_s: float
+    median_s: float
+
+    @property
+    def error(self) -> float | None:
+        """What the prediction is more than the median, as a share of it; None of nothing."""
+        return self.predicted_s / self.median_s - 1 if self.median_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealComparisonResult(Answer):
+    """A run as predicted and as it was; the step first.
+
+    Attributes:
+        title: of the scenario.
+        node: what was predicted on.
+        steps: steps that were looked at.
+        classes: the step, and each class of its operations.
+    """
+
+    title: str
+    node: str
+    steps: int
+    classes: tuple[PredictedClass, ...]
+
+    @property
+    def step(self) -> PredictedClass:
+        """The time of a step."""
+        return next(each for each in self.classes if each.name == STEP)
+
+    def text(self) -> str:
+        """Return a line for each class of operations."""
+        rows = [
+            (
+                each.name,
+                format_seconds(each.predicted_s),
+                format_seconds(each.lowest_s),
+                format_seconds(each.median_s),
+                "" if each.error is None else f"{each.error:+.0%}",
+            )
+            for each in self.classes
+        ]
+        columns = ("", "predicted", "lowest", "median", "predicted to median")
+        return "\n".join(
+            [
+                f"{self.title}: predicted on {self.node}, measured over {self.steps} steps",
+                table_text(columns, rows),
+            ]
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim compare --real --json` prints."""
+        return {
+            "title": self.title,
+            "node": self.node,
+            "steps": self.steps,
+            "classes": [
+                {
+                    "name": each.name,
+                    "predicted_s": each.predicted_s,
+                    "lowest_s": each.lowest_s,
+                    "median_s": each.median_s,
+                    "error": each.error,
+                }
+                for each in self.classes
+            ],
+        }
+
+
+def compare_with_real(
+    scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
+    changes: Changed = None,
+    *,
+    ranks: int | None = None,
+    node: str | PathLike[str] | None = None,
+    steps: int = STEPS,
+) -> RealComparisonResult:
+    """Predict a scenario on the ranks at hand, run it on them, and set both side by side.
+
+    Args:
+        scenario: what to run, as `load` takes it.
+        changes: values by key, as `load` takes them.
+        ranks: so many, instead of those of the node.
+        node: the file that `measure` wrote; without one the machine is measured first.
+        steps: of the real run; the first two are not looked at.
+
+    Raises:
+        MistakeError: it cannot be run as asked.
+        RefutedError: the schedule is wrong; only one from a file can be.
+        RunFailedError: a rank did not end well.
+    """
+    if steps <= WARM_UP:
+        raise MistakeError(f"--steps: {steps} must be at least {WARM_UP + 1}")
+    loaded = load(scenario, changes, ranks=ranks, steps=steps)
+    if node is None:
+        with TemporaryDirectory(prefix="zsim-node-") as folder:
+            path = Path(folder) / "node.toml"
+            measured = measure(ranks=ranks)
+            measured.write(path)
+            predicted = _predicted(loaded, path)
+        name = measured.title
+    else:
+        predicted, name = _predicted(loaded, node), fspath(node)
+    if loaded.schedule_json is None:
+        loaded = load(loaded, ranks=predicted.job.schedule.mesh.size)
+    real = run(loaded, backend=REAL, unobserved=True)
+    return RealComparisonResult(
+        title=loaded.title,
+        node=name,
+        steps=steps - WARM_UP,
+        classes=paired(predicted, real),
+    )
+
+
+def _predicted(loaded: LoadedScenario, node: str | PathLike[str]) -> RunResult:
+    return run(placed(load(loaded, steps=WARM_UP + 1), node=node))
+
+
+def paired(predicted: RunResult, real: RunResult) -> tuple[PredictedClass, ...]:
+    """Return the classes of both runs; a class that one lacks takes it no time."""
+    sides = [
+        {each.name: each for each in class_times(side.job.schedule, side.recorded, warm_up=WARM_UP)}
+        for side in (predicted, real)
+    ]
+    nothing = ClassTime(name="", lowest_s=0.0, median_s=0.0)
+    return tuple(
+        PredictedClass(
+            name=name,
+            predicted_s=sides[0].get(name, nothing).median_s,
+            lowest_s=sides[1].get(name, nothing).lowest_s,
+            median_s=sides[1].get(name, nothing).median_s,
+        )
+        for name in dict.fromkeys((*sides[1], *sides[0]))
+    )
