@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.closed_form.checkpoint import goes_back
+from zsim.closed_form.checkpoint import goes_back, run_again_apart
 from zsim.closed_form.data_volume import DataVolume, all_reduces
 from zsim.model.model import Model
 from zsim.schedule.schedule import WireBytes
@@ -15,12 +15,13 @@ from zsim.strategy.strategy import Keep, Strategy
 class BucketSize:
     """Parameters that are gathered as one: their elements, without padding.
 
-    Those that are not `frozen` are reduced and updated, too. `again` says that backward reads some.
+    Those that are not `frozen` are reduced and updated, too. `again` says how often some are read
+    after forward: by backward, and before that where their unit is run again apart from it.
     """
 
     elements: int
     frozen: bool
-    again: bool
+    again: int
 
     def padded(self, ranks: int) -> int:
         """Elements, up to a multiple of the ranks."""
@@ -48,24 +49,24 @@ def buckets(model: Model, strategy: Strategy) -> list[BucketSize]:
 
 def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[BucketSize]:
     limit = strategy.bucket_limit
+    apart, read = run_again_apart(model, strategy), set[str]()
+    for unit in model.units:
+        if goes_back(model, unit):
+            read.add(unit.module or unit.name)
     units = [
         (
             [each for each in unit.parameters if each.frozen is frozen],
-            any(
-                goes_back(model, each)
-                for each in model.units
-                if unit.name in (each.name, each.module)
-            ),
+            (unit.name in read) + (unit.name in apart),
         )
         for unit in model.modules
     ]
     uses = Counter(parameter.name for own, _ in units for parameter in own)
-    reread = {parameter.name for own, again in units if again for parameter in own}
+    reread = {parameter.name: again for own, again in units if again for parameter in own}
     for parameter in model.parameters:
         if uses[parameter.name] > 1:
-            yield BucketSize(parameter.elements, frozen, parameter.name in reread)
+            yield BucketSize(parameter.elements, frozen, reread.get(parameter.name, 0))
     filled: int | None = None
-    last = True
+    last = 1
     for own, again in reversed(units):
         if strategy.zero.stage == 3 and filled is not None:
             yield BucketSize(filled, frozen, last)
@@ -118,8 +119,8 @@ def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
 
 def gathers(bucket: BucketSize, strategy: Strategy) -> tuple[int, int]:
     """Return how often stage 3 gathers a bucket in a step: over the data axis, its inner part."""
-    kept = strategy.zero.keep_after_forward is Keep.EVERYTHING or not bucket.again
-    times = strategy.train.gradient_accumulation_steps * (1 if kept else 2)
+    keeps = strategy.zero.keep_after_forward is Keep.EVERYTHING
+    times = strategy.train.gradient_accumulation_steps * (1 if keeps else 1 + bucket.again)
     return (times, 0) if strategy.zero.secondary is None else (1, times - 1)
 
 

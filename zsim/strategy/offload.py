@@ -92,8 +92,45 @@ class Offload(Table):
         """Sub-groups whose states are in host memory at once."""
         return 1 + self.pipeline_read + self.pipeline_write
 
-    def contradictions(self) -> Iterator[InitErrorDetails]:
-        """Yield what delayed updates lack, and what is said of them where there are none."""
+    def contradictions(
+        self, *, stage: int, emulates: bool, pipeline: int, moments: int, has_groups: bool
+    ) -> Iterator[InitErrorDetails]:
+        """Yield what contradicts the rest of a strategy, or another key of this table."""
+        for name in ("optimizer", "parameters", "checkpoints"):
+            tier = getattr(self, name)
+            if tier is MemoryTier.DEVICE:
+                continue
+            if emulates:
+                why = "is for zsim's own stages; with emulate it stays at device"
+                yield refusal(f"offload.{name}", tier, why)
+            elif pipeline > 1:
+                yield refusal(f"offload.{name}", tier, f"is not modelled for pipeline = {pipeline}")
+        yield from self._against_tiers(stage=stage, has_groups=has_groups)
+        yield from self._against_delay()
+        needed = self.sets * (1 + moments + self.files_gradients)
+        if self.buffers is not None and self.buffers < needed:
+            kept = f"a master and {moments} moments"
+            kept = f"a gradient, {kept}" if self.files_gradients else kept
+            why = f"must be at least {needed}: {self.sets} sub-groups at once with {kept} each"
+            yield refusal("offload.buffers", self.buffers, why)
+
+    def _against_tiers(self, *, stage: int, has_groups: bool) -> Iterator[InitErrorDetails]:
+        if self.parameters is not MemoryTier.DEVICE and stage != 3:
+            why = f"is for stage 3, in stage {stage} every rank holds all parameters"
+            yield refusal("offload.parameters", self.parameters, why)
+        if self.parameters is not MemoryTier.DEVICE and self.optimizer is MemoryTier.DEVICE:
+            why = "needs an optimizer that is on the host too: optimizer = host or nvme"
+            yield refusal("offload.parameters", self.parameters, why)
+        if self.optimizer is MemoryTier.NVME and has_groups:
+            why = "is not modelled with groups of parameters; optimizer = host is"
+            yield refusal("offload.optimizer", self.optimizer, why)
+        if self.gradients is MemoryTier.DEVICE:
+            why = "must be host or nvme: where the optimizer is on the device, so are gradients"
+            yield refusal("offload.gradients", self.gradients, why)
+        if self.files_gradients and self.optimizer is not MemoryTier.NVME:
+            yield refusal("offload.gradients", self.gradients, "needs optimizer = nvme")
+
+    def _against_delay(self) -> Iterator[InitErrorDetails]:
         name = "offload.delayed_update"
         if self.warm_up_steps and not self.delayed_update:
             why = "is for delayed_update = true"

@@ -90,25 +90,27 @@ class GatheredParameters:
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """Return the buffer that holds the whole bucket during `visit`."""
-        again = visit.backward and self.strategy.zero.keep_after_forward is Keep.NOTHING
-        return f"{self.buckets.all[bucket].name}/{'gathered_again' if again else 'gathered'}"
+        name = "gathered"
+        if visit.backward and self.strategy.zero.keep_after_forward is Keep.NOTHING:
+            name = "gathered_to_recompute" if visit.only_recomputes else "gathered_again"
+        return f"{self.buckets.all[bucket].name}/{name}"
 
     def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
         """Return what is needed when, in order of first use."""
         keeps = self.strategy.zero.keep_after_forward is Keep.EVERYTHING
-        found: dict[tuple[int, int], tuple[int, int, str]] = {}
+        found: dict[tuple[int, str], tuple[int, int, int]] = {}
         window, backward = -1, True
         for index, visit in enumerate(sequence):
             if visit.backward != backward:
                 backward = visit.backward
                 window += 0 if keeps and backward else 1
             for run in self.buckets.runs[visit.unit]:
-                key = (window, run.bucket)
+                key = (window, self.held(run.bucket, visit))
                 first = found[key][0] if key in found else index
-                found[key] = (first, index, self.held(run.bucket, visit))
+                found[key] = (first, index, run.bucket)
         return [
             Need(bucket=bucket, buffer=buffer, first=first, last=last)
-            for (_, bucket), (first, last, buffer) in found.items()
+            for (_, buffer), (first, last, bucket) in found.items()
         ]
 
     def before(self, index: int) -> tuple[Edge, ...]:

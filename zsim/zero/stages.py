@@ -136,7 +136,8 @@ class StageStep(Step):
     def backward(self, visit: UnitVisit) -> None:
         """Write the backward of a unit, and take its gradients."""
         self.forward(visit)
-        self.reductions.contribute(visit.unit, last=self.is_last)
+        if not visit.only_recomputes:
+            self.reductions.contribute(visit.unit, last=self.is_last)
 
     def end(self) -> None:
         """Update every bucket that is trained; in stages 1 and 2 gather what was updated."""
