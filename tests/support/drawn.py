@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from zsim.closed_form.zero_stages import kept_back
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
@@ -207,7 +208,23 @@ def jobs(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> tuple[Mo
     strategy = draw(zero_strategies(max_data=max_data, max_tensor=max_tensor, tiled=True))
     tiled = strategy.zero.tiles > 1
     model = draw(models(strategy) if tiled else st.one_of(models(strategy), chains(strategy)))
-    return model, draw(in_groups(model, strategy))
+    return model, draw(sharing_updates(model, draw(in_groups(model, strategy))))
+
+
+@st.composite
+def sharing_updates(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
+    """The strategy, perhaps with a share of what the host updates on the device, if any fits."""
+    offload = strategy.offload
+    if (
+        offload.optimizer is not MemoryTier.HOST
+        or offload.parameters is not MemoryTier.DEVICE
+        or offload.delayed_update
+        or len(model.frozen) == len(model.parameters)
+        or draw(st.booleans())
+    ):
+        return strategy
+    shares = strategy.but({"offload.device_share": draw(st.sampled_from([0.25, 0.5, 0.875]))})
+    return shares if kept_back(model, shares) else strategy
 
 
 @st.composite

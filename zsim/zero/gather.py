@@ -142,7 +142,8 @@ class GatheredParameters:
         after: tuple[Edge, ...] = ()
         if first and not bucket.frozen:
             # The first gather of a step reads what the last step's update wrote.
-            after = (Previous(update_path(bucket, self.strategy)),)
+            tier = self.states[bucket.index].tier
+            after = (Previous(update_path(bucket, self.strategy, tier=tier)),)
         again = not first and self.strategy.zero.secondary is not None
         shard = _secondary(bucket) if again else self.states[need.bucket].parameter
         group = INNER if again else DATA
@@ -222,10 +223,11 @@ class ReplicatedParameters:
         self.seen.update(fresh)
         found = (self.buckets.all[bucket] for bucket in fresh)
         if self.strategy.zero.stage == 0:
-            if self.strategy.offload.optimizer is MemoryTier.DEVICE:
-                return ()
+            moved = [
+                each for each in found if self.states[each.index].tier is not MemoryTier.DEVICE
+            ]
             return tuple(
-                Previous(update_path(each, self.strategy)) for each in found if not each.frozen
+                Previous(update_path(each, self.strategy)) for each in moved if not each.frozen
             )
         return tuple(Previous(gather_path(bucket)) for bucket in found if not bucket.frozen)
 

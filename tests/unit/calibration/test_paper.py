@@ -255,7 +255,7 @@ def test_the_widest_layer_in_4_tiles_is_as_wide_as_was_measured() -> None:
     paper = parse(zsim_scenarios.published_text("zero_infinity_runs"))
     (figure,) = (each for each in paper.figures if each.name == "figure 6b")
     (found,) = verdicts_of(replace(paper, figures=(replace(figure, runs=figure.runs[1:2]),)))
-    assert [each.predicted for each in found.predicted] == [32768]
+    assert [each.value for each in found.predicted] == [32768]
 
 
 def rates_as(quantity: str) -> FigureVerdict:
