@@ -216,10 +216,9 @@ class OptimizerStep:
             kernels=(self._kernel(elements, reads=1, writes=0),),
         )
 
-    def measured_by(self, item: UpdatedTensor) -> str:
-        """Return the path of what tests the gradient of a tensor for overflow."""
-        del item
-        return "overflow/measure"
+    def measured_by(self, _item: UpdatedTensor, /) -> str:
+        """Return the operation that tests the gradient of a tensor for overflow."""
+        return "step/update/overflow/measure"
 
     def completed(self, writer: ScheduleWriter) -> None:
         """Write what follows the update of the last tensor."""
@@ -231,8 +230,7 @@ class OptimizerStep:
         """Update nothing, for gradients overflowed, and let the loss scale fall."""
         for item in self.tensors:
             if not item.keeps_gradient:
-                uses = (f"step/update/{self.measured_by(item)}",)
-                writer.free(item.gradient.buffer, uses=uses)
+                writer.free(item.gradient.buffer, uses=(self.measured_by(item),))
         self.skipped(writer)
         scale = self.strategy.train.loss_scale
         writer.set_scalar(LOSS_SCALE, LOSS_SCALE, multiply=scale.backoff, minimum=scale.minimum)

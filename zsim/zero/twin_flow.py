@@ -121,9 +121,10 @@ class TwinFlowStep(HostOptimizerStep):
         writer.allocate(number)
         return number
 
-    def measured_by(self, item: UpdatedTensor) -> str:
-        """Return the path of what tests the gradient of a tensor for overflow."""
-        return "overflow/device/measure" if self._stays(item) else super().measured_by(item)
+    def measured_by(self, item: UpdatedTensor, /) -> str:
+        """Return the operation that tests the gradient of a tensor for overflow."""
+        on_device = "step/update/overflow/device/measure"
+        return on_device if self._stays(item) else super().measured_by(item)
 
     def norm(self, writer: ScheduleWriter) -> str | None:
         """Return the buffer of the squared norm on the host, and keep that of the device."""
