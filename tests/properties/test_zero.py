@@ -1,6 +1,7 @@
 """The scheduler's promises hold for every drawn model and strategy."""
 
 from collections import Counter
+from itertools import accumulate
 
 from drawn import jobs
 from hypothesis import given
@@ -78,6 +79,11 @@ def test_model_state_is_the_formula_of_the_paper_with_padding(job: tuple[Model, 
         expected += padded * width // share[2]
     if on_device:
         expected += padded * wide * state // share[1]
+    else:
+        ends = accumulate(layout.elements for layout in made.layouts)
+        stays = max([0, *(end for end in ends if end <= strategy.offload.device_share * padded)])
+        expected += stays * wide * (1 + strategy.moments) // share[1]
+        expected += 0 if strategy.zero.contiguous else stays * width // share[2]
     assert plan(made, model).model_state_bytes == expected
 
 

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from zsim.closed_form.zero_stages import kept_back
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.megatron.options import Megatron
+from zsim.strategy.execution import Execution
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
@@ -52,8 +54,13 @@ def offloads(draw: st.DrawFn, stage: int) -> Offload:
 
 
 @st.composite
-def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> Strategy:
-    """Any stage with any knobs; sizes small enough that buckets split and padding appears."""
+def zero_strategies(
+    draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2, tiled: bool = False
+) -> Strategy:
+    """Any stage with any knobs; sizes small enough that buckets split and padding appears.
+
+    Only those that may be `tiled`, which not every model can be, cut layers.
+    """
     checkpointing = draw(st.sampled_from(Checkpointing))
     optimizers: list[SGD | Adam] = [
         SGD(),
@@ -65,13 +72,14 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
     fused = FusedBuffers.CONSTANT if stage == 3 else draw(st.sampled_from(FusedBuffers))
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
     full = checkpointing is Checkpointing.FULL
+    tensor = draw(st.integers(1, max_tensor))
+    may_tile = tiled and stage == 3 and tensor == 1
+    may_tile = may_tile and checkpointing is not Checkpointing.OPERATIONS
     return Strategy(
         offload=draw(offloads(stage)).model_copy(
             update={"checkpoints": draw(st.sampled_from(MemoryTier))} if full else {}
         ),
-        parallel=Parallel(
-            data=draw(st.integers(1, max_data)), tensor=draw(st.integers(1, max_tensor))
-        ),
+        parallel=Parallel(data=draw(st.integers(1, max_data)), tensor=tensor),
         zero=Zero(
             stage=stage,
             bucket_elements=draw(st.sampled_from(sizes)),
@@ -83,6 +91,7 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
             reduce_once=draw(st.booleans()),
             reductions_in_flight=draw(st.integers(0, 3)),
             host_ahead_units=draw(st.sampled_from([None, 1, 2, 5])),
+            tiles=draw(st.sampled_from([1, 1, 2, 3])) if may_tile else 1,
         ),
         activations=Activations(
             checkpointing=checkpointing,
@@ -108,18 +117,20 @@ def small_buckets(strategy: Strategy) -> Strategy:
 def models(draw: st.DrawFn, strategy: Strategy) -> Model:
     """A small GPT that `strategy` can train; widths that ranks do not divide come up often."""
     heads = strategy.parallel.tensor * draw(st.integers(1, 2))
+    tiles = strategy.zero.tiles
     layers, groups = draw(st.integers(1, 3)), None
-    if calls_again(strategy):
+    if calls_again(strategy) and tiles == 1:
         groups = draw(st.sampled_from([None, None, 1, layers]))
     shape = GPT(
         layers=layers,
         hidden_groups=groups,
-        hidden_size=heads * draw(st.integers(1, 3)),
+        hidden_size=heads * draw(st.integers(-(-tiles // heads), 3)),
         attention_heads=heads,
         sequence_length=draw(st.integers(1, 4)),
         vocab_size=draw(st.integers(1, 13)),
         tied_embeddings=draw(st.booleans()),
         dropout=draw(st.sampled_from([0.0, 0.0, 0.5])),
+        execution=Execution(tiles=tiles),
     )
     return gpt(
         shape,
@@ -194,9 +205,26 @@ def _called_again(unit: Unit, name: str, source: str) -> Unit:
 @st.composite
 def jobs(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> tuple[Model, Strategy]:
     """A model and a strategy that fit each other."""
-    strategy = draw(zero_strategies(max_data=max_data, max_tensor=max_tensor))
-    model = draw(st.one_of(models(strategy), chains(strategy)))
-    return model, draw(in_groups(model, strategy))
+    strategy = draw(zero_strategies(max_data=max_data, max_tensor=max_tensor, tiled=True))
+    tiled = strategy.zero.tiles > 1
+    model = draw(models(strategy) if tiled else st.one_of(models(strategy), chains(strategy)))
+    return model, draw(sharing_updates(model, draw(in_groups(model, strategy))))
+
+
+@st.composite
+def sharing_updates(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
+    """The strategy, perhaps with a share of what the host updates on the device, if any fits."""
+    offload = strategy.offload
+    if (
+        offload.optimizer is not MemoryTier.HOST
+        or offload.parameters is not MemoryTier.DEVICE
+        or offload.delayed_update
+        or len(model.frozen) == len(model.parameters)
+        or draw(st.booleans())
+    ):
+        return strategy
+    shares = strategy.but({"offload.device_share": draw(st.sampled_from([0.25, 0.5, 0.875]))})
+    return shares if kept_back(model, shares) else strategy
 
 
 @st.composite

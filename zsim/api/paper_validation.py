@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from zsim.analysis.memory_footprint import footprint
+from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
@@ -26,6 +27,7 @@ from zsim.calibration.host_figures import (
     rounded,
 )
 from zsim.calibration.paper_figures import (
+    PIECE_BYTES,
     FigureQuantity,
     FigureVerdict,
     Paper,
@@ -45,8 +47,12 @@ from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import ScenarioError, from_tables
+from zsim.schedule.schedule import Place
 from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND
+
+NARROWEST = 4096
+"""The hidden size from which widths are doubled."""
 
 FAULTS = (
     MistakeError,
@@ -127,6 +133,8 @@ def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
             return _largest(quantity, run.ways[0])
         if quantity is FigureQuantity.LARGEST_SHAPE:
             return _largest_shape(run)
+        if quantity is FigureQuantity.WIDEST:
+            return _widest(run.ways[0])
         if quantity is FigureQuantity.STEP_TIME_RATIO:
             plain, changed = (_simulated(tables)[-1].step_time_s for tables in run.ways)
             return changed / plain, 0
@@ -173,6 +181,28 @@ def _largest_shape(run: PaperRun) -> Asked:
         if footprint(job).fits:
             fitting.append((float(sum(each.elements for each in job.model.parameters)), way))
     return max(fitting, default="none of the shapes fits")
+
+
+def _widest(tables: Mapping[str, object]) -> Asked:
+    """Double the hidden size until it does not train on memory in pieces."""
+    scenario, width, fits = from_tables(tables), NARROWEST, 0
+    while True:
+        model = scenario.model.model_copy(update={"hidden_size": width})
+        job = resolved("scenario", scenario.model_copy(update={"model": model})).job()
+        if not (_largest_buffer(job) <= PIECE_BYTES and footprint_of(job).fits):
+            return (float(fits), 0) if fits else "no size fits"
+        width, fits = 2 * width, width
+
+
+def _largest_buffer(job: Job) -> int:
+    """Return the bytes of the largest buffer in device memory."""
+    device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
+    return max(
+        buffer.size_bytes
+        for program in job.schedule.programs
+        for buffer in program.buffers
+        if buffer.pool in device
+    )
 
 
 def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:

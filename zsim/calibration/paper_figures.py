@@ -18,6 +18,10 @@ from zsim.calibration.network_verdict import Errors, errors_of
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
 
+PIECE_BYTES = 2 << 30
+"""What GPU memory was cut into before figure 6b was measured: larger allocations failed
+(Rajbhandari et al. 2021, section 8.5: 2 GB)."""
+
 WORST = 5
 """Rows that are named because they are predicted worst."""
 
@@ -42,6 +46,9 @@ class FigureQuantity(StrEnum):
     """Parameters of the largest model that fits, by layers."""
     LARGEST_SHAPE = "largest shape"
     """Parameters of the largest one that fits of the shapes `among` which the paper trained."""
+    WIDEST = "widest"
+    """The largest hidden size, doubled from 4,096 on, that trains on devices whose memory is in
+    pieces of `PIECE_BYTES`: no buffer is larger than one, and all fit."""
     STATES = "states"
     """Parameters of the largest model whose states alone fit."""
     FORMULA = "formula"

@@ -1,7 +1,7 @@
 """Checkpoints that are kept to run units again: their values, sizes, and the way they go."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zsim.model.model import BATCH, Model, Unit, Value
 from zsim.strategy.strategy import Checkpointing, Strategy
@@ -18,15 +18,27 @@ def recomputed(model: Model, unit: Unit, strategy: Strategy) -> bool:
     return unit.checkpoint and full and goes_back(model, unit)
 
 
+def run_again_apart(model: Model, strategy: Strategy) -> set[str]:
+    """Return units that are run again before the backward of others of their block."""
+    return {
+        unit.name
+        for block in model.checkpointed_together
+        if len(block) > 1 and any(recomputed(model, each, strategy) for each in block)
+        for unit in block
+    }
+
+
 def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
-    """Yield checkpoints that do not stay where they were made: those of one unit alone."""
+    """Yield checkpoints that do not stay where they were made: what one block alone is given."""
     if not strategy.moves_checkpoints:
         return
-    readers = Counter(name for unit in model.units for name in _given(unit))
-    for unit in model.units:
-        for name in sorted(_given(unit)):
+    readers = Counter(name for units in model.checkpointed_together for name in _given(units))
+    for units in model.checkpointed_together:
+        if not any(recomputed(model, unit, strategy) for unit in units):
+            continue
+        for name in sorted(_given(units)):
             value = model.values[name]
-            if recomputed(model, unit, strategy) and value.requires_gradient and readers[name] == 1:
+            if value.requires_gradient and readers[name] == 1:
                 yield value
 
 
@@ -36,6 +48,7 @@ def kept_bytes(model: Model, strategy: Strategy) -> int:
     return sum(value.size_bytes // parts for value in moved(model, strategy))
 
 
-def _given(unit: Unit) -> set[str]:
-    own = {value.name for segment in unit.segments for value in segment.outputs}
-    return {name for segment in unit.segments for name in segment.inputs} - own - {BATCH}
+def _given(units: Sequence[Unit]) -> set[str]:
+    segments = [segment for unit in units for segment in unit.segments]
+    own = {value.name for segment in segments for value in segment.outputs}
+    return {name for segment in segments for name in segment.inputs} - own - {BATCH}

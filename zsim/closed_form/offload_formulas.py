@@ -204,9 +204,12 @@ def checkpoint_bytes(size: TransformerSize, sequences: int, *, interval: int = 1
     return 2 * sequences * size.sequence * size.hidden * size.layers // interval
 
 
-def working_state_bytes(size: TransformerSize) -> int:
-    """Return the largest operator, hidden to 4 x hidden, with its gradient (equation 4)."""
-    return 4 * size.hidden * 4 * size.hidden
+def working_state_bytes(size: TransformerSize, *, tiles: int = 1) -> int:
+    """Return the largest operator, hidden to 4 x hidden, with its gradient (equation 4).
+
+    Cut into tiles, there is one of them at once (section 5.1.3).
+    """
+    return 4 * size.hidden * 4 * size.hidden // tiles
 
 
 def working_activation_bytes(size: TransformerSize, sequences: int, *, interval: int = 1) -> int:

@@ -7,7 +7,8 @@ device are fetched for every gather over the data axis.
 """
 
 from zsim.closed_form.checkpoint import kept_bytes
-from zsim.closed_form.zero_stages import buckets, gathers, padded_elements
+from zsim.closed_form.zero_stages import buckets, gathers, kept_back, padded_elements
+from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.schedule import FileBytes, HostBytes
 from zsim.strategy.offload import MemoryTier
@@ -26,12 +27,14 @@ def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
     if offload.checkpoints is not MemoryTier.DEVICE:
         out = back = _checkpoints(model, strategy)
     if offload.optimizer is not MemoryTier.DEVICE:
-        updated = _updated(model, strategy) * precision.compute.size_bytes
+        stays = kept_back(model, strategy)
+        updated = _updated(model, strategy, but=stays) * precision.compute.size_bytes
         clips = strategy.train.clip_norm is not None
         number = precision.optimizer.size_bytes  # goes over ranks by way of the device
         out += updated + clips * number
         back += updated if offload.parameters is MemoryTier.DEVICE else 0
-        back += (clips + (precision is Precision.FP16)) * number
+        part = DType.FP64.size_bytes if stays else number  # added up with the device's
+        back += (clips + (precision is Precision.FP16)) * part
     if offload.parameters is not MemoryTier.DEVICE:
         back += _fetched(model, strategy)
     return HostBytes(to_host=out, from_host=back)
@@ -62,9 +65,9 @@ def _checkpoints(model: Model, strategy: Strategy) -> int:
     return strategy.train.gradient_accumulation_steps * kept_bytes(model, strategy)
 
 
-def _updated(model: Model, strategy: Strategy) -> int:
-    """Elements that a rank updates, with padding."""
-    whole = padded_elements(model, strategy, frozen=False)
+def _updated(model: Model, strategy: Strategy, *, but: int = 0) -> int:
+    """Elements that a rank updates, with padding, of all `but` so many."""
+    whole = padded_elements(model, strategy, frozen=False) - but
     return whole if strategy.zero.stage == 0 else whole // strategy.parallel.data
 
 

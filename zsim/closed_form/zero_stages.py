@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
-from zsim.closed_form.checkpoint import goes_back
+from zsim.closed_form.checkpoint import goes_back, run_again_apart
 from zsim.closed_form.data_volume import DataVolume, all_reduces
 from zsim.model.model import Model
 from zsim.schedule.schedule import WireBytes
@@ -15,12 +16,15 @@ from zsim.strategy.strategy import Keep, Strategy
 class BucketSize:
     """Parameters that are gathered as one: their elements, without padding.
 
-    Those that are not `frozen` are reduced and updated, too. `again` says that backward reads some.
+    Those that are not `frozen` are reduced and updated, too. `again` says how often some are read
+    after forward: by backward, and before that where their unit is run again apart from it; `first`
+    where among all parameters the first of them is used.
     """
 
     elements: int
     frozen: bool
-    again: bool
+    again: int
+    first: int
 
     def padded(self, ranks: int) -> int:
         """Elements, up to a multiple of the ranks."""
@@ -48,38 +52,56 @@ def buckets(model: Model, strategy: Strategy) -> list[BucketSize]:
 
 def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[BucketSize]:
     limit = strategy.bucket_limit
+    apart, read = run_again_apart(model, strategy), set[str]()
+    for unit in model.units:
+        if goes_back(model, unit):
+            read.add(unit.module or unit.name)
     units = [
         (
             [each for each in unit.parameters if each.frozen is frozen],
-            any(
-                goes_back(model, each)
-                for each in model.units
-                if unit.name in (each.name, each.module)
-            ),
+            (unit.name in read) + (unit.name in apart),
         )
         for unit in model.modules
     ]
     uses = Counter(parameter.name for own, _ in units for parameter in own)
-    reread = {parameter.name for own, again in units if again for parameter in own}
+    reread = {parameter.name: again for own, again in units if again for parameter in own}
+    places = {parameter.name: place for place, parameter in enumerate(model.parameters)}
     for parameter in model.parameters:
         if uses[parameter.name] > 1:
-            yield BucketSize(parameter.elements, frozen, parameter.name in reread)
-    filled: int | None = None
-    last = True
+            again, place = reread.get(parameter.name, 0), places[parameter.name]
+            yield BucketSize(parameter.elements, frozen, again, place)
+    filled: BucketSize | None = None
     for own, again in reversed(units):
         if strategy.zero.stage == 3 and filled is not None:
-            yield BucketSize(filled, frozen, last)
+            yield filled
             filled = None
-        last = again
         for parameter in own:
+            size, place = parameter.elements, places[parameter.name]
             if uses[parameter.name] > 1:
                 continue
-            if filled is not None and limit is not None and filled + parameter.elements > limit:
-                yield BucketSize(filled, frozen, last)
+            if filled is not None and limit is not None and filled.elements + size > limit:
+                yield filled
                 filled = None
-            filled = (filled or 0) + parameter.elements
+            if filled is None:
+                filled = BucketSize(size, frozen, again, place)
+            else:
+                first = min(filled.first, place)
+                filled = BucketSize(filled.elements + size, frozen, filled.again, first)
     if filled is not None:
-        yield BucketSize(filled, frozen, last)
+        yield filled
+
+
+def kept_back(model: Model, strategy: Strategy) -> int:
+    """Return elements, with padding, of the first buckets, which the device updates by itself.
+
+    As many as are no more than the share of all.
+    """
+    ranks, share = strategy.parallel.data, strategy.offload.device_share
+    trained = sorted(
+        (each for each in buckets(model, strategy) if not each.frozen), key=lambda each: each.first
+    )
+    sums = list(accumulate(each.padded(ranks) for each in trained))
+    return max([0, *(each for each in sums if each <= share * sums[-1])])
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
@@ -118,8 +140,8 @@ def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
 
 def gathers(bucket: BucketSize, strategy: Strategy) -> tuple[int, int]:
     """Return how often stage 3 gathers a bucket in a step: over the data axis, its inner part."""
-    kept = strategy.zero.keep_after_forward is Keep.EVERYTHING or not bucket.again
-    times = strategy.train.gradient_accumulation_steps * (1 if kept else 2)
+    keeps = strategy.zero.keep_after_forward is Keep.EVERYTHING
+    times = strategy.train.gradient_accumulation_steps * (1 if keeps else 1 + bucket.again)
     return (times, 0) if strategy.zero.secondary is None else (1, times - 1)
 
 

@@ -6,6 +6,7 @@ how it is sharded over data-parallel ranks.
 """
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 
 from zsim.dtype import DType
@@ -115,6 +116,10 @@ class Unit:
 
     One that names a `module` is another call of that earlier unit in the same forward: it has its
     parameters and segments, and values and saved tensors of its own.
+
+    Units in a row that name the same `block` are checkpointed as one: of all that they are given
+    and make, what the block was given is kept, and all of them are run again before the backward of
+    the last.
     """
 
     name: str
@@ -122,6 +127,7 @@ class Unit:
     segments: tuple[Segment, ...]
     checkpoint: bool = True
     module: str = ""
+    block: str = ""
 
 
 BATCH = "batch"
@@ -144,6 +150,7 @@ class Model:
             makes no gradients that nobody needs, such as those of frozen parameters.
         attention_flops: of both, those of products with scores. Causal masking leaves out half.
         architecture: the shape it was built from, where it was; a backend can build modules of it.
+        tiles: tiles that linear layers of its blocks are cut into, each a unit.
     """
 
     name: str
@@ -157,6 +164,7 @@ class Model:
     backward_flops: int = 0
     attention_flops: int = 0
     architecture: Architecture | None = None
+    tiles: int = 1
     values: dict[str, Value] = field(init=False, repr=False, compare=False)
     frozen: frozenset[str] = field(init=False, repr=False, compare=False)
 
@@ -208,6 +216,12 @@ class Model:
     def modules(self) -> tuple[Unit, ...]:
         """Every unit once, however often it is called."""
         return tuple(unit for unit in self.units if not unit.module)
+
+    @property
+    def checkpointed_together(self) -> tuple[tuple[Unit, ...], ...]:
+        """Every unit, grouped with those that are run again with it."""
+        grouped = groupby(self.units, key=lambda unit: (unit.block, unit.block or unit.name))
+        return tuple(tuple(units) for _, units in grouped)
 
     @property
     def parameter_count(self) -> int:

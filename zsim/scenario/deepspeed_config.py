@@ -52,6 +52,7 @@ SECTIONS = (
     ZERO,
     OPTIMIZER,
     PARAM,
+    "aio",
     "fp16",
     "bf16",
     "optimizer",

@@ -23,6 +23,11 @@ DEFAULTS: Mapping[str, object] = {
     "zero_optimization.offload_optimizer.ratio": 1.0,
     "zero_optimization.stage3_module_granularity_threshold": 0,
     "zero_optimization.stage3_model_persistence_threshold": 2**63 - 1,
+    # Handles of files: reads and writes are simulated at the rates of the drives.
+    "aio.block_size": 2**20,
+    "aio.queue_depth": 8,
+    "aio.intra_op_parallelism": 1,
+    "aio.overlap_events": True,
 }
 """Options that are silent at one value, and named at any other."""
 
@@ -59,7 +64,6 @@ WITHOUT_EFFECT = frozenset(
         "zero_optimization.allgather_bucket_size",
         # How files are read and written, and where; which CPU Adam; how states are made at first.
         # A copy of parameters to the device stops the host, pinned or not.
-        "aio",
         "zero_force_ds_cpu_optimizer",
         "zero_optimization.cpu_offload_use_pin_memory",
         "zero_optimization.offload_optimizer.nvme_path",

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pydantic_core import InitErrorDetails
 
 from zsim.config_error import refusal
-from zsim.strategy.config_table import Count, Flag, Table, Whole
+from zsim.strategy.config_table import Count, Flag, Fraction, Table, Whole
 
 
 class MemoryTier(StrEnum):
@@ -43,6 +43,9 @@ class Offload(Table):
         pipeline_read: read the states of the next sub-group while one is updated.
         pipeline_write: write those of the last one at the same time.
         buffers: slots for the states of sub-groups; None is as many as the pipeline needs.
+        device_share: with `optimizer = host`: the first buckets that have at most this share of all
+            that is trained keep masters and moments on the device, and are updated there (Twin-Flow
+            of ZeRO-Offload++; DeepSpeed's `ratio` is the rest).
         delayed_update: with `optimizer = host`: apply the gradients of a step while the next one
             runs, so that every step computes with parameters one update old (ZeRO-Offload's
             one-step delayed parameter update, section 5.2).
@@ -62,6 +65,7 @@ class Offload(Table):
     pipeline_read: Flag = True
     pipeline_write: Flag = True
     buffers: Count | None = None
+    device_share: Fraction = 0.0
     delayed_update: Flag = False
     warm_up_steps: Whole = 0
     fetch_units: Whole = 1
@@ -92,8 +96,57 @@ class Offload(Table):
         """Sub-groups whose states are in host memory at once."""
         return 1 + self.pipeline_read + self.pipeline_write
 
-    def contradictions(self) -> Iterator[InitErrorDetails]:
-        """Yield what delayed updates lack, and what is said of them where there are none."""
+    def contradictions(
+        self, *, stage: int, emulates: bool, pipeline: int, moments: int, has_groups: bool
+    ) -> Iterator[InitErrorDetails]:
+        """Yield what contradicts the rest of a strategy, or another key of this table."""
+        for name in ("optimizer", "parameters", "checkpoints"):
+            tier = getattr(self, name)
+            if tier is MemoryTier.DEVICE:
+                continue
+            if emulates:
+                why = "is for zsim's own stages; with emulate it stays at device"
+                yield refusal(f"offload.{name}", tier, why)
+            elif pipeline > 1:
+                yield refusal(f"offload.{name}", tier, f"is not modelled for pipeline = {pipeline}")
+        yield from self._against_tiers(stage=stage, has_groups=has_groups)
+        if self.device_share:
+            yield from self._against_share()
+        yield from self._against_delay()
+        needed = self.sets * (1 + moments + self.files_gradients)
+        if self.buffers is not None and self.buffers < needed:
+            kept = f"a master and {moments} moments"
+            kept = f"a gradient, {kept}" if self.files_gradients else kept
+            why = f"must be at least {needed}: {self.sets} sub-groups at once with {kept} each"
+            yield refusal("offload.buffers", self.buffers, why)
+
+    def _against_tiers(self, *, stage: int, has_groups: bool) -> Iterator[InitErrorDetails]:
+        if self.parameters is not MemoryTier.DEVICE and stage != 3:
+            why = f"is for stage 3, in stage {stage} every rank holds all parameters"
+            yield refusal("offload.parameters", self.parameters, why)
+        if self.parameters is not MemoryTier.DEVICE and self.optimizer is MemoryTier.DEVICE:
+            why = "needs an optimizer that is on the host too: optimizer = host or nvme"
+            yield refusal("offload.parameters", self.parameters, why)
+        if self.optimizer is MemoryTier.NVME and has_groups:
+            why = "is not modelled with groups of parameters; optimizer = host is"
+            yield refusal("offload.optimizer", self.optimizer, why)
+        if self.gradients is MemoryTier.DEVICE:
+            why = "must be host or nvme: where the optimizer is on the device, so are gradients"
+            yield refusal("offload.gradients", self.gradients, why)
+        if self.files_gradients and self.optimizer is not MemoryTier.NVME:
+            yield refusal("offload.gradients", self.gradients, "needs optimizer = nvme")
+
+    def _against_share(self) -> Iterator[InitErrorDetails]:
+        name, share = "offload.device_share", self.device_share
+        if self.optimizer is not MemoryTier.HOST:
+            yield refusal(name, share, "needs optimizer = host, where the rest is updated")
+        if self.parameters is not MemoryTier.DEVICE:
+            why = f"is not modelled for parameters = {self.parameters}"
+            yield refusal(name, share, why)
+        if self.delayed_update:
+            yield refusal(name, share, "is not modelled for delayed_update = true")
+
+    def _against_delay(self) -> Iterator[InitErrorDetails]:
         name = "offload.delayed_update"
         if self.warm_up_steps and not self.delayed_update:
             why = "is for delayed_update = true"

@@ -124,6 +124,9 @@ class ZeroKnobs(Table):
         secondary: stage 3: after the first forward of a step parameters stay sharded over so many
             neighbouring ranks of the data axis, where later gathers find them (hpZ, Wang et al.
             2023, section 3.2); None keeps no secondary shards.
+        tiles: stage 3: linear layers of blocks are cut along their outputs into so many tiles, each
+            gathered, used and freed like a unit of its own (memory-centric tiling, Rajbhandari et
+            al. 2021, section 5.1.3); 1 cuts none.
     """
 
     bucket_elements: Count = BUCKET_ELEMENTS
@@ -136,6 +139,7 @@ class ZeroKnobs(Table):
     reductions_in_flight: Whole = 1
     host_ahead_units: Count | None = None
     secondary: Count | None = None
+    tiles: Count = 1
 
 
 class Zero(ZeroKnobs):
@@ -196,7 +200,13 @@ class Strategy(Table):
                 *self._against_runtime(),
                 *self._against_stage(),
                 *self._against_checkpointing(),
-                *self._against_offload(),
+                *self.offload.contradictions(
+                    stage=self.zero.stage,
+                    emulates=self.zero.emulate is not None,
+                    pipeline=self.parallel.pipeline,
+                    moments=self.moments,
+                    has_groups=bool(self.train.groups),
+                ),
             ]
         )
         return self
@@ -231,6 +241,8 @@ class Strategy(Table):
         zero = self.zero
         if zero.secondary is not None and zero.stage != 3:
             yield refusal("zero.secondary", zero.secondary, f"is for stage 3, not {zero.stage}")
+        if zero.tiles > 1:
+            yield from self._against_tiles()
         name, inner = self._inner
         if inner is not None and (inner < 1 or self.parallel.data % inner):
             yield refusal(f"zero.{name}", inner, f"must divide data = {self.parallel.data}")
@@ -241,6 +253,16 @@ class Strategy(Table):
             if zero.bucket_elements != BUCKET_ELEMENTS:
                 why = "is for fused_buffers = constant"
                 yield refusal("zero.bucket_elements", zero.bucket_elements, why)
+
+    def _against_tiles(self) -> Iterator[InitErrorDetails]:
+        name, tiles = "zero.tiles", self.zero.tiles
+        if self.zero.stage != 3:
+            yield refusal(name, tiles, f"is for stage 3, not {self.zero.stage}")
+        if self.parallel.tensor > 1:
+            why = f"is not modelled for tensor = {self.parallel.tensor}"
+            yield refusal(name, tiles, why)
+        if self.activations.checkpointing is Checkpointing.OPERATIONS:
+            yield refusal(name, tiles, "is not modelled for checkpointing = operations")
 
     def _against_checkpointing(self) -> Iterator[InitErrorDetails]:
         activations, pipeline = self.activations, self.parallel.pipeline
@@ -256,40 +278,6 @@ class Strategy(Table):
         if activations.partition and self.cuts_tokens:
             why = "true cuts what tp_mode = reduce_scatter has cut"
             yield refusal("activations.partition", None, why)
-
-    def _against_offload(self) -> Iterator[InitErrorDetails]:
-        offload, zero = self.offload, self.zero
-        for name in ("optimizer", "parameters", "checkpoints"):
-            tier = getattr(offload, name)
-            if tier is MemoryTier.DEVICE:
-                continue
-            if zero.emulate is not None:
-                why = "is for zsim's own stages; with emulate it stays at device"
-                yield refusal(f"offload.{name}", tier, why)
-            elif self.parallel.pipeline > 1:
-                why = f"is not modelled for pipeline = {self.parallel.pipeline}"
-                yield refusal(f"offload.{name}", tier, why)
-        if offload.parameters is not MemoryTier.DEVICE and zero.stage != 3:
-            why = f"is for stage 3, in stage {zero.stage} every rank holds all parameters"
-            yield refusal("offload.parameters", offload.parameters, why)
-        if offload.parameters is not MemoryTier.DEVICE and offload.optimizer is MemoryTier.DEVICE:
-            why = "needs an optimizer that is on the host too: optimizer = host or nvme"
-            yield refusal("offload.parameters", offload.parameters, why)
-        if offload.optimizer is MemoryTier.NVME and self.train.groups:
-            why = "is not modelled with groups of parameters; optimizer = host is"
-            yield refusal("offload.optimizer", offload.optimizer, why)
-        if offload.gradients is MemoryTier.DEVICE:
-            why = "must be host or nvme: where the optimizer is on the device, so are gradients"
-            yield refusal("offload.gradients", offload.gradients, why)
-        if offload.files_gradients and offload.optimizer is not MemoryTier.NVME:
-            yield refusal("offload.gradients", offload.gradients, "needs optimizer = nvme")
-        yield from offload.contradictions()
-        needed = offload.sets * (1 + self.moments + offload.files_gradients)
-        if offload.buffers is not None and offload.buffers < needed:
-            kept = f"a master and {self.moments} moments"
-            kept = f"a gradient, {kept}" if offload.files_gradients else kept
-            why = f"must be at least {needed}: {offload.sets} sub-groups at once with {kept} each"
-            yield refusal("offload.buffers", offload.buffers, why)
 
     @property
     def keeps_master(self) -> bool:
@@ -308,6 +296,7 @@ class Strategy(Table):
             loss=self.train.loss,
             metrics=self.train.metrics,
             holds_logits=self.train.holds_logits,
+            tiles=self.zero.tiles,
         )
 
     @property

@@ -45,11 +45,17 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
     """Check that `model` was resolved for `strategy`.
 
     Raises:
-        ModelError: it was resolved for another tensor degree.
+        ModelError: it was resolved for another tensor degree, or its layers are not cut into tiles.
     """
     if model.tensor != strategy.parallel.tensor:
         tensor = strategy.parallel.tensor
         raise ModelError(f"parallel.tensor: the model is for {model.tensor} ranks, not {tensor}")
+    if model.tiles != strategy.zero.tiles:
+        cut = "not cut" if model.tiles == 1 else f"cut into {model.tiles}"
+        raise ModelError(
+            f"zero.tiles: {strategy.zero.tiles} is for models that zsim builds of their shape; "
+            f"linear layers of this one are {cut}"
+        )
 
 
 def need_single_calls(model: Model, runtime: str) -> None:

@@ -62,7 +62,7 @@ class ForwardBackward:
         self._gradients = Counter[str]()
         self._drawn = Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
-        self._views: dict[tuple[int, bool, Role], dict[str, View]] = {}
+        self._views: dict[tuple[int, bool, bool, Role], dict[str, View]] = {}
 
     def load(self) -> None:
         """Bring a micro-batch of data in."""
@@ -89,12 +89,14 @@ class ForwardBackward:
         for part in visit.segments:
             last = self._run(visit, part, after, saves=not visit.again)
             after = ()
-        self.checkpoints.put_away(visit, last)
+        if visit.closes:
+            self.checkpoints.put_away(visit, last)
         return last
 
     def backward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
-        """Run the unit backward, recomputing first if it is checkpointed; the id as in forward."""
-        after = (*after, *self.checkpoints.bring_back(visit))
+        """Run the unit backward, or again, or both as its visit says; the id as in forward."""
+        if visit.opens:
+            after = (*after, *self.checkpoints.bring_back(visit))
         last, allocated = "", False
         for part in visit.segments:
             if part.action is Action.RECOMPUTE:
@@ -262,7 +264,7 @@ class ForwardBackward:
 
     def _parameters(self, visit: UnitVisit, segment: Segment, role: Role) -> list[Operand]:
         """Operands for the segment's parameters, or for their gradients, in the unit's order."""
-        key = (visit.unit, visit.backward, role)
+        key = (visit.unit, visit.backward, visit.only_recomputes, role)
         views = self._views.get(key)
         if views is None:
             views = self._views[key] = self._parameter_views(visit, role)

@@ -90,25 +90,27 @@ class GatheredParameters:
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """Return the buffer that holds the whole bucket during `visit`."""
-        again = visit.backward and self.strategy.zero.keep_after_forward is Keep.NOTHING
-        return f"{self.buckets.all[bucket].name}/{'gathered_again' if again else 'gathered'}"
+        name = "gathered"
+        if visit.backward and self.strategy.zero.keep_after_forward is Keep.NOTHING:
+            name = "gathered_to_recompute" if visit.only_recomputes else "gathered_again"
+        return f"{self.buckets.all[bucket].name}/{name}"
 
     def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
         """Return what is needed when, in order of first use."""
         keeps = self.strategy.zero.keep_after_forward is Keep.EVERYTHING
-        found: dict[tuple[int, int], tuple[int, int, str]] = {}
+        found: dict[tuple[int, str], tuple[int, int, int]] = {}
         window, backward = -1, True
         for index, visit in enumerate(sequence):
             if visit.backward != backward:
                 backward = visit.backward
                 window += 0 if keeps and backward else 1
             for run in self.buckets.runs[visit.unit]:
-                key = (window, run.bucket)
+                key = (window, self.held(run.bucket, visit))
                 first = found[key][0] if key in found else index
-                found[key] = (first, index, self.held(run.bucket, visit))
+                found[key] = (first, index, run.bucket)
         return [
             Need(bucket=bucket, buffer=buffer, first=first, last=last)
-            for (_, bucket), (first, last, buffer) in found.items()
+            for (_, buffer), (first, last, bucket) in found.items()
         ]
 
     def before(self, index: int) -> tuple[Edge, ...]:
@@ -140,7 +142,8 @@ class GatheredParameters:
         after: tuple[Edge, ...] = ()
         if first and not bucket.frozen:
             # The first gather of a step reads what the last step's update wrote.
-            after = (Previous(update_path(bucket, self.strategy)),)
+            tier = self.states[bucket.index].tier
+            after = (Previous(update_path(bucket, self.strategy, tier=tier)),)
         again = not first and self.strategy.zero.secondary is not None
         shard = _secondary(bucket) if again else self.states[need.bucket].parameter
         group = INNER if again else DATA
@@ -220,10 +223,11 @@ class ReplicatedParameters:
         self.seen.update(fresh)
         found = (self.buckets.all[bucket] for bucket in fresh)
         if self.strategy.zero.stage == 0:
-            if self.strategy.offload.optimizer is MemoryTier.DEVICE:
-                return ()
+            moved = [
+                each for each in found if self.states[each.index].tier is not MemoryTier.DEVICE
+            ]
             return tuple(
-                Previous(update_path(each, self.strategy)) for each in found if not each.frozen
+                Previous(update_path(each, self.strategy)) for each in moved if not each.frozen
             )
         return tuple(Previous(gather_path(bucket)) for bucket in found if not bucket.frozen)
 

@@ -42,7 +42,7 @@ class OffloadedCheckpoints(Checkpoints):
         visits: Sequence[UnitVisit],
     ) -> None:
         super().__init__(writer, model, strategy, store)
-        self._backward = [visit for visit in visits if visit.backward]
+        self._backward = [visit for visit in visits if visit.backward and visit.opens]
         pairs = pairwise(self._backward)
         self._next = {visit.unit: following.parts for visit, following in pairs}
         self._out: dict[str, str] = {}

@@ -4,7 +4,7 @@ ZeRO-Offload (Ren et al. 2021, section 4) copies them beside the backward of ear
 bits; ZeRO-Infinity (Rajbhandari et al. 2021, section 5) may write them to NVMe from there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from zsim.dtype import DType
 from zsim.schedule.operation import Action, FreeMode, Role
@@ -39,14 +39,22 @@ def part_of(action: Action, bucket: str) -> str:
 class GradientsToHost:
     """Copies reduced gradients to the host, and frees the device's when the next are on the way."""
 
-    def __init__(self, writer: ScheduleWriter, strategy: Strategy) -> None:
+    def __init__(
+        self, writer: ScheduleWriter, strategy: Strategy, *, stays: Set[int] = frozenset()
+    ) -> None:
         self._writer = writer
         self._strategy = strategy
+        self._stays = stays
         self._leaving: list[tuple[str, str]] = []
         self._written: list[tuple[str, tuple[str, ...]]] = []
 
     def copy_out(self, bucket: Bucket, reduced: Reduced) -> Reduced:
-        """Copy what the rank updates of a bucket's gradients to the host; return it there."""
+        """Copy what the rank updates of a bucket's gradients to the host; return it there.
+
+        What the device updates stays.
+        """
+        if bucket.index in self._stays:
+            return reduced
         writer, compute = self._writer, self._strategy.train.precision.compute
         declare = bucket.buffer if self._strategy.zero.stage == 0 else bucket.shard_buffer
         name = "gradient_on_host"

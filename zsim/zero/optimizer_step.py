@@ -216,6 +216,10 @@ class OptimizerStep:
             kernels=(self._kernel(elements, reads=1, writes=0),),
         )
 
+    def measured_by(self, _item: UpdatedTensor, /) -> str:
+        """Return the operation that tests the gradient of a tensor for overflow."""
+        return "step/update/overflow/measure"
+
     def completed(self, writer: ScheduleWriter) -> None:
         """Write what follows the update of the last tensor."""
 
@@ -226,7 +230,7 @@ class OptimizerStep:
         """Update nothing, for gradients overflowed, and let the loss scale fall."""
         for item in self.tensors:
             if not item.keeps_gradient:
-                writer.free(item.gradient.buffer, uses=("step/update/overflow/measure",))
+                writer.free(item.gradient.buffer, uses=(self.measured_by(item),))
         self.skipped(writer)
         scale = self.strategy.train.loss_scale
         writer.set_scalar(LOSS_SCALE, LOSS_SCALE, multiply=scale.backoff, minimum=scale.minimum)

@@ -31,6 +31,7 @@ from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 from zsim.zero.reduce import BucketReductions
 from zsim.zero.state import Holding
 from zsim.zero.step_skeleton import Step
+from zsim.zero.twin_flow import TwinFlowStep, kept_on_device
 from zsim.zero.visit_order import UnitVisit
 
 
@@ -69,6 +70,8 @@ class StageStep(Step):
     """A step of a stage: optimizer state is sharded from stage 1 on, parameters in stage 3."""
 
     def __init__(self, model: Model, strategy: Strategy) -> None:
+        buckets = fill(model, strategy)
+        stays = kept_on_device(buckets, strategy)
         holding = Holding(
             parameter=strategy.train.precision.compute,
             parameter_sharded=strategy.zero.stage == 3,
@@ -76,14 +79,15 @@ class StageStep(Step):
             has_master=strategy.keeps_master,
             parameter_tier=strategy.offload.parameters,
             optimizer_tier=strategy.offload.optimizer,
+            device_optimizer=stays,
         )
-        super().__init__(model, strategy, fill(model, strategy), holding)
+        super().__init__(model, strategy, buckets, holding)
         if strategy.zero.contiguous:
             allocate_gradients(self.writer, strategy, self.buckets)
         self.passes.checkpoints = _checkpoints(self.writer, model, strategy, self.visits)
         self.parameters: GatheredParameters | ReplicatedParameters
         sequence = self.visits * strategy.train.gradient_accumulation_steps
-        buckets, states = self.buckets, self.states
+        states = self.states
         if strategy.zero.stage == 3:
             self.parameters = GatheredParameters(
                 self.writer, strategy, buckets=buckets, states=states, sequence=sequence
@@ -96,8 +100,10 @@ class StageStep(Step):
         self.optimizer_step = _OPTIMIZER_STEPS[strategy.offload.optimizer]
         if strategy.offload.delayed_update:
             self.optimizer_step = DelayedOptimizerStep
+        if stays:
+            self.optimizer_step = TwinFlowStep
         if strategy.offload.optimizer is not MemoryTier.DEVICE:
-            self.reductions.to_host = GradientsToHost(self.writer, strategy)
+            self.reductions.to_host = GradientsToHost(self.writer, strategy, stays=stays)
         self._done: list[str] = []
 
     def write_setup(self) -> None:
@@ -136,7 +142,8 @@ class StageStep(Step):
     def backward(self, visit: UnitVisit) -> None:
         """Write the backward of a unit, and take its gradients."""
         self.forward(visit)
-        self.reductions.contribute(visit.unit, last=self.is_last)
+        if not visit.only_recomputes:
+            self.reductions.contribute(visit.unit, last=self.is_last)
 
     def end(self) -> None:
         """Update every bucket that is trained; in stages 1 and 2 gather what was updated."""
@@ -150,8 +157,10 @@ class StageStep(Step):
                 parameter = self.states[number].parameter
                 gather_updated(writer, self.buckets.all[number], parameter, after=(updated,))
 
-        # The last reduction: communication runs in order, so it ends after all others.
-        last = tuple(item.operation for item in list(reduced.values())[-1:])
+        # The last reduction, and the last copy out: each stream runs in order, so they end after
+        # all others.
+        ends = {self.states[index].tier: each.operation for index, each in reduced.items()}
+        last = tuple(ends.values())
         on_device = self.strategy.offload.optimizer is MemoryTier.DEVICE
         keeps = self.strategy.zero.contiguous and on_device
         self.update(reduced, after=last, updated=gather, keeps_gradients=keeps)

@@ -72,6 +72,7 @@ class Holding:
         frozen: format of parameters that are not trained, where it is another.
         file_elements: masters and moments of smaller shards are kept on the host, not in files.
         host_parameters: buckets whose parameters are kept on the host, not in files.
+        device_optimizer: buckets whose masters and moments are kept on the device all the same.
     """
 
     parameter: DType
@@ -83,6 +84,7 @@ class Holding:
     optimizer_tier: MemoryTier = MemoryTier.DEVICE
     file_elements: int = 0
     host_parameters: frozenset[int] = frozenset()
+    device_optimizer: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +95,13 @@ class BucketState:
         parameter: the rank's shard or the whole bucket, as its `Holding` says.
         master: master weights, where there are some; frozen parameters have none.
         moments: as many as the optimizer keeps; none for frozen parameters.
+        tier: where masters and moments are, and are updated.
     """
 
     parameter: str
     master: str | None
     moments: tuple[str, ...]
+    tier: MemoryTier
 
 
 @dataclass(slots=True)
@@ -121,6 +125,8 @@ def declare(
 
     sharded, optimizer = holding.optimizer_sharded, strategy.train.precision.optimizer
     at, updated_at = holding.parameter_tier, holding.optimizer_tier
+    if bucket.index in holding.device_optimizer:
+        updated_at = MemoryTier.DEVICE
     if updated_at is MemoryTier.NVME and bucket.shard < holding.file_elements:
         updated_at = MemoryTier.HOST
     if at is MemoryTier.NVME and bucket.index in holding.host_parameters:
@@ -128,7 +134,7 @@ def declare(
     dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
     name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded, tier=at)
     if bucket.frozen:
-        return BucketState(parameter=name, master=None, moments=())
+        return BucketState(parameter=name, master=None, moments=(), tier=updated_at)
     master = None
     if holding.has_master:
         master = buffer("master", optimizer, Kind.MASTER, sharded=sharded, tier=updated_at)
@@ -136,7 +142,7 @@ def declare(
         buffer(f"moment{number}", optimizer, Kind.MOMENT, sharded=sharded, tier=updated_at)
         for number in range(1, strategy.moments + 1)
     )
-    return BucketState(parameter=name, master=master, moments=moments)
+    return BucketState(parameter=name, master=master, moments=moments, tier=updated_at)
 
 
 def own_view(writer: ScheduleWriter, bucket: Bucket, buffer: str) -> View:
@@ -151,17 +157,25 @@ def updated_view(writer: ScheduleWriter, bucket: Bucket, buffer: str, strategy: 
     return writer.all(buffer) if strategy.zero.stage == 0 else own_view(writer, bucket, buffer)
 
 
-def update_path(bucket: Bucket, strategy: Strategy, *, has_master: bool | None = None) -> str:
+def update_path(
+    bucket: Bucket,
+    strategy: Strategy,
+    *,
+    has_master: bool | None = None,
+    tier: MemoryTier | None = None,
+) -> str:
     """Return the id of the operation that writes a bucket's updated parameters where they are kept.
 
     It is a cast where there are masters: those that the strategy keeps, or `has_master`; and where
-    they are kept elsewhere than masters are updated, what moves them there.
+    they are kept elsewhere than masters are updated, what moves them there. Masters are updated in
+    the `tier` that the strategy says, or in this one.
     """
     casts = strategy.keeps_master if has_master is None else has_master
     verb = "cast" if casts else "update"
+    updated_at = strategy.offload.optimizer if tier is None else tier
     if strategy.offload.parameters is MemoryTier.NVME:
         verb = "write"
-    elif strategy.offload.optimizer is not strategy.offload.parameters is MemoryTier.DEVICE:
+    elif updated_at is not strategy.offload.parameters is MemoryTier.DEVICE:
         verb = "upload"
     return f"step/update/{bucket.name}/{verb}"
 

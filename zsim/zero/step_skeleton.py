@@ -82,7 +82,8 @@ class Step:
                 self.passes.seed()
                 self.begin_backward()
             for visit in backward:
-                self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}"
+                again = "/again" if visit.only_recomputes else ""
+                self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}{again}"
                 self.backward(visit)
             self.writer.prefix = f"{part}/end"
             self.end_backward()

@@ -1,11 +1,13 @@
 """The order in which one micro-batch visits units and segments, and how long each value lives.
 
 A checkpointed unit keeps nothing of its forward but what it was given; before its backward it is
-run again, and what that makes are values of their own (`Made.AGAIN`).
+run again, and what that makes are values of their own (`Made.AGAIN`). Units of one block are
+checkpointed as one: all of them are run again, each in a visit of its own, then backward begins.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from zsim.model.model import BATCH, Model, Segment, Unit
@@ -51,7 +53,8 @@ class UnitVisit:
     """One unit in one pass, with what of its input is put away after it or brought back before.
 
     `again` says that the unit is checkpointed: its forward saves nothing, its backward runs it
-    again.
+    again. `opens` and `closes` say that it is the first visit, or the last, of all units that are
+    checkpointed with it, in its direction.
     """
 
     unit: int
@@ -59,60 +62,95 @@ class UnitVisit:
     again: bool
     segments: tuple[SegmentVisit, ...]
     parts: tuple[str, ...] = ()
+    opens: bool = True
+    closes: bool = True
+
+    @property
+    def only_recomputes(self) -> bool:
+        """True if it runs the unit again, whose backward is a visit of its own."""
+        return bool(self.segments) and all(
+            each.action is Action.RECOMPUTE for each in self.segments
+        )
 
 
 def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
     """Every visit of one micro-batch, forward then backward, of all units that have one.
 
-    `parts` are the checkpoints that are put away after the forward visit and brought back before
-    the backward one. What several units are given stays where it is.
+    `parts` are the checkpoints that are put away after the last forward visit of what is
+    checkpointed as one, and brought back before its first backward one. What others are given, too,
+    stays where it is.
     """
     full = strategy.activations.checkpointing is Checkpointing.FULL
-    readers = Counter(name for unit in model.units for name in _given(unit))
-    found: list[UnitVisit] = []
-    for index, unit in enumerate(model.units):
-        again = full and unit.checkpoint
-        parts: tuple[str, ...] = ()
-        if again and strategy.moves_checkpoints and _differentiated(model, unit):
-            parts = tuple(
-                name
-                for name in _given(unit)
-                if readers[name] == 1 and model.values[name].requires_gradient
+    blocks = _blocks(model, strategy)
+    forward: list[UnitVisit] = []
+    backward: list[UnitVisit] = []
+    for block in blocks:
+        for index in block.units:
+            unit, last = model.units[index], index == block.units[-1]
+            forward.append(
+                UnitVisit(
+                    unit=index,
+                    backward=False,
+                    again=full and unit.checkpoint,
+                    segments=tuple(
+                        SegmentVisit(
+                            Action.FORWARD,
+                            number,
+                            tuple(ValueInstance(name, Made.FORWARD) for name in segment.inputs),
+                            tuple(
+                                ValueInstance(value.name, Made.FORWARD) for value in segment.outputs
+                            ),
+                        )
+                        for number, segment in enumerate(unit.segments)
+                    ),
+                    parts=block.parts if last else (),
+                    opens=index == block.units[0],
+                    closes=last,
+                )
             )
-        segments = tuple(
-            SegmentVisit(
-                Action.FORWARD,
-                number,
-                tuple(ValueInstance(name, Made.FORWARD) for name in segment.inputs),
-                tuple(ValueInstance(value.name, Made.FORWARD) for value in segment.outputs),
-            )
-            for number, segment in enumerate(unit.segments)
-        )
-        found.append(
-            UnitVisit(unit=index, backward=False, again=again, segments=segments, parts=parts)
-        )
-    for index in reversed(range(len(model.units))):
-        unit, again = model.units[index], found[index].again
-        if not _differentiated(model, unit):
-            continue
-        found.append(
-            UnitVisit(
-                unit=index,
-                backward=True,
-                again=again,
-                segments=_backward(model, unit, again=again, parts=found[index].parts),
-                parts=found[index].parts,
-            )
-        )
-    _end_values(found)
+    for block in reversed(blocks):
+        backward += _backward(model, block, again=full and model.units[block.units[0]].checkpoint)
+    found = [*forward, *backward]
+    _end_values(found, {name for block in blocks for name in block.parts})
     return tuple(found)
 
 
-def _given(unit: Unit) -> tuple[str, ...]:
-    """Values that the unit reads and others make, but for the batch."""
-    own = {value.name for segment in unit.segments for value in segment.outputs}
-    given = [name for segment in unit.segments for name in segment.inputs]
-    return tuple(dict.fromkeys(name for name in given if name not in own and name != BATCH))
+@dataclass(frozen=True, slots=True)
+class _CheckpointedUnits:
+    """Units that are checkpointed as one, what they make, and which checkpoints are put away."""
+
+    units: tuple[int, ...]
+    own: frozenset[str]
+    given: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+
+
+def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
+    """Return all units by what is checkpointed as one."""
+    found: list[_CheckpointedUnits] = []
+    first = 0
+    for units in model.checkpointed_together:
+        segments = [segment for unit in units for segment in unit.segments]
+        own = frozenset(value.name for segment in segments for value in segment.outputs)
+        read = dict.fromkeys(name for segment in segments for name in segment.inputs)
+        given = tuple(name for name in read if name not in own and name != BATCH)
+        found.append(_CheckpointedUnits(tuple(range(first, first + len(units))), own, given))
+        first += len(units)
+    readers = Counter(name for block in found for name in block.given)
+    return [replace(each, parts=_parts(model, strategy, each, readers)) for each in found]
+
+
+def _parts(
+    model: Model, strategy: Strategy, block: _CheckpointedUnits, readers: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return checkpoints that are put away: of what is run again, what no other block reads."""
+    units = [model.units[index] for index in block.units]
+    differentiated = any(_differentiated(model, unit) for unit in units)
+    if not (units[0].checkpoint and strategy.moves_checkpoints and differentiated):
+        return ()
+    return tuple(
+        name for name in block.given if readers[name] == 1 and model.values[name].requires_gradient
+    )
 
 
 def _differentiated(model: Model, unit: Unit) -> bool:
@@ -120,47 +158,75 @@ def _differentiated(model: Model, unit: Unit) -> bool:
     return any(map(model.runs_backward, unit.segments)) or not unit.segments
 
 
-def _backward(
-    model: Model, unit: Unit, *, again: bool, parts: tuple[str, ...]
-) -> tuple[SegmentVisit, ...]:
-    own = {value.name for segment in unit.segments for value in segment.outputs}
+def _backward(model: Model, block: _CheckpointedUnits, *, again: bool) -> list[UnitVisit]:
+    """Return backward visits of a block; of one unit that is run again, one for both."""
+    differentiated = [each for each in block.units if _differentiated(model, model.units[each])]
+    if not differentiated:
+        return []
+    found: list[tuple[int, tuple[SegmentVisit, ...]]] = []
+    if again:
+        found += [(each, _run_again(model, block, each)) for each in block.units]
+    for each in reversed(differentiated):
+        before = found.pop()[1] if again and len(block.units) == 1 else ()
+        found.append((each, (*before, *_run_backward(model, block, each, again=again))))
+    return [
+        UnitVisit(
+            unit=unit,
+            backward=True,
+            again=again,
+            segments=segments,
+            parts=() if number else block.parts,
+            opens=not number,
+            closes=number == len(found) - 1,
+        )
+        for number, (unit, segments) in enumerate(found)
+    ]
+
+
+def _reads(
+    block: _CheckpointedUnits, segment: Segment, *, again: bool
+) -> tuple[ValueInstance, ...]:
+    """Return what the backward of a block has of a segment's inputs."""
 
     def instance(name: str) -> ValueInstance:
-        if name in parts:
+        if name in block.parts:
             return ValueInstance(name, Made.GATHERED)
-        return ValueInstance(name, Made.AGAIN if again and name in own else Made.FORWARD)
+        made_again = again and name in block.own
+        return ValueInstance(name, Made.AGAIN if made_again else Made.FORWARD)
 
-    def reads(segment: Segment) -> tuple[ValueInstance, ...]:
-        return tuple(instance(name) for name in segment.inputs)
+    return tuple(instance(name) for name in segment.inputs)
 
+
+def _run_again(model: Model, block: _CheckpointedUnits, unit: int) -> tuple[SegmentVisit, ...]:
+    return tuple(
+        SegmentVisit(
+            Action.RECOMPUTE,
+            number,
+            _reads(block, segment, again=True),
+            tuple(ValueInstance(value.name, Made.AGAIN) for value in segment.outputs),
+        )
+        for number, segment in enumerate(model.units[unit].segments)
+    )
+
+
+def _run_backward(
+    model: Model, block: _CheckpointedUnits, unit: int, *, again: bool
+) -> tuple[SegmentVisit, ...]:
     found: list[SegmentVisit] = []
-    if again:
-        found += [
-            SegmentVisit(
-                Action.RECOMPUTE,
-                number,
-                reads(segment),
-                tuple(ValueInstance(value.name, Made.AGAIN) for value in segment.outputs),
-            )
-            for number, segment in enumerate(unit.segments)
-        ]
-    for number in reversed(range(len(unit.segments))):
-        segment = unit.segments[number]
-        if not model.runs_backward(segment):
-            continue
-        kept = reads(segment) if segment.saves_input else ()
-        found.append(SegmentVisit(Action.BACKWARD, number, kept, ()))
+    for number, segment in reversed(list(enumerate(model.units[unit].segments))):
+        if model.runs_backward(segment):
+            kept = _reads(block, segment, again=again) if segment.saves_input else ()
+            found.append(SegmentVisit(Action.BACKWARD, number, kept, ()))
     return tuple(found)
 
 
-def _end_values(found: list[UnitVisit]) -> None:
-    """Note with each visit the instances that nothing reads later."""
-    ended: set[ValueInstance] = set()
+def _end_values(found: list[UnitVisit], parts: Set[str]) -> None:
+    """Note with each visit the instances that nothing reads later.
+
+    What is put away ends with that: it frees the whole.
+    """
+    ended = {ValueInstance(name, Made.FORWARD) for name in parts}
     for visit in reversed(found):
-        parted = {ValueInstance(name, Made.FORWARD) for name in visit.parts}
-        if not visit.backward:
-            # Put away after the visit, which frees the whole.
-            ended |= parted
         for segment in reversed(visit.segments):
             last: list[ValueInstance] = []
             for instance in (*segment.reads, *segment.makes):

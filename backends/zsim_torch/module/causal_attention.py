@@ -5,6 +5,7 @@ several heads of queries share one.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,22 @@ def turned(heads: Tensor, count: int) -> Tensor:
     """`heads` [sequences, tokens, heads, size], the first `count` with rotary positions."""
     made: Tensor = _Turned.apply(heads, count)  # type: ignore[no-untyped-call]
     return made
+
+
+def attend_to(shape: Transformer, made: Sequence[Tensor]) -> Tensor:
+    """Attention to what linear layers made: queries, keys and values, or the three in one.
+
+    Returns [sequences, tokens, heads x head size].
+    """
+    heads, shared = shape.attention_heads, shape.shared_heads
+    turns = shape.positions is Positions.ROTARY
+    parts = [each.view(*each.shape[:-1], -1, shape.head_width) for each in made]
+    if shape.joined_qkv:
+        joined = turned(parts[0], heads + shared) if turns else parts[0]
+        parts = list(torch.split(joined, [heads, shared, shared], 2))
+    elif turns:
+        parts[:2] = turned(parts[0], heads), turned(parts[1], shared)
+    return attend(shape, *parts)
 
 
 def attend(shape: Transformer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

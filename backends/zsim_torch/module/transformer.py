@@ -1,12 +1,14 @@
 """A transformer in plain torch modules, with units and names as `zsim.model.transformer` has them.
 
-The units are the children of the module, in order: "embedding", "block0" and so on, "head". The
-first reads the batch, tokens as int64 [sequences, sequence_length + 1]; a block reads the hidden
-state [sequences, sequence_length, hidden_size]; the head reads hidden state and batch and returns
-the mean cross entropy of each next token, in fp32 (fp64 in fp64). There is no dropout.
+The units are the children of the module, in order: "embedding", "block0" and so on, "head"; of
+blocks in tiles, the children of these (`zsim_torch.module.tiled_block`). The first reads the batch,
+tokens as int64 [sequences, sequence_length + 1]; a block reads the hidden state [sequences,
+sequence_length, hidden_size]; the head reads hidden state and batch and returns the mean cross
+entropy of each next token, in fp32 (fp64 in fp64). There is no dropout.
 """
 
 import math
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import cast
 
@@ -14,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zsim.model.architecture import Activation, Positions, Transformer
-from zsim_torch.module.causal_attention import attend, turned
+from zsim.model.architecture import Activation, Transformer
+from zsim_torch.module.block_layers import activate, linear_layers, projections
+from zsim_torch.module.causal_attention import attend_to
 from zsim_torch.module.norm import norm
+from zsim_torch.module.tiled_block import TiledBlock, layer_of_tile, tiled_units
 
 DEVIATION = 0.02
 """Standard deviation of initial weights (Radford et al. 2018, section 4.1)."""
@@ -48,37 +52,30 @@ def add_projections(
     part: nn.Module, shape: Transformer, dtype: torch.dtype, *, bias: bool | None = None
 ) -> None:
     """Give `part` the linear layers of attention; `bias` is that of its output, as `shape` says."""
-    hidden, size = shape.hidden_size, shape.head_width
-    queries, keys = shape.attention_heads * size, shape.shared_heads * size
-    widths = {"q": queries, "k": keys, "v": keys}
-    if shape.joined_qkv:
-        widths = {"qkv": queries + 2 * keys}
-    for name, width in widths.items():
-        part.add_module(name, nn.Linear(hidden, width, bias=shape.biased_qkv, dtype=dtype))
-    biased = shape.bias if bias is None else bias
-    part.add_module("proj", nn.Linear(queries, hidden, bias=biased, dtype=dtype))
+    _add_layers(part, shape, (*projections(shape), "proj"), dtype, bias=bias)
+
+
+def _add_layers(
+    part: nn.Module,
+    shape: Transformer,
+    names: Sequence[str],
+    dtype: torch.dtype,
+    *,
+    bias: bool | None,
+) -> None:
+    """Give `part` these linear layers; `bias` is that of the last."""
+    layers = linear_layers(shape)
+    for name in names:
+        rows, columns, biased = layers[name]
+        if name == names[-1] and bias is not None:
+            biased = bias
+        part.add_module(name, nn.Linear(columns, rows, bias=biased, dtype=dtype))
 
 
 def attention(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
     """Causal self-attention by the linear layers of `part`."""
-    heads, shared = shape.attention_heads, shape.shared_heads
-    turns = shape.positions is Positions.ROTARY
-
-    def made(name: str) -> Tensor:
-        """Return what a linear layer makes: [sequences, tokens, heads, head size]."""
-        found: Tensor = part.get_submodule(name)(normed)
-        return found.view(*normed.shape[:-1], -1, shape.head_width)
-
-    if shape.joined_qkv:
-        joined = made("qkv")
-        if turns:
-            joined = turned(joined, heads + shared)
-        parts = list(torch.split(joined, [heads, shared, shared], 2))
-    else:
-        parts = [made(name) for name in ("q", "k", "v")]
-        if turns:
-            parts[:2] = turned(parts[0], heads), turned(parts[1], shared)
-    result: Tensor = part.get_submodule("proj")(attend(shape, *parts))
+    made = [part.get_submodule(name)(normed) for name in projections(shape)]
+    result: Tensor = part.get_submodule("proj")(attend_to(shape, made))
     return result
 
 
@@ -86,21 +83,16 @@ def add_perceptron(
     part: nn.Module, shape: Transformer, dtype: torch.dtype, *, bias: bool | None = None
 ) -> None:
     """Give `part` the linear layers of an MLP; `bias` is that of its output, as `shape` says."""
-    hidden, wide = shape.hidden_size, shape.wide
-    for name in ("gate", "up") if shape.activation is Activation.SWIGLU else ("up",):
-        part.add_module(name, nn.Linear(hidden, wide, bias=shape.bias, dtype=dtype))
-    biased = shape.bias if bias is None else bias
-    part.add_module("down", nn.Linear(wide, hidden, bias=biased, dtype=dtype))
+    gate = ("gate",) if shape.activation is Activation.SWIGLU else ()
+    _add_layers(part, shape, (*gate, "up", "down"), dtype, bias=bias)
 
 
 def perceptron(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
     """Run an MLP by the linear layers of `part`."""
-    up: Tensor = part.get_submodule("up")(normed)
+    gate = None
     if shape.activation is Activation.SWIGLU:
-        wide = functional.silu(part.get_submodule("gate")(normed)) * up
-    else:
-        wide = functional.gelu(up)
-    made: Tensor = part.get_submodule("down")(wide)
+        gate = part.get_submodule("gate")(normed)
+    made: Tensor = part.get_submodule("down")(activate(gate, part.get_submodule("up")(normed)))
     return made
 
 
@@ -149,22 +141,21 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = Embedding(shape, dtype)
         blocks = [f"block{layer}" for layer in range(shape.layers)]
+        kind = TransformerBlock if shape.execution.tiles == 1 else TiledBlock
         for layer, name in enumerate(blocks):
             module = shape.module_of(layer)
-            made = (
-                TransformerBlock(shape, dtype)
-                if module == layer
-                else self.get_submodule(blocks[module])
-            )
+            made = kind(shape, dtype) if module == layer else self.get_submodule(blocks[module])
             self.add_module(name, made)
         token = cast("nn.Parameter", self.embedding.token.weight)
         self.head = Head(shape, dtype, tied=token if shape.tied_embeddings else None)
-        self.units = ("embedding", *blocks, "head")
+        self.blocks = tuple(blocks)
+        parts = ("",) if shape.execution.tiles == 1 else tiled_units(shape)
+        self.units = ("embedding", *(f"{each}{part}" for each in blocks for part in parts), "head")
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return the loss of one micro-batch."""
         hidden: Tensor = self.embedding(batch)
-        for name in self.units[1:-1]:
+        for name in self.blocks:
             hidden = self.get_submodule(name)(hidden)
         loss: Tensor = self.head(hidden, batch)
         return loss
@@ -196,13 +187,18 @@ def initial_value(shape: Transformer, name: str, size: tuple[int, ...], *, seed:
     """Return the initial value of the parameter `name` in fp32, from seed and name alone.
 
     Weights are normal, those that write into the residual stream smaller by the square root of
-    their number (Radford et al. 2019, section 2.3); biases are 0 and the scales of norms 1.
+    their number (Radford et al. 2019, section 2.3); biases are 0 and the scales of norms 1. A tile
+    has its rows of the layer as one.
     """
     if name.endswith(".bias"):
         return torch.zeros(size)
     if name.split(".")[-2].startswith("ln"):
         return torch.ones(size)
+    whole, rows = size, slice(None)
+    if shape.execution.tiles > 1 and name.startswith("block"):
+        name, rows = layer_of_tile(shape, name)
+        whole = (linear_layers(shape)[name.split(".")[-2]][0], *size[1:])
     scale = math.sqrt(2 * shape.layers) if name.endswith(("proj.weight", "down.weight")) else 1
     digest = sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(size).normal_(0.0, DEVIATION / scale, generator=generator)
+    return torch.empty(whole).normal_(0.0, DEVIATION / scale, generator=generator)[rows]

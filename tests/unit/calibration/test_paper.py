@@ -250,6 +250,14 @@ def test_rows_of_offloaded_runs_are_scenarios(name: str) -> None:
             assert [from_tables(tables).title for tables in run.ways]
 
 
+def test_the_widest_layer_in_4_tiles_is_as_wide_as_was_measured() -> None:
+    """4 tiles of 4 x 32,768 rows in all have 2 GiB each, which a piece of memory just holds."""
+    paper = parse(zsim_scenarios.published_text("zero_infinity_runs"))
+    (figure,) = (each for each in paper.figures if each.name == "figure 6b")
+    (found,) = verdicts_of(replace(paper, figures=(replace(figure, runs=figure.runs[1:2]),)))
+    assert [each.value for each in found.predicted] == [32768]
+
+
 def rates_as(quantity: str) -> FigureVerdict:
     """Return the first figure of `SMALL` as another quantity, with twice the work `otherwise`."""
     text = SMALL.replace('"throughput"', f'"{quantity}"')

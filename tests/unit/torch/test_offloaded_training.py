@@ -55,6 +55,8 @@ def offloads(stage: int) -> Iterator[Offload]:
         yield one
         if optimizer is MemoryTier.NVME:
             yield one.model_copy(update={"gradients": MemoryTier.NVME})
+        elif kept is MemoryTier.DEVICE:
+            yield one.model_copy(update={"device_share": 0.5})
 
 
 def of_checkpoints(plain: Strategy) -> Iterator[Strategy]:

@@ -17,6 +17,7 @@ from zsim.model.model import BATCH, Model, ModelError, Unit, Value
 from zsim.model.transformer.block import block, like
 from zsim.model.transformer.ends import embedding, head
 from zsim.model.transformer.size import Size
+from zsim.model.transformer.tiling import tiled_block
 from zsim.strategy.precision import Precision
 
 
@@ -72,6 +73,7 @@ def transformer(
         backward_flops=tensor * _products(backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
         architecture=shape,
+        tiles=shape.execution.tiles,
     )
     _need_matching(shape, model)
     return model
@@ -83,22 +85,30 @@ def _products(kernels: Sequence[Kernel]) -> int:
 
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
-    """All blocks: those in which the same has a gradient are made once."""
-    alike: dict[tuple[bool, ...], Unit] = {}
-    first = block(size, "block0", source)
-    names = [parameter.name.removeprefix(first.name) for parameter in first.parameters]
-    made: list[Unit] = []
+    """All units of all blocks: blocks in which the same has a gradient are made once."""
+    cut = tiled_block if size.shape.execution.tiles > 1 else _as_one
+    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}
+    names = [
+        parameter.name.removeprefix("block0")
+        for unit in cut(size, "block0", source)
+        for parameter in unit.parameters
+    ]
     for layer in range(size.shape.layers):
         module = size.shape.module_of(layer)
         own = f"block{module}"
         kind = (source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
         if kind not in alike:
             given = replace(source, name="given")  # not what the block of this name makes
-            alike[kind] = block(size, own, given)
-        calls = made[module] if module != layer else None
-        made.append(like(alike[kind], f"block{layer}", source, calls=calls))
-        yield made[-1]
-        source = made[-1].segments[-1].outputs[-1]
+            made = cut(size, own, given)
+            alike[kind] = like(made, own, "block", given)
+        calls = own if module != layer else None
+        units = like(alike[kind], "block", f"block{layer}", source, calls=calls)
+        yield from units
+        source = units[-1].segments[-1].outputs[-1]
+
+
+def _as_one(size: Size, name: str, source: Value) -> tuple[Unit, ...]:
+    return (block(size, name, source),)
 
 
 def _need_matching(shape: Architecture, model: Model) -> None:
@@ -126,6 +136,11 @@ def _need_dividing(
     shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
 ) -> None:
     """Return if `tensor` ranks divide what they share, and there is a sequence."""
+    if shape.execution.tiles > 1:
+        if shape.lora is not None:
+            raise ModelError("model.lora: not modelled with zero.tiles, allowed is 1")
+        if shape.hidden_groups is not None:
+            raise ModelError("model.hidden_groups: not modelled with zero.tiles, allowed is 1")
     if shape.lora is not None and tensor > 1:
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
     for name, extent in (

@@ -1,5 +1,7 @@
 """Self-attention: queries, keys and values, scores and their softmax, the output projection."""
 
+from collections.abc import Mapping
+
 from zsim.dtype import DType
 from zsim.model.architecture import Attention, Positions
 from zsim.model.generator import Draws
@@ -21,20 +23,12 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
     """Attention of the block `name`; the bias of its output stands in the residual sum."""
     attended = size.rows(f"{name}/attended", size.query_width)
     operators, projected = _projections(size, source, name)
-    if size.shape.positions is Positions.ROTARY:
-        rotary = [_rotary(size, each) for each, turns in projected if turns]
-        straight = [each for each, turns in projected if not turns]
-        turned = (*(each.makes for each in rotary), *straight)
-        operators += tuple(rotary)
-    else:
-        turned = tuple(each for each, _ in projected)
-    core = _plain if size.shape.attention is Attention.PLAIN else _flash
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(
             *operators,
-            core(size, turned, attended, name),
+            *attend(size, projected, attended, name),
             *layer(size, attended, size.whole(target), f"{name}.proj"),
         ),
         reduces_output=size.cut,
@@ -42,31 +36,45 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
     )
 
 
+def attend(
+    size: Size, projected: Mapping[str, Tensor], target: Tensor, name: str
+) -> tuple[Operator, ...]:
+    """Return what makes `target` of what linear layers made, by the names of these."""
+    core = _plain if size.shape.attention is Attention.PLAIN else _flash
+    if size.shape.positions is not Positions.ROTARY:
+        return (core(size, tuple(projected.values()), target, name),)
+    rotary = [_rotary(size, each) for part, each in projected.items() if part != "v"]
+    straight = [each for part, each in projected.items() if part == "v"]
+    turned = (*(each.makes for each in rotary), *straight)
+    return (*rotary, core(size, turned, target, name))
+
+
+def projections(size: Size) -> dict[str, int]:
+    """Return the widths of the linear layers before attention, by name."""
+    queries, keys = size.query_width, size.key_width
+    if size.shape.joined_qkv:
+        return {"qkv": queries + 2 * keys}
+    return {"q": queries, "k": keys, "v": keys}
+
+
 def _projections(
     size: Size, source: Value, name: str
-) -> tuple[tuple[Operator, ...], tuple[tuple[Tensor, bool], ...]]:
-    """Return the linear layers before attention, and their outputs, turned if rotary.
-
-    One that makes all three is turned as a whole: what is no query or key moves along.
-    """
-    queries, keys = size.query_width, size.key_width
-    widths = {"q": queries, "k": keys, "v": keys}
-    if size.shape.joined_qkv:
-        widths = {"qkv": queries + 2 * keys}
+) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
+    """Return the linear layers before attention, and their outputs."""
     operators: list[Operator] = []
-    made: list[tuple[Tensor, bool]] = []
+    made: dict[str, Tensor] = {}
     whole, kept, biased = size.whole(source), size.kept(source), size.shape.biased_qkv
-    for part, width in widths.items():
-        target = size.rows(f"{name}/{part}", width)
-        operators += layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
-        made.append((target, part != "v"))
-    return tuple(operators), tuple(made)
+    for part, width in projections(size).items():
+        made[part] = size.rows(f"{name}/{part}", width)
+        operators += layer(size, whole, made[part], f"{name}.{part}", biased=biased, kept=kept)
+    return tuple(operators), made
 
 
 def _rotary(size: Size, source: Tensor) -> Operator:
     """Turn pairs of elements by an angle that follows from position.
 
-    Several kernels, unless it is compiled.
+    Several kernels, unless it is compiled. Of queries, keys and values in one all is turned: what
+    is no query or key moves along.
     """
     shape = (size.tokens, source.elements // size.tokens)
     target = Tensor(name=f"{source.name}/turned", elements=source.elements, dtype=source.dtype)

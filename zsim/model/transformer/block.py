@@ -1,5 +1,6 @@
 """A block: attention and an MLP, each behind a norm and beside a residual."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.model.architecture import Activation
@@ -24,7 +25,7 @@ in one kernel for each direction, six of the steps between are written for backw
 
 
 def block(size: Size, name: str, source: Value) -> Unit:
-    """Return the block called `name`, which reads `source`.
+    """Return the block called `name`, which reads `source`, as one unit.
 
     With one rank on the tensor axis it is one segment. With more it is cut where Megatron-LM's
     all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input,
@@ -33,25 +34,25 @@ def block(size: Size, name: str, source: Value) -> Unit:
     normed, attended, normed2 = (size.value(f"{name}/{part}") for part in ("ln1", "proj", "ln2"))
     transformed, output = size.value(f"{name}/down"), size.value(f"{name}/output")
     first = (
-        _norm(size, source, normed, f"{name}.ln1"),
+        norm(size, source, normed, f"{name}.ln1"),
         attention(size, normed, attended, name),
     )
     stretches: tuple[Stretch, ...]
     if size.shape.parallel_residual:
         stretches = (
             *first,
-            _norm(size, source, normed2, f"{name}.ln2"),
+            norm(size, source, normed2, f"{name}.ln2"),
             perceptron(size, normed2, transformed, name),
-            _sum(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
+            add(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
         )
     else:
         middle = size.value(f"{name}/sum")
         stretches = (
             *first,
-            _sum(size, (source, attended), middle, (f"{name}.proj",)),
-            _norm(size, middle, normed2, f"{name}.ln2"),
+            add(size, (source, attended), middle, (f"{name}.proj",)),
+            norm(size, middle, normed2, f"{name}.ln2"),
             perceptron(size, normed2, transformed, name),
-            _sum(size, (middle, transformed), output, (f"{name}.down",)),
+            add(size, (middle, transformed), output, (f"{name}.down",)),
         )
     parameters = parameters_of(stretches)
     if not size.cut:
@@ -60,40 +61,44 @@ def block(size: Size, name: str, source: Value) -> Unit:
     return Unit(name=name, parameters=parameters, segments=made)
 
 
-def like(block_unit: Unit, name: str, source: Value, calls: Unit | None = None) -> Unit:
-    """Return the block called `name`, which reads `source`: `block_unit` with other names.
+def like(
+    units: Sequence[Unit], old: str, name: str, source: Value, *, calls: str | None = None
+) -> tuple[Unit, ...]:
+    """Return the block called `name`, which reads `source`: the units of block `old`, renamed.
 
     A deep model is one block many times, with the same kernels. One that `calls` an earlier block
     again has its parameters.
     """
-    old = block_unit.name
-    (first, *_), *_ = (segment.inputs for segment in block_unit.segments)
-    names = {first: source.name}
+    names = {units[0].segments[0].inputs[0]: source.name}
 
     def renamed(each: str, new: str = name) -> str:
         if each not in names:
             names[each] = f"{new}{each.removeprefix(old)}"
         return names[each]
 
-    module = name if calls is None else calls.name
-    return Unit(
-        name=name,
-        module="" if calls is None else calls.name,
-        parameters=tuple(
-            replace(parameter, name=renamed(parameter.name, module))
-            for parameter in block_unit.parameters
-        ),
-        segments=tuple(
-            replace(
-                segment,
-                inputs=tuple(map(renamed, segment.inputs)),
-                outputs=tuple(
-                    replace(value, name=renamed(value.name)) for value in segment.outputs
-                ),
-                parameters=tuple(map(renamed, segment.parameters)),
-            )
-            for segment in block_unit.segments
-        ),
+    return tuple(
+        replace(
+            unit,
+            name=renamed(unit.name),
+            block=unit.block and name,
+            module=calls or "",
+            parameters=tuple(
+                replace(parameter, name=renamed(parameter.name, calls or name))
+                for parameter in unit.parameters
+            ),
+            segments=tuple(
+                replace(
+                    segment,
+                    inputs=tuple(map(renamed, segment.inputs)),
+                    outputs=tuple(
+                        replace(value, name=renamed(value.name)) for value in segment.outputs
+                    ),
+                    parameters=tuple(map(renamed, segment.parameters)),
+                )
+                for segment in unit.segments
+            ),
+        )
+        for unit in units
     )
 
 
@@ -107,17 +112,9 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
         rows = size.rows(f"{name}/{part}", wide)
         biased = size.shape.bias
         operators += layer(size, normed, rows, f"{name}.{part}", biased=biased, kept=kept)
-    up, active = size.rows(f"{name}/up", wide), size.rows(f"{name}/active", wide)
-    curved = size.rows(f"{name}/gate", wide) if gated else up
-    if gated and size.shape.execution.compiled:
-        active = size.rows(f"{name}/product", wide)
-        operators.append(_gate(size, curved, up, active))
-    else:
-        operators.append(_curve(size, curved, active))
-        if gated:
-            operators.append(_times(size, active, up, size.rows(f"{name}/product", wide)))
-            active = operators[-1].makes
-    operators += layer(size, active, size.whole(target), f"{name}.down")
+    up = size.rows(f"{name}/up", wide)
+    operators += activate(size, size.rows(f"{name}/gate", wide) if gated else None, up, name)
+    operators += layer(size, operators[-1].makes, size.whole(target), f"{name}.down")
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
@@ -125,6 +122,18 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
+
+
+def activate(size: Size, gate: Tensor | None, up: Tensor, name: str) -> tuple[Operator, ...]:
+    """Return what makes of `up`, and of what gates it, the input of the layer behind them."""
+    wide = size.inner_width
+    product = size.rows(f"{name}/product", wide)
+    if gate is not None and size.shape.execution.compiled:
+        return (_gate(size, gate, up, product),)
+    active = size.rows(f"{name}/active", wide)
+    if gate is None:
+        return (_curve(size, up, active),)
+    return (_curve(size, gate, active), _times(size, active, up, product))
 
 
 def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
@@ -173,7 +182,8 @@ def _over(
     return streaming(kind, shape, size.dtype, streams=streams, backward=backward)
 
 
-def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
+def norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
+    """Return the norm `name`."""
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
@@ -181,7 +191,7 @@ def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
     )
 
 
-def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str, ...]) -> Stretch:
+def add(size: Size, sources: Sequence[Value], target: Value, names: tuple[str, ...]) -> Stretch:
     """Add to the residual, with biases that were held back until the summands were summed."""
     biases = tuple(size.copied(f"{name}.bias", size.hidden) for name in names)
     shape, dtype = (size.own_tokens, size.hidden), size.dtype

@@ -1,0 +1,28 @@
+"""Linear layers of a block, and the activation between those of its MLP."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from zsim.model.architecture import Activation, Transformer
+
+
+def projections(shape: Transformer) -> tuple[str, ...]:
+    """Return the linear layers before attention, by name."""
+    return ("qkv",) if shape.joined_qkv else ("q", "k", "v")
+
+
+def linear_layers(shape: Transformer) -> dict[str, tuple[int, int, bool]]:
+    """Return rows and columns of each linear layer of a block, and whether it has a bias."""
+    hidden, wide, size = shape.hidden_size, shape.wide, shape.head_width
+    queries, keys = shape.attention_heads * size, shape.shared_heads * size
+    widths = {"q": queries, "k": keys, "v": keys, "qkv": queries + 2 * keys}
+    found = {name: (widths[name], hidden, shape.biased_qkv) for name in projections(shape)}
+    found["proj"] = (hidden, queries, shape.bias)
+    if shape.activation is Activation.SWIGLU:
+        found["gate"] = (wide, hidden, shape.bias)
+    return found | {"up": (wide, hidden, shape.bias), "down": (hidden, wide, shape.bias)}
+
+
+def activate(gate: Tensor | None, up: Tensor) -> Tensor:
+    """Return what the last layer of an MLP is given."""
+    return functional.gelu(up) if gate is None else functional.silu(gate) * up
