@@ -71,6 +71,7 @@ def transformer(
         forward_flops=tensor * _products(forward),
         backward_flops=tensor * _products(backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
+        masked_flops=tensor * sum(each.flops - each.causal_flops for each in (*forward, *backward)),
         architecture=shape,
     )
     _need_matching(shape, model)
@@ -83,18 +84,19 @@ def _products(kernels: Sequence[Kernel]) -> int:
 
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
-    """All blocks: those in which the same has a gradient are made once."""
-    alike: dict[tuple[bool, ...], Unit] = {}
+    """All blocks: those that see as much and in which the same has a gradient are made once."""
+    alike: dict[tuple[bool, ...], Unit] = {}  # by what has a gradient, and what is seen
     first = block(size, "block0", source)
     names = [parameter.name.removeprefix(first.name) for parameter in first.parameters]
     made: list[Unit] = []
     for layer in range(size.shape.layers):
         module = size.shape.module_of(layer)
         own = f"block{module}"
-        kind = (source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
+        local = size.shape.is_local(layer)
+        kind = (local, source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
         if kind not in alike:
             given = replace(source, name="given")  # not what the block of this name makes
-            alike[kind] = block(size, own, given)
+            alike[kind] = block(size, own, given, local=local)
         calls = made[module] if module != layer else None
         made.append(like(alike[kind], f"block{layer}", source, calls=calls))
         yield made[-1]
@@ -128,6 +130,10 @@ def _need_dividing(
     """Return if `tensor` ranks divide what they share, and there is a sequence."""
     if shape.lora is not None and tensor > 1:
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
+    if shape.qk_norm is not None and tensor > 1:
+        raise ModelError(
+            f"model.qk_norm: {shape.qk_norm} is not modelled with tensor {tensor}, allowed is 1"
+        )
     for name, extent in (
         ("attention_heads", shape.attention_heads),
         ("key_value_heads", shape.shared_heads),

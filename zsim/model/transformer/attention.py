@@ -1,7 +1,7 @@
 """Self-attention: queries, keys and values, scores and their softmax, the output projection."""
 
 from zsim.dtype import DType
-from zsim.model.architecture import Attention, Positions
+from zsim.model.architecture import Attention, Positions, QKNorm
 from zsim.model.generator import Draws
 from zsim.model.kernel import (
     Kernel,
@@ -12,13 +12,18 @@ from zsim.model.kernel import (
     streaming,
 )
 from zsim.model.model import Value
-from zsim.model.transformer.linear import layer
+from zsim.model.transformer.linear import layer, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
 from zsim.model.transformer.size import Size
 
 
-def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
-    """Attention of the block `name`; the bias of its output stands in the residual sum."""
+def attention(
+    size: Size, source: Value, target: Value, name: str, *, local: bool = False
+) -> Stretch:
+    """Attention of the block `name`; the bias of its output stands in the residual sum.
+
+    One that is `local` sees the window alone. Plain attention masks the rest and computes it.
+    """
     attended = size.rows(f"{name}/attended", size.query_width)
     operators, projected = _projections(size, source, name)
     if size.shape.positions is Positions.ROTARY:
@@ -28,13 +33,17 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
         operators += tuple(rotary)
     else:
         turned = tuple(each for each, _ in projected)
-    core = _plain if size.shape.attention is Attention.PLAIN else _flash
+    if size.shape.attention is Attention.PLAIN:
+        core = _plain(size, turned, attended, name)
+    else:
+        window = size.shape.window if local else None
+        core = _flash(size, turned, attended, name, window=window or 0)
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(
             *operators,
-            core(size, turned, attended, name),
+            core,
             *layer(size, attended, size.whole(target), f"{name}.proj"),
         ),
         reduces_output=size.cut,
@@ -59,6 +68,11 @@ def _projections(
     for part, width in widths.items():
         target = size.rows(f"{name}/{part}", width)
         operators += layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
+        if size.shape.qk_norm is not None and part != "v":
+            each = size.shape.head_width if size.shape.qk_norm is QKNorm.HEAD else width
+            normed = size.rows(f"{name}/{part}/normed", width)
+            operators.append(normalize(size, target, normed, f"{name}.ln_{part}", width=each))
+            target = normed
         made.append((target, part != "v"))
     return tuple(operators), tuple(made)
 
@@ -79,7 +93,9 @@ def _rotary(size: Size, source: Tensor) -> Operator:
     )
 
 
-def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
+def _flash(
+    size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str, *, window: int
+) -> Operator:
     """Return flash attention: it keeps inputs, outputs, and one number a row of scores."""
     shape = (
         size.sequences,
@@ -93,13 +109,17 @@ def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
     if size.shape.dropout:  # the mask is drawn again in backward, with the state that is kept
         saved.append(Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64))
     version = 2 if size.shape.attention is Attention.FLASH2 else 1
+    forward, backward = (
+        flash_attention(shape, size.dtype, backward=way, version=version, window=window)
+        for way in (False, True)
+    )
     return Operator(
         reads=sources,
         makes=target,
         saves=(*sources, target, *saved),
         draws=Draws.APART if size.shape.dropout else None,
-        forward=(flash_attention(shape, size.dtype, version=version),),
-        backward=(flash_attention(shape, size.dtype, backward=True, version=version),),
+        forward=(forward,),
+        backward=(backward,),
     )
 
 
