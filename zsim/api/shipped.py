@@ -7,7 +7,7 @@ from zsim.api.answer import Answer
 from zsim.api.scenario import load
 from zsim.backend.backend import names as backend_names
 from zsim.cluster.files import Part
-from zsim.files.installed import part_names, scenarios, studies
+from zsim.files.installed import model_catalogue, part_names, scenarios, studies
 from zsim.files.source import shipped_names, shipped_text
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed(Answer):
-    """Names of all that is installed, those of scenarios and studies with their titles."""
+    """Names of all that is installed; scenarios, studies and models with a line on each."""
 
     titles: dict[str, dict[str, str]]
     names: dict[str, tuple[str, ...]]
@@ -50,6 +50,7 @@ def installed() -> Installed:
         titles={
             "scenarios": {name: load(name).title for name in scenarios()},
             "studies": {name: tomllib.loads(text)["question"] for name, text in studies().items()},
+            "models": model_catalogue().titles(),
         },
         names={
             "topologies": part_names(Part.SYSTEM),

@@ -11,6 +11,7 @@ from zsim.cluster.files import Part
 from zsim.files.given import read_config, read_file
 from zsim.files.installed import (
     kernel_profile,
+    model_catalogue,
     network_profile,
     part_names,
     part_text,
@@ -133,23 +134,29 @@ def _is_schedule(name: str, text: str) -> bool:
 
 
 def shipped_text(name: str) -> str:
-    """Return the TOML of a scenario, study, system, node, fabric or GPU that ships.
+    """Return the TOML of a scenario, study, model, system, node, fabric or GPU that ships.
 
     Raises:
         MistakeError: none of that name does.
     """
+    from zsim.scenario.tables import ScenarioError
+
     shipped = scenarios() | studies()
     if name in shipped:
         return shipped[name]
     for part in Part:
         if name in part_names(part):
             return part_text(part, name)
-    raise MistakeError(f"name: {one_of(name, shipped_names())}")
+    try:
+        return model_catalogue().text(name)
+    except ScenarioError:
+        raise MistakeError(f"name: {one_of(name, shipped_names())}") from None
 
 
 def shipped_names() -> list[str]:
     """Return all names that `shipped_text` takes."""
-    return [*scenarios(), *studies(), *(name for part in Part for name in part_names(part))]
+    parts = (name for part in Part for name in part_names(part))
+    return [*scenarios(), *studies(), *parts, *(each.name for each in model_catalogue().models)]
 
 
 def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
@@ -227,7 +234,10 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     """
     from zsim.scenario import deepspeed_config
     from zsim.scenario.hugging_face import configured
+    from zsim.scenario.model_catalogue import named
 
+    if scenario.model.name is not None:
+        scenario = named(scenario, model_catalogue())
     named = {
         "model.hf_config": scenario.model.hf_config,
         "zero.deepspeed_config": scenario.zero.deepspeed_config,

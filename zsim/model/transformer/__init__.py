@@ -93,7 +93,11 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
         module = size.shape.module_of(layer)
         own = f"block{module}"
         local = size.shape.is_local(layer)
-        kind = (local, source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
+        kind = (
+            local,
+            source.requires_gradient,
+            *(size.is_frozen(f"{own}{each}") for each in names),
+        )
         if kind not in alike:
             given = replace(source, name="given")  # not what the block of this name makes
             alike[kind] = block(size, own, given, local=local)

@@ -41,9 +41,7 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
     return Unit(name=name, parameters=parameters, segments=made)
 
 
-def _side_by_side(
-    size: Size, name: str, source: Value, *, local: bool
-) -> tuple[Stretch, ...]:
+def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple[Stretch, ...]:
     """Return attention and MLP that read the same hidden state, behind a norm each or one."""
     parts = ("ln1", "ln2", "proj", "down", "output")
     normed, normed2, attended, transformed, output = (size.value(f"{name}/{p}") for p in parts)

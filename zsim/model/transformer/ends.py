@@ -94,7 +94,7 @@ def head(size: Size, source: Value) -> Unit:
     scores = Stretch(
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
-        operators=_scores(size, normed, weight, bias, last),
+        operators=_scores(size, normed, (weight, bias), last),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
@@ -122,10 +122,10 @@ def _projection(size: Size) -> tuple[Parameter, Parameter | None]:
 
 
 def _scores(
-    size: Size, normed: Value, weight: Parameter, bias: Parameter | None, target: Tensor
+    size: Size, normed: Value, projection: tuple[Parameter, Parameter | None], target: Tensor
 ) -> tuple[Operator, ...]:
     """Return logits and their cross entropy, as the execution says."""
-    logits = size.rows("head/logits", size.vocabulary)
+    (weight, bias), logits = projection, size.rows("head/logits", size.vocabulary)
     project = linear(size, size.whole(normed), logits, weight, bias=bias, kept=size.kept(normed))
     way = size.shape.execution.loss
     if way is Loss.CHUNKED_HEAD:
