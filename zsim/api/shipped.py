@@ -1,7 +1,9 @@
-"""Installed scenarios, studies, topologies and their parts, backends."""
+"""Installed scenarios, studies, models, topologies and their parts, backends."""
 
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from zsim.api.answer import Answer
 from zsim.api.scenario import load
@@ -9,11 +11,14 @@ from zsim.backend.backend import names as backend_names
 from zsim.cluster.files import Part
 from zsim.files.installed import model_catalogue, part_names, scenarios, studies
 from zsim.files.source import shipped_names, shipped_text
+from zsim.mistake import MistakeError
+from zsim.suggestion import one_of
 
 __all__ = [
     "Installed",
     "backend_names",
     "installed",
+    "installed_kinds",
     "scenario_names",
     "shipped_names",
     "shipped_text",
@@ -44,22 +49,48 @@ class Installed(Answer):
         return {**self.titles, **{kind: list(names) for kind, names in self.names.items()}}
 
 
-def installed() -> Installed:
-    """Return what can be run, on what, and where."""
+def installed(kind: str | None = None) -> Installed:
+    """Return what can be run, on what, and where; with a `kind` that alone.
+
+    Raises:
+        MistakeError: there is no such kind.
+    """
+    if kind is not None and kind not in installed_kinds():
+        raise MistakeError(f"kind: {one_of(kind, installed_kinds())}")
+    titles = _TITLES if kind is not None else {**_TITLES, "models": _families}
     return Installed(
-        titles={
-            "scenarios": {name: load(name).title for name in scenarios()},
-            "studies": {name: tomllib.loads(text)["question"] for name, text in studies().items()},
-            "models": model_catalogue().titles(),
-        },
-        names={
-            "topologies": part_names(Part.SYSTEM),
-            "nodes": part_names(Part.NODE),
-            "fabrics": part_names(Part.FABRIC),
-            "gpus": part_names(Part.GPU),
-            "backends": backend_names(),
-        },
+        titles={name: made() for name, made in titles.items() if kind in (None, name)},
+        names={name: tuple(made()) for name, made in _NAMES.items() if kind in (None, name)},
     )
+
+
+def installed_kinds() -> list[str]:
+    """Return the kinds of things that are installed."""
+    return [*_TITLES, *_NAMES]
+
+
+def _questions() -> dict[str, str]:
+    return {name: tomllib.loads(text)["question"] for name, text in studies().items()}
+
+
+def _families() -> dict[str, str]:
+    """Return the models of each family, a line each: there are many."""
+    families = [each for each in model_catalogue().families if each.model]
+    return {each.family: ", ".join(model.name for model in each.model) for each in families}
+
+
+_TITLES: dict[str, Callable[[], dict[str, str]]] = {
+    "scenarios": lambda: {name: load(name).title for name in scenarios()},
+    "studies": _questions,
+    "models": lambda: model_catalogue().titles(),
+}
+_NAMES: dict[str, Callable[[], Sequence[str]]] = {
+    "topologies": partial(part_names, Part.SYSTEM),
+    "nodes": partial(part_names, Part.NODE),
+    "fabrics": partial(part_names, Part.FABRIC),
+    "gpus": partial(part_names, Part.GPU),
+    "backends": backend_names,
+}
 
 
 def scenario_names() -> list[str]:

@@ -150,13 +150,22 @@ def shipped_text(name: str) -> str:
     try:
         return model_catalogue().text(name)
     except ScenarioError:
-        raise MistakeError(f"name: {one_of(name, shipped_names())}") from None
+        either, models = "a model (zsim list models) or ", _model_names()
+        why = one_of(name, _names_beside_models(), or_else=either, unlisted=models)
+        raise MistakeError(f"name: {why}") from None
 
 
 def shipped_names() -> list[str]:
     """Return all names that `shipped_text` takes."""
-    parts = (name for part in Part for name in part_names(part))
-    return [*scenarios(), *studies(), *parts, *(each.name for each in model_catalogue().models)]
+    return [*_names_beside_models(), *_model_names()]
+
+
+def _names_beside_models() -> list[str]:
+    return [*scenarios(), *studies(), *(name for part in Part for name in part_names(part))]
+
+
+def _model_names() -> list[str]:
+    return [model.name for model in model_catalogue().models]
 
 
 def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:

@@ -110,8 +110,8 @@ def _alternating(config: Config, every: int) -> Fields:
     ]
     if listed is not None and listed != expected:
         raise ScenarioError(
-            f"model.hf_config: layer_types: only full_attention in every {every}th layer, "
-            "sliding_attention in all others, is modelled"
+            f"model.hf_config: layer_types: only full_attention in one of {every} layers, the "
+            "last, and sliding_attention in the others is modelled"
         )
     return {"window": number(config, "sliding_window", 4096), "global_every": every}
 
