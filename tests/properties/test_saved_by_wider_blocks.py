@@ -12,6 +12,7 @@ from torch.nn import functional
 from zsim.model.architecture import (
     GPT,
     Activation,
+    Architecture,
     Llama,
     Norm,
     NormPlacement,
@@ -26,7 +27,7 @@ from zsim_torch.module.norm import RootMeanSquareNorm
 WIDTH, HEADS, SHARED, SIZE, INNER, TOKENS = 24, 4, 2, 6, 10, 5
 
 
-def llama(**fields: object) -> Transformer:
+def llama(**fields: object) -> Architecture:
     given = {"key_value_heads": SHARED, "head_size": SIZE, "intermediate_size": INNER} | fields
     return Llama(layers=2, hidden_size=WIDTH, **COMMON, **given)  # type: ignore[arg-type]
 
@@ -40,6 +41,10 @@ def rms(width: int) -> nn.Module:
 
 def linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=bias)
+
+
+def in_heads(rows: Tensor) -> Tensor:
+    return rows.view(*rows.shape[:-1], -1, SIZE)
 
 
 class Attending(nn.Module):
@@ -57,7 +62,7 @@ class Attending(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         """Return what is added to the hidden state."""
         query, key, value = (*self.normed(self.q(given), self.k(given)), self.v(given))
-        query, key, value = (each.unflatten(-1, (-1, SIZE)) for each in (query, key, value))
+        query, key, value = (in_heads(each) for each in (query, key, value))
         query, key = turned(query, query.shape[2]), turned(key, key.shape[2])
         made: Tensor = self.o(attend(self.shape, query, key, value))
         return made
@@ -76,7 +81,7 @@ class HeadNormed(Attending):
 
     def normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return heads over their root mean square."""
-        heads = (each.unflatten(-1, (-1, SIZE)) for each in (query, key))
+        heads = (in_heads(each) for each in (query, key))
         query, key = (
             norm(each) for norm, each in zip((self.q_norm, self.k_norm), heads, strict=True)
         )
@@ -138,7 +143,8 @@ class Qwen3(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
         hidden = hidden + self.a(self.n1(hidden))
-        return hidden + self.b(self.n2(hidden))
+        made: Tensor = hidden + self.b(self.n2(hidden))
+        return made
 
 
 class Olmo2(nn.Module):
@@ -152,7 +158,8 @@ class Olmo2(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
         hidden = hidden + self.n1(self.a(hidden))
-        return hidden + self.n2(self.b(hidden))
+        made: Tensor = hidden + self.n2(self.b(hidden))
+        return made
 
 
 class Gemma2(nn.Module):
@@ -166,7 +173,8 @@ class Gemma2(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
         hidden = hidden + self.n2(self.a(self.n1(hidden)))
-        return hidden + self.n4(self.b(self.n3(hidden)))
+        made: Tensor = hidden + self.n4(self.b(self.n3(hidden)))
+        return made
 
 
 class Phi(nn.Module):
@@ -195,7 +203,8 @@ class Opt(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
         hidden = hidden + self.a(self.n1(hidden))
-        return hidden + self.b(self.n2(hidden))
+        made: Tensor = hidden + self.b(self.n2(hidden))
+        return made
 
 
 class Olmo(nn.Module):
@@ -209,7 +218,8 @@ class Olmo(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
         hidden = hidden + self.a(self.n1(hidden))
-        return hidden + self.b(self.n2(hidden))
+        made: Tensor = hidden + self.b(self.n2(hidden))
+        return made
 
 
 PHI = {
@@ -219,11 +229,11 @@ PHI = {
 }
 
 
-def gpt(**fields: object) -> Transformer:
+def gpt(**fields: object) -> Architecture:
     return GPT(layers=2, hidden_size=WIDTH, **COMMON, **PHI, **fields)  # type: ignore[arg-type]
 
 
-BLOCKS: dict[type[nn.Module], Transformer] = {
+BLOCKS: dict[type[nn.Module], Architecture] = {
     Qwen3: llama(qk_norm=QKNorm.HEAD),
     Olmo2: llama(qk_norm=QKNorm.WIDTH, norm_placement=NormPlacement.AFTER),
     Gemma2: llama(norm_placement=NormPlacement.BOTH, activation=Activation.GEGLU),

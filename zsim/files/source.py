@@ -247,11 +247,11 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
 
     if scenario.model.name is not None:
         scenario = named(scenario, model_catalogue())
-    named = {
+    paths = {
         "model.hf_config": scenario.model.hf_config,
         "zero.deepspeed_config": scenario.zero.deepspeed_config,
     }
-    text = {key: _config_text(name, key, path) for key, path in named.items() if path is not None}
+    text = {key: _config_text(name, key, path) for key, path in paths.items() if path is not None}
     if "model.hf_config" in text:
         scenario = configured(scenario, text["model.hf_config"])
     if "zero.deepspeed_config" not in text:
