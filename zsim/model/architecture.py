@@ -221,16 +221,19 @@ class Transformer:
         if self.lora is not None:
             self._need_layers(self.lora)
         if self.position_embeddings is not None:
-            if self.positions is not Positions.LEARNED:
-                raise ArchitectureError(
-                    f"model.position_embeddings: {self.position_embeddings} is for positions "
-                    f"learned, not {self.positions}"
-                )
-            if self.position_embeddings < self.sequence_length:
-                raise ArchitectureError(
-                    f"model.sequence_length: {self.sequence_length} must be at most the "
-                    f"{self.position_embeddings} position_embeddings"
-                )
+            self._need_positions(self.position_embeddings)
+
+    def _need_positions(self, count: int) -> None:
+        """Check that positions are learned, of each token one."""
+        if self.positions is not Positions.LEARNED:
+            raise ArchitectureError(
+                f"model.position_embeddings: {count} is for positions learned, not {self.positions}"
+            )
+        if count < self.sequence_length:
+            raise ArchitectureError(
+                f"model.sequence_length: {self.sequence_length} must be at most the {count} "
+                "position_embeddings"
+            )
 
     def _need_fitting_norms(self) -> None:
         """Check that norms stand where they can."""

@@ -101,7 +101,7 @@ def test_a_backend_that_reads_no_data_says_so(ask: Ask, scenario: Path) -> None:
         (("run", "tiny", "--ranks", "0"), "Invalid value for '--ranks': '0' must be"),
         (("run", "tiny", "--steps", "0"), "Invalid value for '--steps': '0' must be"),
         (("run", "tiny", "--steps", "1e3"), "Invalid value for '--steps': '1e3' must be"),
-        (("show", "abacus"), "name: 'abacus' must be one of "),
+        (("show", "abacus"), "name: 'abacus' must be a model (zsim list models) or one of "),
         (("check", "tiny", "--explain", "1"), "--explain: 1 must be at most 0"),
         (
             ("plan", "tiny", "--schedule", "/no/such/folder/x.json"),
