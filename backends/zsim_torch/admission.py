@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from zsim.backend.backend import Job
-from zsim.model.architecture import Attention, Positions
+from zsim.model.architecture import Activation, Attention, Positions, Transformer
 from zsim.model.model import Model
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
@@ -18,6 +18,16 @@ from zsim_torch.text import TextError, read_text
 
 LOCAL_RANKS_MAX = 64
 """More processes than these on one machine help nobody: each takes memory and a turn."""
+
+SIMULATED_ALONE = (
+    "norm_bias",
+    "norm_weight",
+    "head_bias",
+    "norm_placement",
+    "qk_norm",
+    "shared_norm",
+)
+"""Fields of a shape of which no torch module is built, unless they are as by default."""
 
 _OF_A_UNIT = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
@@ -59,6 +69,8 @@ def _model(job: Job) -> str | None:
             "attention_heads, sequence_length and vocab_size, or train a module of your own with "
             "zsim_torch.train"
         )
+    if (field := _without_module(shape)) is not None:
+        return field
     if shape.dropout:
         return f"model.dropout: {shape.dropout} is simulated only"
     if shape.positions is Positions.ALIBI and shape.attention is not Attention.PLAIN:
@@ -72,6 +84,17 @@ def _model(job: Job) -> str | None:
             "parallel.tensor"
         )
     return _execution(shape.execution)
+
+
+def _without_module(shape: Transformer) -> str | None:
+    """Name the first thing about `shape` that modules here do not have."""
+    plain = Transformer.__dataclass_fields__
+    found = [name for name in SIMULATED_ALONE if getattr(shape, name) != plain[name].default]
+    if shape.activation not in (Activation.GELU, Activation.SWIGLU):
+        found.append("activation")
+    if shape.has_windows:
+        found.append("window")
+    return f"model.{found[0]}: {getattr(shape, found[0])} is simulated only" if found else None
 
 
 def _execution(asked: Execution) -> str | None:

@@ -1,7 +1,7 @@
 """Scenarios and studies that ship with zsim: the paper's experiments, and small ones to try.
 
 Beside each NAME.toml stands NAME.out, what `zsim run NAME` prints. Studies are in a folder, and so
-are figures of papers, whose runs are compared with what was published.
+are figures of papers, whose runs are compared with what was published, and shapes of models.
 """
 
 from importlib.resources import files
@@ -9,6 +9,7 @@ from importlib.resources import files
 SUFFIX = ".toml"
 STUDIES = "studies"
 PUBLISHED = "published"
+MODELS = "models"
 
 
 def names() -> tuple[str, ...]:
@@ -51,6 +52,20 @@ def published_text(name: str) -> str:
         LookupError: there is none.
     """
     return _text(PUBLISHED, name)
+
+
+def model_family_names() -> tuple[str, ...]:
+    """Names of the families of models whose shapes ship, sorted."""
+    return _names(MODELS)
+
+
+def model_family_text(name: str) -> str:
+    """Return the TOML of the family of models `name`.
+
+    Raises:
+        LookupError: there is none.
+    """
+    return _text(MODELS, name)
 
 
 def _names(folder: str) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ import torch
 from drawn_shapes import architectures
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept_by_autograd import kept_by_autograd
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from zsim.model.architecture import Architecture, LoRA, Norm, Positions
@@ -20,26 +20,6 @@ from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import transformer
 from zsim_torch.module.transformer_segment import SegmentedDecoder
 from zsim_torch.torch_dtype import TORCH_DTYPE
-
-
-def kept_by_autograd(module: torch.nn.Module, inputs: list[torch.Tensor]) -> tuple[int, bool]:
-    """Bytes of storages that `module` keeps beside parameters and inputs; does it keep an input?"""
-
-    def pointers(tensors: list[torch.Tensor]) -> set[int]:
-        return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-    saved: dict[int, torch.UntypedStorage] = {}  # kept alive, so that none takes another's place
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        module(*inputs)
-    known = pointers(list(module.parameters()))
-    given = pointers(inputs)
-    kept = sum(each.nbytes() for at, each in saved.items() if at not in known | given)
-    return kept, bool(given & set(saved))
 
 
 def statistics_on_cpu(shape: Architecture, precision: Precision, tokens: int, norms: int) -> int:

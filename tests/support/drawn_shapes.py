@@ -1,5 +1,7 @@
 """Small transformers of every kind."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from zsim.model.architecture import (
@@ -9,7 +11,9 @@ from zsim.model.architecture import (
     Attention,
     Llama,
     Norm,
+    NormPlacement,
     Positions,
+    QKNorm,
 )
 
 
@@ -37,7 +41,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
         tied_embeddings=draw(st.booleans()),
         positions=positions,
         norm=draw(st.sampled_from(Norm)),
-        activation=draw(st.sampled_from(Activation)),
+        activation=draw(st.sampled_from([Activation.GELU, Activation.SWIGLU])),
         bias=draw(st.booleans()),
         qkv_bias=draw(st.sampled_from([None, True, False])),
         joined_qkv=draw(st.booleans()),
@@ -48,3 +52,28 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 
 ALIBI = Positions.ALIBI
+
+
+@st.composite
+def wider_architectures(draw: st.DrawFn) -> Architecture:
+    """As above, with what no module of `zsim_torch` has: other norms, windows, MLPs, biases."""
+    shape = draw(architectures())
+    placement = draw(st.sampled_from(NormPlacement))
+    split = draw(st.booleans())
+    window = draw(st.none() | st.integers(1, 7))
+    if placement is not NormPlacement.BEFORE:
+        shape = replace(shape, bias=False, parallel_residual=False)
+    return replace(
+        shape,
+        layers=draw(st.integers(1, 3)),
+        activation=draw(st.sampled_from(Activation)),
+        norm_placement=placement,
+        norm_bias=draw(st.sampled_from([None, True, False])),
+        norm_weight=draw(st.booleans()),
+        head_bias=draw(st.booleans()),
+        joined_qkv=not split,
+        qk_norm=draw(st.none() | st.sampled_from(QKNorm)) if split else None,
+        shared_norm=shape.parallel_residual and draw(st.booleans()),
+        window=window,
+        global_every=None if window is None else draw(st.none() | st.integers(1, 3)),
+    )

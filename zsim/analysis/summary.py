@@ -209,7 +209,7 @@ def work(job: Job, trace: Trace) -> StepWork:
     return StepWork(
         model_flops=model_flops,
         hardware_flops=sum(flops.values()),
-        causal_model_flops=model_flops - batches * job.model.attention_flops // 2,
+        causal_model_flops=model_flops - batches * job.model.masked_flops,
         causal_hardware_flops=sum(flops.values()) - masked,
         dtype=max(flops, key=lambda dtype: flops[dtype]) if flops else None,
         tokens=batches * job.model.tokens,

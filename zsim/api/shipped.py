@@ -1,19 +1,24 @@
-"""Installed scenarios, studies, topologies and their parts, backends."""
+"""Installed scenarios, studies, models, topologies and their parts, backends."""
 
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from zsim.api.answer import Answer
 from zsim.api.scenario import load
 from zsim.backend.backend import names as backend_names
 from zsim.cluster.files import Part
-from zsim.files.installed import part_names, scenarios, studies
+from zsim.files.installed import model_catalogue, part_names, scenarios, studies
 from zsim.files.source import shipped_names, shipped_text
+from zsim.mistake import MistakeError
+from zsim.suggestion import one_of
 
 __all__ = [
     "Installed",
     "backend_names",
     "installed",
+    "installed_kinds",
     "scenario_names",
     "shipped_names",
     "shipped_text",
@@ -24,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed(Answer):
-    """Names of all that is installed, those of scenarios and studies with their titles."""
+    """Names of all that is installed; scenarios, studies and models with a line on each."""
 
     titles: dict[str, dict[str, str]]
     names: dict[str, tuple[str, ...]]
@@ -44,21 +49,48 @@ class Installed(Answer):
         return {**self.titles, **{kind: list(names) for kind, names in self.names.items()}}
 
 
-def installed() -> Installed:
-    """Return what can be run, on what, and where."""
+def installed(kind: str | None = None) -> Installed:
+    """Return what can be run, on what, and where; with a `kind` that alone.
+
+    Raises:
+        MistakeError: there is no such kind.
+    """
+    if kind is not None and kind not in installed_kinds():
+        raise MistakeError(f"kind: {one_of(kind, installed_kinds())}")
+    titles = _TITLES if kind is not None else {**_TITLES, "models": _families}
     return Installed(
-        titles={
-            "scenarios": {name: load(name).title for name in scenarios()},
-            "studies": {name: tomllib.loads(text)["question"] for name, text in studies().items()},
-        },
-        names={
-            "topologies": part_names(Part.SYSTEM),
-            "nodes": part_names(Part.NODE),
-            "fabrics": part_names(Part.FABRIC),
-            "gpus": part_names(Part.GPU),
-            "backends": backend_names(),
-        },
+        titles={name: made() for name, made in titles.items() if kind in (None, name)},
+        names={name: tuple(made()) for name, made in _NAMES.items() if kind in (None, name)},
     )
+
+
+def installed_kinds() -> list[str]:
+    """Return the kinds of things that are installed."""
+    return [*_TITLES, *_NAMES]
+
+
+def _questions() -> dict[str, str]:
+    return {name: tomllib.loads(text)["question"] for name, text in studies().items()}
+
+
+def _families() -> dict[str, str]:
+    """Return the models of each family, a line each: there are many."""
+    families = [each for each in model_catalogue().families if each.model]
+    return {each.family: ", ".join(model.name for model in each.model) for each in families}
+
+
+_TITLES: dict[str, Callable[[], dict[str, str]]] = {
+    "scenarios": lambda: {name: load(name).title for name in scenarios()},
+    "studies": _questions,
+    "models": lambda: model_catalogue().titles(),
+}
+_NAMES: dict[str, Callable[[], Sequence[str]]] = {
+    "topologies": partial(part_names, Part.SYSTEM),
+    "nodes": partial(part_names, Part.NODE),
+    "fabrics": partial(part_names, Part.FABRIC),
+    "gpus": partial(part_names, Part.GPU),
+    "backends": backend_names,
+}
 
 
 def scenario_names() -> list[str]:

@@ -1,12 +1,26 @@
 """`zsim list`."""
 
-from zsim.cli.option import Code
+from typing import Annotated
+
+import typer
+
+from zsim.cli.option import Code, completed
 from zsim.cli.printing import print_answer
 
 
-def list_() -> Code:
-    """List scenarios, studies, topologies and backends."""
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KIND",
+            help="One kind alone: scenarios, studies, models, gpus, ...",
+            show_default=False,
+            autocompletion=completed("installed_kinds"),
+        ),
+    ] = None,
+) -> Code:
+    """List scenarios, studies, models, topologies and backends."""
     from zsim.api.shipped import installed
 
-    print_answer(installed(), as_json=False)
+    print_answer(installed(kind), as_json=False)
     return Code.DONE

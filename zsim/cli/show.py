@@ -12,13 +12,13 @@ def show(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A scenario, study, topology or part of one.",
+            help="A scenario, study, model, topology or part of one.",
             show_default=False,
             autocompletion=completed("shipped_names"),
         ),
     ],
 ) -> Code:
-    """Print a scenario, study, topology, node, fabric or GPU."""
+    """Print a scenario, study, model, topology, node, fabric or GPU."""
     from zsim.api.shipped import shipped_text
 
     print(shipped_text(name), end="")

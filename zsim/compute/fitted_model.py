@@ -96,14 +96,13 @@ def product_s(shape: tuple[int, ...], size_bytes: int, peaks: Peaks, by: KernelP
 
 def attention_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
     """Seconds of attention whose scores stay on the chip."""
-    sequences, heads, _, queries, keys, size = kernel.shape
+    sequences, heads, _, queries, _, size = kernel.shape
     padded = ceil(size / PAD) * PAD / size
     count = sequences * heads * ceil(queries / ROWS)
     idle = waves(count, by.processors) * by.processors / count
     share = by.share(kernel.kind, backward=kernel.backward)
     if kernel.version == 2 and by.flash2 is not None:
-        seen = keys / 2 if kernel.causal else keys
-        share = by.flash2.share(seen, backward=kernel.backward)
+        share = by.flash2.share(kernel.seen_keys, backward=kernel.backward)
     return kernel.executed_flops * padded * idle / (peaks.flops * share)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
@@ -25,6 +25,9 @@ from zsim.mistake import reason_of
 from zsim.network.algorithm.installed_algorithms import check
 from zsim.network.band import band
 from zsim.suggestion import one_of
+
+if TYPE_CHECKING:
+    from zsim.scenario.model_catalogue import ModelCatalogue
 
 
 class Scenarios(Protocol):
@@ -52,6 +55,14 @@ class Scenarios(Protocol):
 
     def published_text(self, name: str) -> str:
         """Return the TOML of the figures of one of these."""
+        ...
+
+    def model_family_names(self) -> tuple[str, ...]:
+        """Return names of the families of models that it has, sorted."""
+        ...
+
+    def model_family_text(self, name: str) -> str:
+        """Return the TOML of one of these."""
         ...
 
 
@@ -97,6 +108,19 @@ def published_papers() -> dict[str, str]:
         for package in packages
         for name in package.published_names()
     }
+
+
+@cache
+def model_catalogue() -> "ModelCatalogue":
+    """Return all models that ship, by name."""
+    from zsim.scenario.model_catalogue import ModelCatalogue
+
+    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
+    return ModelCatalogue.of(
+        package.model_family_text(name)
+        for package in packages
+        for name in package.model_family_names()
+    )
 
 
 @cache

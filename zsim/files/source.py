@@ -11,6 +11,7 @@ from zsim.cluster.files import Part
 from zsim.files.given import read_config, read_file
 from zsim.files.installed import (
     kernel_profile,
+    model_catalogue,
     network_profile,
     part_names,
     part_text,
@@ -133,23 +134,38 @@ def _is_schedule(name: str, text: str) -> bool:
 
 
 def shipped_text(name: str) -> str:
-    """Return the TOML of a scenario, study, system, node, fabric or GPU that ships.
+    """Return the TOML of a scenario, study, model, system, node, fabric or GPU that ships.
 
     Raises:
         MistakeError: none of that name does.
     """
+    from zsim.scenario.tables import ScenarioError
+
     shipped = scenarios() | studies()
     if name in shipped:
         return shipped[name]
     for part in Part:
         if name in part_names(part):
             return part_text(part, name)
-    raise MistakeError(f"name: {one_of(name, shipped_names())}")
+    try:
+        return model_catalogue().text(name)
+    except ScenarioError:
+        either, models = "a model (zsim list models) or ", _model_names()
+        why = one_of(name, _names_beside_models(), or_else=either, unlisted=models)
+        raise MistakeError(f"name: {why}") from None
 
 
 def shipped_names() -> list[str]:
     """Return all names that `shipped_text` takes."""
+    return [*_names_beside_models(), *_model_names()]
+
+
+def _names_beside_models() -> list[str]:
     return [*scenarios(), *studies(), *(name for part in Part for name in part_names(part))]
+
+
+def _model_names() -> list[str]:
+    return [model.name for model in model_catalogue().models]
 
 
 def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
@@ -227,12 +243,15 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     """
     from zsim.scenario import deepspeed_config
     from zsim.scenario.hugging_face import configured
+    from zsim.scenario.model_catalogue import named
 
-    named = {
+    if scenario.model.name is not None:
+        scenario = named(scenario, model_catalogue())
+    paths = {
         "model.hf_config": scenario.model.hf_config,
         "zero.deepspeed_config": scenario.zero.deepspeed_config,
     }
-    text = {key: _config_text(name, key, path) for key, path in named.items() if path is not None}
+    text = {key: _config_text(name, key, path) for key, path in paths.items() if path is not None}
     if "model.hf_config" in text:
         scenario = configured(scenario, text["model.hf_config"])
     if "zero.deepspeed_config" not in text:

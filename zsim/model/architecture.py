@@ -38,8 +38,31 @@ class Activation(StrEnum):
     """Activation functions of an MLP."""
 
     GELU = "gelu"
+    RELU = "relu"
     SWIGLU = "swiglu"
     """SiLU of one linear layer times another (Shazeer 2020)."""
+    GEGLU = "geglu"
+    """GELU of one linear layer times another (the same)."""
+
+
+class NormPlacement(StrEnum):
+    """Norms of attention and of the MLP: what they are applied to."""
+
+    BEFORE = "before"
+    """What each reads: pre-norm (Xiong et al. 2020)."""
+    AFTER = "after"
+    """What each adds to the hidden state (OLMo et al. 2024, "2 OLMo 2 Furious", section 2.1)."""
+    BOTH = "both"
+    """Both of them (Gemma Team 2024, "Gemma 2", section 2)."""
+
+
+class QKNorm(StrEnum):
+    """Norms of queries and keys, before they are turned by position."""
+
+    HEAD = "head"
+    """Of each head by itself, all with the same scale (Qwen Team 2025, "Qwen3", section 2)."""
+    WIDTH = "width"
+    """Of all heads together (OLMo et al. 2024, section 2.1)."""
 
 
 class Attention(StrEnum):
@@ -84,9 +107,20 @@ class Transformer:
         position_embeddings: learned positions that there are; None is sequence_length.
         bias: linear layers and layer norms have biases.
         qkv_bias: queries, keys and values have; None is as `bias` says.
+        norm_bias: layer norms have; None is as `bias` says.
+        norm_weight: norms have a scale; without, and without biases, they have no parameters
+            (Groeneveld et al. 2024, "OLMo", section 2.1).
+        head_bias: the output projection has a bias.
+        norm_placement: what norms of blocks are applied to.
+        qk_norm: norms of queries and of keys, of the kind that `norm` is.
         joined_qkv: one matrix makes queries, keys and values.
         parallel_residual: attention and MLP read the same hidden state (Black et al. 2022,
             "GPT-NeoX-20B", section 2.1).
+        shared_norm: with it they read it behind the same norm (Almazrouei et al. 2023, "Falcon",
+            7B; Gunasekar et al. 2023, "Textbooks are all you need").
+        window: tokens that each token sees, itself among them (Beltagy et al. 2020, "Longformer",
+            section 3.1; Jiang et al. 2023, "Mistral 7B", section 2); None is all before it.
+        global_every: with a window every so many-th block sees all; None is none of them.
         attention: how scores are held.
         recompute_attention: plain attention makes its scores again in backward instead of keeping
             them: selective recomputation (Korthikanti et al. 2022, section 5).
@@ -117,8 +151,16 @@ class Transformer:
     activation: Activation = Activation.GELU
     bias: bool = True
     qkv_bias: bool | None = None
+    norm_bias: bool | None = None
+    norm_weight: bool = True
+    head_bias: bool = False
+    norm_placement: NormPlacement = NormPlacement.BEFORE
+    qk_norm: QKNorm | None = None
     joined_qkv: bool = True
     parallel_residual: bool = False
+    shared_norm: bool = False
+    window: int | None = None
+    global_every: int | None = None
     attention: Attention = Attention.FLASH
     recompute_attention: bool = False
     dropout: float = 0.0
@@ -139,6 +181,8 @@ class Transformer:
             "head_size",
             "intermediate_size",
             "position_embeddings",
+            "window",
+            "global_every",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -172,19 +216,50 @@ class Transformer:
             raise ArchitectureError(
                 f"model.head_size: {self.head_width} must be even, rotary positions turn pairs"
             )
+        self._need_fitting_norms()
+        self._need_fitting_window()
         if self.lora is not None:
             self._need_layers(self.lora)
         if self.position_embeddings is not None:
-            if self.positions is not Positions.LEARNED:
-                raise ArchitectureError(
-                    f"model.position_embeddings: {self.position_embeddings} is for positions "
-                    f"learned, not {self.positions}"
-                )
-            if self.position_embeddings < self.sequence_length:
-                raise ArchitectureError(
-                    f"model.sequence_length: {self.sequence_length} must be at most the "
-                    f"{self.position_embeddings} position_embeddings"
-                )
+            self._need_positions(self.position_embeddings)
+
+    def _need_positions(self, count: int) -> None:
+        """Check that positions are learned, of each token one."""
+        if self.positions is not Positions.LEARNED:
+            raise ArchitectureError(
+                f"model.position_embeddings: {count} is for positions learned, not {self.positions}"
+            )
+        if count < self.sequence_length:
+            raise ArchitectureError(
+                f"model.sequence_length: {self.sequence_length} must be at most the {count} "
+                "position_embeddings"
+            )
+
+    def _need_fitting_norms(self) -> None:
+        """Check that norms stand where they can."""
+        after = self.norm_placement is not NormPlacement.BEFORE
+        if after and (self.bias or self.parallel_residual):
+            named = "bias" if self.bias else "parallel_residual"
+            raise ArchitectureError(
+                f"model.norm_placement: {self.norm_placement} needs {named} false, norms behind "
+                "attention and MLP are modelled without"
+            )
+        if self.shared_norm and not self.parallel_residual:
+            raise ArchitectureError("model.shared_norm: true needs parallel_residual true")
+        if self.qk_norm is not None and self.joined_qkv:
+            raise ArchitectureError(
+                f"model.qk_norm: {self.qk_norm} needs joined_qkv false, queries and keys of their "
+                "own"
+            )
+
+    def _need_fitting_window(self) -> None:
+        """Check that what is said about windows can be."""
+        if self.global_every is not None and self.window is None:
+            raise ArchitectureError(f"model.global_every: {self.global_every} needs a window")
+        if self.has_windows and self.execution.context > 1:
+            raise ArchitectureError(
+                f"model.window: {self.window} is not modelled for context of several ranks"
+            )
 
     def _need_layers(self, lora: LoRA) -> None:
         """Return if blocks have the layers that have adapters."""
@@ -199,7 +274,7 @@ class Transformer:
     def linear_layers(self) -> tuple[str, ...]:
         """Linear layers of a block, by the part of the names of their parameters."""
         projections = ("qkv",) if self.joined_qkv else ("q", "k", "v")
-        gate = ("gate",) if self.activation is Activation.SWIGLU else ()
+        gate = ("gate",) if self.gated else ()
         return (*projections, "proj", *gate, "up", "down")
 
     @property
@@ -236,6 +311,27 @@ class Transformer:
         if self.positions is not Positions.LEARNED:
             return 0
         return self.position_embeddings or self.sequence_length
+
+    @property
+    def gated(self) -> bool:
+        """Return whether the MLP multiplies two linear layers."""
+        return self.activation in (Activation.SWIGLU, Activation.GEGLU)
+
+    @property
+    def has_windows(self) -> bool:
+        """Return whether some block sees less than the whole sequence."""
+        return any(self.is_local(layer) for layer in range(min(2, self.layers)))
+
+    def is_local(self, layer: int) -> bool:
+        """Tell whether tokens of the block `layer` see a window alone."""
+        if self.window is None or self.window >= self.sequence_length:
+            return False
+        return self.global_every is None or (layer + 1) % self.global_every != 0
+
+    @property
+    def biased_norms(self) -> bool:
+        """Return whether layer norms have biases."""
+        return self.bias if self.norm_bias is None else self.norm_bias
 
     @property
     def biased_qkv(self) -> bool:

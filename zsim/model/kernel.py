@@ -46,6 +46,8 @@ class Kernel:
         shape: in the words of the kind; empty where it is not known.
         causal: half of its scores are masked. Attention that never writes them skips that half; a
             matrix product computes it.
+        window: keys that each query sees at most, where attention skips all others; 0 if it does
+            not. FLOPs are then those of all pairs inside the window.
         backward: it makes gradients.
         version: of FlashAttention, where it is attention; the second is other kernels.
     """
@@ -58,6 +60,7 @@ class Kernel:
     causal: bool = False
     backward: bool = False
     version: int = 1
+    window: int = 0
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
@@ -65,8 +68,27 @@ class Kernel:
 
     @property
     def causal_flops(self) -> int:
-        """FLOPs of the pairs of tokens that are not masked, to half a row of scores."""
-        return self.flops // 2 if self.causal else self.flops
+        """FLOPs of the pairs of tokens that are not masked, to half a row of scores.
+
+        A window that begins before the sequence is masked there alone: of all queries as many as
+        the window is wide lack half of it.
+        """
+        if not self.causal:
+            return self.flops
+        if not self.window:
+            return self.flops // 2
+        return self.flops - self.flops * self.window // (2 * self.keys)
+
+    @property
+    def keys(self) -> int:
+        """Keys that attention reads."""
+        return self.shape[4]
+
+    @property
+    def seen_keys(self) -> float:
+        """Keys that a query of attention sees, in the mean of all."""
+        reach = self.window or self.keys
+        return reach * (1 - reach / (2 * self.keys)) if self.causal else reach
 
     @property
     def executed_flops(self) -> int:
@@ -144,20 +166,23 @@ def flash_attention(
     causal: bool = True,
     backward: bool = False,
     version: int = 1,
+    window: int = 0,
 ) -> Kernel:
     """Attention whose scores stay on the chip; `shape` is in the words of `KernelKind`.
 
-    It moves queries, keys, values and the result; backward also their gradients.
+    It moves queries, keys, values and the result; backward also their gradients. With a `window`
+    blocks of scores outside it are skipped (flash-attention 2.3, `window_size`).
     """
     sequences, heads, shared, queries, keys, size = shape
     outer = sequences * size * (2 * heads * queries + 2 * shared * keys)
     return Kernel(
         kind=KernelKind.ATTENTION,
-        flops=(4 if backward else 2) * 2 * sequences * heads * queries * keys * size,
+        flops=(4 if backward else 2) * 2 * sequences * heads * queries * (window or keys) * size,
         bytes=outer * (2 if backward else 1) * dtype.size_bytes,
         dtype=dtype,
         shape=shape,
         causal=causal,
         backward=backward,
         version=version,
+        window=window,
     )

@@ -148,7 +148,8 @@ class Model:
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
             axis, without recomputation (model FLOPs); attention of all pairs of tokens. Backward
             makes no gradients that nobody needs, such as those of frozen parameters.
-        attention_flops: of both, those of products with scores. Causal masking leaves out half.
+        attention_flops: of both, those of products with scores.
+        masked_flops: of these, those that causal masking leaves out: half, less of a window.
         architecture: the shape it was built from, where it was; a backend can build modules of it.
         tiles: tiles that linear layers of its blocks are cut into, each a unit.
     """
@@ -163,6 +164,7 @@ class Model:
     forward_flops: int = 0
     backward_flops: int = 0
     attention_flops: int = 0
+    masked_flops: int = 0
     architecture: Architecture | None = None
     tiles: int = 1
     values: dict[str, Value] = field(init=False, repr=False, compare=False)

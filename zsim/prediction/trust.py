@@ -105,6 +105,8 @@ def _outside(job: Job, evidence: Evidence, aside: Sequence[str]) -> list[str]:
     found = [*unlike(circumstance(job), evidence.under), *aside]
     if shape is None:
         found.append("a model whose shape is not known")
+    elif shape.has_windows:
+        found.append("attention windows")
     if job.cluster.network is None:  # every judged run had a profile of its network
         found.append("collectives without fitted constants")
     for name in SPANS:

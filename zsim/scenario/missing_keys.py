@@ -50,10 +50,13 @@ def _of_model(scenario: Scenario) -> Iterator[Missing]:
     model, zero = scenario.model, scenario.zero
     if zero.stage is None and zero.emulate is None:
         yield ["zero.stage"], "must be 0, 1, 2, 3"
-    if model.hf_config is None and model.parameters is None:
+    if model.name is None and model.hf_config is None and model.parameters is None:
         shape = [f"model.{name}" for name in SHAPE if getattr(model, name) is None]
         if shape:
-            yield shape, f"a model has {', '.join(SHAPE)}, or hf_config, or parameters alone"
+            yield (
+                shape,
+                f"a model has {', '.join(SHAPE)}, or name, or hf_config, or parameters alone",
+            )
 
 
 def _of_batches(scenario: Scenario) -> Iterator[Missing]:

@@ -116,7 +116,9 @@ class ResolvedScenario:
         table = self.shape
         if table.hf_config is not None:
             raise ScenarioError(f"model.hf_config: {table.hf_config!r} was not read")
-        beside = {"architecture", "hf_config", "parameters"}
+        if table.name is not None:
+            raise ScenarioError(f"model.name: {table.name!r} was not looked up")
+        beside = {"architecture", "name", "hf_config", "parameters"}
         given = table.model_dump(exclude=beside, exclude_none=True)
         if table.lora is not None:
             given["lora"] = LoRA(rank=table.lora.rank, targets=table.lora.targets or ())

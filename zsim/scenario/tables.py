@@ -13,7 +13,14 @@ from pydantic import AfterValidator, Field, ValidationError, create_model
 
 from zsim.config_error import ConfigError, line, refusal, refuse, unknown, wrong_fields
 from zsim.memory.host_setup import HostSetup
-from zsim.model.architecture import Activation, Attention, Norm, Positions
+from zsim.model.architecture import (
+    Activation,
+    Attention,
+    Norm,
+    NormPlacement,
+    Positions,
+    QKNorm,
+)
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
 from zsim.schedule.schedule import Discipline
@@ -60,6 +67,7 @@ class ModelTable(Table):
     """
 
     architecture: Literal["gpt", "llama"] = "gpt"
+    name: str | None = None
     hf_config: str | None = None
     layers: Repeat | None = None
     hidden_groups: Count | None = None
@@ -77,8 +85,16 @@ class ModelTable(Table):
     activation: Activation | None = None
     bias: Flag | None = None
     qkv_bias: Flag | None = None
+    norm_bias: Flag | None = None
+    norm_weight: Flag | None = None
+    head_bias: Flag | None = None
+    norm_placement: NormPlacement | None = None
+    qk_norm: QKNorm | None = None
     joined_qkv: Flag | None = None
     parallel_residual: Flag | None = None
+    shared_norm: Flag | None = None
+    window: Count | None = None
+    global_every: Count | None = None
     attention: Attention | None = None
     dropout: Fraction | None = None
     fused: Flag | None = None

@@ -6,6 +6,7 @@ from copy import deepcopy
 from enum import Enum
 from typing import Any, cast, get_args, get_type_hints
 
+from zsim.scenario.model_catalogue import without_shape
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables, need_field
 from zsim.strategy.config_table import Table
 from zsim.strategy.runtime_options import names as runtime_names
@@ -44,13 +45,23 @@ def tables_of(text: str) -> dict[str, Any]:
 def with_settings(tables: Mapping[str, object], settings: Iterable[str]) -> dict[str, Any]:
     """Return a copy of `tables` with `settings` (`zero.stage=3`) in place of what they say.
 
+    One that names a model replaces the shape in `tables`, not what is said of training it.
+
     Raises:
         ScenarioError: one of them is no setting.
     """
+    settings = list(settings)
     changed = deepcopy(dict(tables))
+    if any(map(_names_model, settings)) and isinstance(model := changed.get("model"), dict):
+        changed["model"] = without_shape(cast("dict[str, object]", model))
     for setting in settings:
         apply(changed, setting)
     return changed
+
+
+def _names_model(setting: str) -> bool:
+    key, _, value = setting.partition("=")
+    return key.replace(" ", "") == "model.name" and value.strip() != NONE
 
 
 def apply(data: dict[str, Any], setting: str) -> None:

@@ -83,6 +83,7 @@ def model_from(
         forward_flops=_products([kernel for each in windows for kernel in each.forward]),
         backward_flops=_products([kernel for each in windows for kernel in each.backward]),
         attention_flops=3 * sum(k.flops for each in windows for k in each.forward if k.causal),
+        masked_flops=3 * sum(k.flops - k.causal_flops for each in windows for k in each.forward),
     )
 
 

@@ -101,7 +101,7 @@ def test_a_backend_that_reads_no_data_says_so(ask: Ask, scenario: Path) -> None:
         (("run", "tiny", "--ranks", "0"), "Invalid value for '--ranks': '0' must be"),
         (("run", "tiny", "--steps", "0"), "Invalid value for '--steps': '0' must be"),
         (("run", "tiny", "--steps", "1e3"), "Invalid value for '--steps': '1e3' must be"),
-        (("show", "abacus"), "name: 'abacus' must be one of "),
+        (("show", "abacus"), "name: 'abacus' must be a model (zsim list models) or one of "),
         (("check", "tiny", "--explain", "1"), "--explain: 1 must be at most 0"),
         (
             ("plan", "tiny", "--schedule", "/no/such/folder/x.json"),
@@ -286,3 +286,30 @@ def test_a_name_that_the_terminal_cannot_show_is_printed_in_escapes(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("\\ud800\\u2500: no findings\nproved: order, values (")
+
+
+def test_list_of_one_kind_has_that_alone(ask: Ask) -> None:
+    code, out, _ = ask("list", "models")
+    assert code == 0
+    assert out.splitlines()[0] == "models"
+    assert "Llama 3, 70,553,706,496 parameters" in out
+    assert "dgx2_infiniband" not in out
+    assert ask("list", "modles") == (
+        2,
+        "",
+        "zsim: kind: 'modles' must be one of scenarios, studies, models, topologies, nodes, "
+        "fabrics, gpus, backends; did you mean models?\n",
+    )
+
+
+def test_a_model_is_run_and_shown_by_its_name(ask: Ask) -> None:
+    setting = "model.name=EleutherAI/pythia-70m"
+    code, out, _ = ask("plan", "tiny", "--set", setting, "--set", "model.layers=1", "--json")
+    assert code == 0
+    assert json.loads(out)["parameters"] == 70_426_624 - 5 * (12 * 512**2 + 13 * 512)
+    code, out, _ = ask("show", "eleutherai/PYTHIA-70M")
+    assert code == 0
+    assert "hidden_size = 512" in out
+    code, _, error = ask("show", "pythia-70b")
+    assert code == 2
+    assert error.endswith("did you mean pythia-70m?\n")

@@ -1,9 +1,10 @@
 """The model of a transformer beside closed forms: FLOPs, parameters, what a tensor axis cuts."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from drawn_shapes import architectures
+from drawn_shapes import architectures, wider_architectures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from zsim.model.architecture import (
     Attention,
     Llama,
     Norm,
+    NormPlacement,
+    QKNorm,
 )
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel, KernelKind
@@ -71,7 +74,7 @@ def test_flops_of_a_llama_are_six_for_each_weight_of_a_product_and_token() -> No
     assert model.forward_flops + model.backward_flops == 6 * weights * tokens + attention
 
 
-@given(architectures(), st.integers(1, 3))
+@given(wider_architectures(), st.integers(1, 3))
 @settings(deadline=None, max_examples=60)
 def test_backward_has_twice_the_products_of_forward(shape: Architecture, size: int) -> None:
     model = transformer(replace(shape, recompute_attention=False), micro_batch_size=size)
@@ -82,7 +85,7 @@ def test_backward_has_twice_the_products_of_forward(shape: Architecture, size: i
     assert (forward, backward) == (model.forward_flops, model.backward_flops)
 
 
-@given(architectures(), st.integers(1, 3))
+@given(wider_architectures(), st.integers(1, 3))
 @settings(deadline=None, max_examples=60)
 def test_every_kernel_says_its_direction_and_products_have_the_flops_of_their_shape(
     shape: Architecture, size: int
@@ -144,10 +147,59 @@ def test_ranks_of_a_tensor_axis_share_parameters_products_and_what_is_kept(
         assert norms + 2 * (kept - norms) + inside == unit.segments[0].saved_bytes
 
 
+@given(st.integers(2, 40), st.integers(1, 50), st.none() | st.integers(1, 4), st.integers(1, 5))
+def test_a_window_counts_the_pairs_of_tokens_that_see_each_other(
+    length: int, window: int, every: int | None, layers: int
+) -> None:
+    """To half a row of scores, as all causal attention is counted."""
+    shape = Llama(
+        layers=layers,
+        hidden_size=6,
+        attention_heads=3,
+        sequence_length=length,
+        vocab_size=5,
+        window=window,
+        global_every=every,
+    )
+    found = kernels(transformer(shape, micro_batch_size=2), backward=False)
+    attention = [each for each in found if each.kind is KernelKind.ATTENTION]
+    assert len(attention) == layers
+    for layer, kernel in enumerate(attention):
+        sees_all = every is not None and (layer + 1) % every == 0
+        reach = length if sees_all else min(window, length)
+        pairs = sum(min(query + 1, reach) for query in range(length))
+        for_a_pair = 4 * 2 * 3 * 2  # two products, sequences, heads, elements of a head
+        assert kernel.flops == for_a_pair * length * reach
+        half_rows = for_a_pair * (pairs - reach / 2)
+        assert half_rows - 1 <= kernel.causal_flops <= half_rows + 1
+        assert kernel.bytes == attention[0].bytes  # all keys and values are read
+
+
+def test_gemma_2_computes_what_its_windows_leave() -> None:
+    """Half of its blocks see 4,096 of 8,192 tokens: three quarters of their scores."""
+    shape = replace(LLAMA3_8B, window=4096, global_every=2)
+    whole, windowed = (transformer(each, micro_batch_size=1) for each in (LLAMA3_8B, shape))
+    seen, seen_whole = (each.attention_flops - each.masked_flops for each in (windowed, whole))
+    assert whole.masked_flops * 2 == whole.attention_flops
+    assert seen == seen_whole * 7 // 8
+    assert windowed.attention_flops == whole.attention_flops * 3 // 4
+
+
+def test_plain_attention_masks_what_is_outside_a_window_and_computes_it() -> None:
+    plain = replace(LLAMA3_8B, layers=1, attention=Attention.PLAIN)
+    windowed = replace(plain, window=64)
+    assert transformer(plain, micro_batch_size=1).units == (
+        transformer(windowed, micro_batch_size=1).units
+    )
+
+
 WRONG = {
     ("key_value_heads", 3): r"^model\.key_value_heads: 3 must divide attention_heads 32$",
     ("head_size", 127): r"^model\.head_size: 127 must be even, rotary positions turn pairs$",
     ("layers", 0): r"^model\.layers: 0 must be at least 1$",
+    ("window", 0): r"^model\.window: 0 must be at least 1$",
+    ("global_every", 2): r"^model\.global_every: 2 needs a window$",
+    ("shared_norm", 1): r"^model\.shared_norm: true needs parallel_residual true$",
     ("position_embeddings", 9): r"^model\.position_embeddings: 9 is for positions learned",
 }
 
@@ -157,6 +209,23 @@ def test_a_shape_that_cannot_exist_is_refused_by_its_field(field: tuple[str, int
     name, value = field
     with pytest.raises(ArchitectureError, match=WRONG[field]):
         replace(LLAMA3_8B, **{name: value})  # type: ignore[arg-type]  # each field is an int
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"norm_placement": NormPlacement.AFTER}, r"^model\.norm_placement: after needs bias"),
+        ({"qk_norm": QKNorm.HEAD}, r"^model\.qk_norm: head needs joined_qkv false"),
+    ],
+)
+def test_norms_that_are_not_modelled_are_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ArchitectureError, match=why):
+        replace(GPT3, **fields)
+
+
+def test_norms_of_queries_with_a_tensor_axis_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"^model\.qk_norm: head is not modelled with tensor 2"):
+        transformer(replace(LLAMA3_8B, qk_norm=QKNorm.HEAD), micro_batch_size=1, tensor=2)
 
 
 def test_a_sequence_needs_a_learned_position_for_each_token() -> None:
@@ -175,7 +244,7 @@ def test_a_tensor_axis_that_does_not_divide_heads_or_width_is_refused() -> None:
         transformer(odd, micro_batch_size=1, tensor=2)
 
 
-@given(architectures(), st.sampled_from([1, 2]))
+@given(wider_architectures(), st.sampled_from([1, 2]))
 @settings(deadline=None, max_examples=30)
 def test_every_block_is_the_one_that_would_be_built_by_itself(
     shape: Architecture, tensor: int
@@ -183,6 +252,7 @@ def test_every_block_is_the_one_that_would_be_built_by_itself(
     even = replace(
         shape,
         layers=3,
+        qk_norm=shape.qk_norm if tensor == 1 else None,
         attention_heads=2 * shape.attention_heads,
         key_value_heads=2 * shape.shared_heads,
         intermediate_size=2 * shape.wide,
@@ -191,7 +261,8 @@ def test_every_block_is_the_one_that_would_be_built_by_itself(
     units = transformer(even, micro_batch_size=1, tensor=tensor).units
     for layer in range(3):
         source = units[layer].segments[-1].outputs[-1]
-        assert units[layer + 1] == block(size, f"block{layer}", source)
+        local = even.is_local(layer)
+        assert units[layer + 1] == block(size, f"block{layer}", source, local=local)
 
 
 @pytest.mark.parametrize("attention", [Attention.PLAIN, Attention.FLASH])

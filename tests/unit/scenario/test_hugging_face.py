@@ -4,175 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
+from published_configs import GEMMA2, GPT2, LLAMA, LLAMA3, MPT, OLMO2, OPT, PUBLISHED, QWEN2, Config
 
 import zsim_topologies
+from zsim.files.installed import model_catalogue
 from zsim.model.model import Model
 from zsim.scenario.hugging_face import configured, shape_fields
 from zsim.scenario.resolve import resolve
-from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.tables import ModelTable, Scenario, ScenarioError
 from zsim.scenario.toml import parse
-
-Config = dict[str, object]
-
-LLAMA: Config = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}
-GPT2: Config = {
-    "model_type": "gpt2",
-    "activation_function": "gelu_new",
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "n_positions": 1024,
-    "vocab_size": 50257,
-}
-NEOX: Config = {
-    "model_type": "gpt_neox",
-    "hidden_act": "gelu",
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 6,
-    "tie_word_embeddings": False,
-    "use_parallel_residual": True,
-    "rotary_pct": 0.25,
-    "vocab_size": 50304,
-}
-MPT: Config = {
-    "model_type": "mpt",
-    "attn_config": {"alibi": True, "attn_impl": "torch", "attn_type": "multihead_attention"},
-    "d_model": 4096,
-    "expansion_ratio": 4,
-    "learned_pos_emb": True,
-    "max_seq_len": 2048,
-    "n_heads": 32,
-    "n_layers": 32,
-    "no_bias": True,
-    "norm_type": "low_precision_layernorm",
-    "vocab_size": 50432,
-}
-QWEN2: Config = {
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "sliding_window": 131072,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 152064,
-}
-LLAMA3 = LLAMA | {
-    "intermediate_size": 14336,
-    "max_position_embeddings": 8192,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
-PUBLISHED: dict[str, tuple[Config, int]] = {
-    # Radford et al. 2019; the counts that transformers gives for the four sizes of GPT-2.
-    "gpt2": (GPT2, 124_439_808),
-    "gpt2-xl": (GPT2 | {"n_embd": 1600, "n_head": 25, "n_layer": 48}, 1_557_611_200),
-    # Biderman et al. 2023, "Pythia", table 1 and its repository: parameters in all.
-    "pythia-70m": (NEOX, 70_426_624),
-    "pythia-6.9b": (
-        NEOX
-        | {
-            "hidden_size": 4096,
-            "intermediate_size": 16384,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "vocab_size": 50432,
-        },
-        6_857_302_016,
-    ),
-    "pythia-12b": (
-        NEOX
-        | {
-            "hidden_size": 5120,
-            "intermediate_size": 20480,
-            "num_attention_heads": 40,
-            "num_hidden_layers": 36,
-            "vocab_size": 50688,
-        },
-        11_846_072_320,
-    ),
-    # MosaicML, model card of mpt-7b: 6.7B; 50432 x 4096 + 32 (12 x 4096^2 + 2 x 4096) + 4096.
-    "mpt-7b": (MPT, 6_649_286_656),
-    # MosaicML, llm-foundry, scripts/train/benchmarking at 4952183: mpt-70b, its column of
-    # parameters; that configuration has learned positions and biases.
-    "mpt-70b of the benchmark": (
-        MPT
-        | {
-            "attn_config": {"alibi": False},
-            "d_model": 8192,
-            "n_heads": 64,
-            "n_layers": 80,
-            "no_bias": False,
-            "vocab_size": 50368,
-        },
-        64_862_437_376,
-    ),
-    # Weights published by Meta, Mistral AI and Qwen: elements of their safetensors, all told.
-    "llama-2-7b": (LLAMA, 6_738_415_616),
-    "llama-3-8b": (LLAMA3, 8_030_261_248),
-    "llama-3-70b": (
-        LLAMA3
-        | {
-            "hidden_size": 8192,
-            "intermediate_size": 28672,
-            "num_attention_heads": 64,
-            "num_hidden_layers": 80,
-        },
-        70_553_706_496,
-    ),
-    "llama-3.1-405b": (
-        LLAMA3
-        | {
-            "hidden_size": 16384,
-            "intermediate_size": 53248,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 126,
-        },
-        405_853_388_800,
-    ),
-    "mistral-7b-v0.1": (
-        LLAMA3
-        | {
-            "model_type": "mistral",
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "vocab_size": 32000,
-        },
-        7_241_732_096,
-    ),
-    "qwen2-7b": (QWEN2, 7_615_616_512),
-    "qwen2.5-0.5b": (
-        QWEN2
-        | {
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_attention_heads": 14,
-            "num_hidden_layers": 24,
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": True,
-            "vocab_size": 151936,
-        },
-        494_032_768,
-    ),
-}
 
 TEXT = """
 title = "from a config"
@@ -215,12 +55,59 @@ def test_what_the_scenario_says_goes_before_the_configuration() -> None:
     assert model.units[-1].parameters[-1].name == "embedding.token.weight"
 
 
-def test_the_longest_sequence_is_the_one_in_which_all_tokens_see_each_other() -> None:
+SHIPPED = {model.name: model for model in model_catalogue().models}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() & SHIPPED.keys()))
+def test_a_configuration_gives_the_shape_that_ships_under_its_name(name: str) -> None:
+    """The sequence apart: shipped is that of the training, read the longest there can be."""
+    read, shipped = (
+        ModelTable.model_validate(each).model_dump(exclude_unset=True)
+        for each in (
+            {"architecture": "gpt", **shape_fields(json.dumps(PUBLISHED[name][0]))},
+            SHIPPED[name].shape.model_dump(exclude_unset=True),
+        )
+    )
+    differ = {key for key in read | shipped if settled(read, key) != settled(shipped, key)}
+    assert differ <= {"sequence_length"}
+
+
+def settled(fields: Config, key: str) -> object:
+    """Return the value of a key, or what it is if nobody says it."""
+    defaults = {
+        "key_value_heads": fields["attention_heads"],
+        "intermediate_size": 4 * int(str(fields["hidden_size"])),
+        "head_size": int(str(fields["hidden_size"])) // int(str(fields["attention_heads"])),
+        "position_embeddings": fields["sequence_length"],
+        "parallel_residual": False,
+        "shared_norm": False,
+        "tied_embeddings": False,
+        "qkv_bias": fields["architecture"] == "gpt" and fields.get("bias") is not False,
+        "bias": fields["architecture"] == "gpt",
+        "norm": "layer" if fields["architecture"] == "gpt" else "rms",
+    }
+    return fields.get(key, defaults.get(key))
+
+
+def window_of(config: Config) -> tuple[object, object]:
+    fields = shape_fields(json.dumps(config))
+    return fields.get("window"), fields.get("global_every")
+
+
+def test_windows_are_those_of_the_configuration() -> None:
     mistral, _ = PUBLISHED["mistral-7b-v0.1"]
-    assert shape_fields(json.dumps(mistral))["sequence_length"] == 4096
-    assert shape_fields(json.dumps(mistral | {"sliding_window": None}))["sequence_length"] == 32768
-    assert shape_fields(json.dumps(QWEN2))["sequence_length"] == 131072
-    assert shape_fields(json.dumps(LLAMA3))["sequence_length"] == 8192
+    assert window_of(mistral) == (4096, None)
+    assert window_of(mistral | {"sliding_window": None}) == (None, None)
+    assert shape_fields(json.dumps(mistral))["sequence_length"] == 32768
+    assert window_of(QWEN2) == (None, None)
+    windowed = {"use_sliding_window": True, "max_window_layers": 28}
+    assert window_of(QWEN2 | windowed) == (None, None)  # of 28 layers none is behind the 28th
+    assert window_of(QWEN2 | windowed | {"max_window_layers": 0}) == (131072, None)
+    assert window_of(GEMMA2) == (4096, 2)
+    assert window_of(PUBLISHED["gemma3-1b"][0]) == (512, 6)
+    every_fourth = (["sliding_attention"] * 3 + ["full_attention"]) * 8
+    olmo3 = OLMO2 | {"model_type": "olmo3", "layer_types": every_fourth}
+    assert window_of(olmo3) == (4096, 4)
 
 
 WRONG: dict[str, tuple[str, str]] = {
@@ -250,6 +137,30 @@ WRONG: dict[str, tuple[str, str]] = {
     "biases that are not modelled": (
         json.dumps(LLAMA | {"attention_bias": True}),
         "model.hf_config: attention_bias: True is not modelled, only False",
+    ),
+    "an encoder and a decoder": (
+        json.dumps({"model_type": "t5"}),
+        "model.hf_config: model_type 't5' is an encoder and a decoder, only decoders are modelled",
+    ),
+    "a mixture of experts": (
+        json.dumps({"model_type": "mixtral"}),
+        "model.hf_config: model_type 'mixtral' is a mixture of experts, only dense models",
+    ),
+    "windows of the last layers": (
+        json.dumps(QWEN2 | {"use_sliding_window": True, "max_window_layers": 21}),
+        "model.hf_config: max_window_layers: 21 is not modelled, only 0",
+    ),
+    "windows in another order": (
+        json.dumps(GEMMA2 | {"layer_types": ["full_attention"] * 42}),
+        "model.hf_config: layer_types: only full_attention in one of 2 layers",
+    ),
+    "norms behind sublayers of OPT": (
+        json.dumps(OPT | {"do_layer_norm_before": False}),
+        "model.hf_config: do_layer_norm_before: False is not modelled, only True",
+    ),
+    "an embedding of OPT of another width": (
+        json.dumps(OPT | {"word_embed_proj_dim": 512}),
+        "model.hf_config: word_embed_proj_dim: 512 is not modelled, only 4096",
     ),
     "norms of queries": (
         json.dumps(MPT | {"attn_config": {"qk_ln": True}}),

@@ -1,12 +1,20 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
-from zsim.model.architecture import GPT, Attention, Positions
+from zsim.model.architecture import (
+    GPT,
+    Activation,
+    Attention,
+    NormPlacement,
+    Positions,
+    QKNorm,
+)
 from zsim.model.equal_units import equal_units
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
@@ -76,6 +84,36 @@ def test_flash_attention_with_alibi_is_refused() -> None:
     )
     plain = replace(shape, attention=Attention.PLAIN)
     assert why(job(gpt(plain, micro_batch_size=1))) is None
+
+
+SIMULATED_ALONE: dict[str, dict[str, Any]] = {
+    "model.norm_bias: False is simulated only": {"norm_bias": False},
+    "model.norm_weight: False is simulated only": {"norm_weight": False},
+    "model.head_bias: True is simulated only": {"head_bias": True},
+    "model.norm_placement: after is simulated only": {
+        "norm_placement": NormPlacement.AFTER,
+        "bias": False,
+    },
+    "model.qk_norm: head is simulated only": {"qk_norm": QKNorm.HEAD, "joined_qkv": False},
+    "model.shared_norm: True is simulated only": {
+        "shared_norm": True,
+        "parallel_residual": True,
+    },
+    "model.activation: relu is simulated only": {"activation": Activation.RELU},
+    "model.activation: geglu is simulated only": {"activation": Activation.GEGLU},
+    "model.window: 1 is simulated only": {"window": 1},
+}
+
+
+@pytest.mark.parametrize("line", SIMULATED_ALONE)
+def test_a_shape_without_modules_is_refused_by_the_field(line: str) -> None:
+    shape = replace(SMALL, **SIMULATED_ALONE[line])
+    assert why(job(gpt(shape, micro_batch_size=1))) == line
+
+
+def test_a_window_as_wide_as_the_sequence_is_none() -> None:
+    shape = replace(SMALL, window=SMALL.sequence_length)
+    assert why(job(gpt(shape, micro_batch_size=1))) is None
 
 
 def test_a_schedule_that_runs_no_unit_needs_no_modules() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.closed_form.offload_formulas import TransformerSize, working_state_bytes
 from zsim.config_error import ConfigError
-from zsim.model.architecture import GPT, Llama, LoRA, Transformer
+from zsim.model.architecture import GPT, Llama, LoRA, NormPlacement, Transformer
 from zsim.model.model import Model, ModelError
 from zsim.model.transformer import transformer
 from zsim.proof import check
@@ -191,6 +191,7 @@ def test_what_cannot_be_tiled_is_told(changes: dict[str, object], told: str) -> 
     [
         ({"lora": LoRA(rank=1)}, 2, "model.lora: not modelled with zero.tiles, allowed is 1"),
         ({"hidden_groups": 1}, 2, "model.hidden_groups: not modelled with zero.tiles"),
+        ({"norm_placement": NormPlacement.AFTER}, 2, "model.norm_placement: not modelled with"),
         ({}, 33, "zero.tiles: 33 must be at most the 32 rows of block0.q"),
     ],
 )

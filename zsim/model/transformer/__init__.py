@@ -11,7 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
-from zsim.model.architecture import Architecture
+from zsim.model.architecture import Architecture, NormPlacement
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, ModelError, Unit, Value
 from zsim.model.transformer.block import block, like
@@ -72,6 +72,7 @@ def transformer(
         forward_flops=tensor * _products(forward),
         backward_flops=tensor * _products(backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
+        masked_flops=tensor * sum(each.flops - each.causal_flops for each in (*forward, *backward)),
         architecture=shape,
         tiles=shape.execution.tiles,
     )
@@ -85,9 +86,9 @@ def _products(kernels: Sequence[Kernel]) -> int:
 
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
-    """All units of all blocks: blocks in which the same has a gradient are made once."""
+    """All units of all blocks: those that see as much and have gradients alike are made once."""
     cut = tiled_block if size.shape.execution.tiles > 1 else _as_one
-    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}
+    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}  # by what has a gradient, what is seen
     names = [
         parameter.name.removeprefix("block0")
         for unit in cut(size, "block0", source)
@@ -96,10 +97,15 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
     for layer in range(size.shape.layers):
         module = size.shape.module_of(layer)
         own = f"block{module}"
-        kind = (source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
+        local = size.shape.is_local(layer)
+        kind = (
+            local,
+            source.requires_gradient,
+            *(size.is_frozen(f"{own}{each}") for each in names),
+        )
         if kind not in alike:
             given = replace(source, name="given")  # not what the block of this name makes
-            made = cut(size, own, given)
+            made = cut(size, own, given, local=local)
             alike[kind] = like(made, own, "block", given)
         calls = own if module != layer else None
         units = like(alike[kind], "block", f"block{layer}", source, calls=calls)
@@ -107,8 +113,8 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
         source = units[-1].segments[-1].outputs[-1]
 
 
-def _as_one(size: Size, name: str, source: Value) -> tuple[Unit, ...]:
-    return (block(size, name, source),)
+def _as_one(size: Size, name: str, source: Value, *, local: bool = False) -> tuple[Unit, ...]:
+    return (block(size, name, source, local=local),)
 
 
 def _need_matching(shape: Architecture, model: Model) -> None:
@@ -137,12 +143,21 @@ def _need_dividing(
 ) -> None:
     """Return if `tensor` ranks divide what they share, and there is a sequence."""
     if shape.execution.tiles > 1:
-        if shape.lora is not None:
-            raise ModelError("model.lora: not modelled with zero.tiles, allowed is 1")
-        if shape.hidden_groups is not None:
-            raise ModelError("model.hidden_groups: not modelled with zero.tiles, allowed is 1")
+        for name, differs in (
+            ("lora", shape.lora is not None),
+            ("hidden_groups", shape.hidden_groups is not None),
+            ("qk_norm", shape.qk_norm is not None),
+            ("norm_placement", shape.norm_placement is not NormPlacement.BEFORE),
+            ("shared_norm", shape.shared_norm),
+        ):
+            if differs:
+                raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
     if shape.lora is not None and tensor > 1:
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
+    if shape.qk_norm is not None and tensor > 1:
+        raise ModelError(
+            f"model.qk_norm: {shape.qk_norm} is not modelled with tensor {tensor}, allowed is 1"
+        )
     for name, extent in (
         ("attention_heads", shape.attention_heads),
         ("key_value_heads", shape.shared_heads),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from zsim.dtype import DType
-from zsim.model.architecture import Attention, Positions
+from zsim.model.architecture import Attention, Positions, QKNorm
 from zsim.model.generator import Draws
 from zsim.model.kernel import (
     Kernel,
@@ -14,13 +14,18 @@ from zsim.model.kernel import (
     streaming,
 )
 from zsim.model.model import Value
-from zsim.model.transformer.linear import layer
+from zsim.model.transformer.linear import layer, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
 from zsim.model.transformer.size import Size
 
 
-def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
-    """Attention of the block `name`; the bias of its output stands in the residual sum."""
+def attention(
+    size: Size, source: Value, target: Value, name: str, *, local: bool = False
+) -> Stretch:
+    """Attention of the block `name`; the bias of its output stands in the residual sum.
+
+    One that is `local` sees the window alone. Plain attention masks the rest and computes it.
+    """
     attended = size.rows(f"{name}/attended", size.query_width)
     operators, projected = _projections(size, source, name)
     return Stretch(
@@ -28,7 +33,7 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
         outputs=(target,),
         operators=(
             *operators,
-            *attend(size, projected, attended, name),
+            *attend(size, projected, attended, name, local=local),
             *layer(size, attended, size.whole(target), f"{name}.proj"),
         ),
         reduces_output=size.cut,
@@ -37,16 +42,19 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
 
 
 def attend(
-    size: Size, projected: Mapping[str, Tensor], target: Tensor, name: str
+    size: Size, projected: Mapping[str, Tensor], target: Tensor, name: str, *, local: bool = False
 ) -> tuple[Operator, ...]:
     """Return what makes `target` of what linear layers made, by the names of these."""
-    core = _plain if size.shape.attention is Attention.PLAIN else _flash
-    if size.shape.positions is not Positions.ROTARY:
-        return (core(size, tuple(projected.values()), target, name),)
-    rotary = [_rotary(size, each) for part, each in projected.items() if part != "v"]
-    straight = [each for part, each in projected.items() if part == "v"]
-    turned = (*(each.makes for each in rotary), *straight)
-    return (*rotary, core(size, turned, target, name))
+    rotary: list[Operator] = []
+    turned = tuple(projected.values())
+    if size.shape.positions is Positions.ROTARY:
+        rotary = [_rotary(size, each) for part, each in projected.items() if part != "v"]
+        straight = [each for part, each in projected.items() if part == "v"]
+        turned = (*(each.makes for each in rotary), *straight)
+    if size.shape.attention is Attention.PLAIN:
+        return (*rotary, _plain(size, turned, target, name))
+    window = size.shape.window if local else None
+    return (*rotary, _flash(size, turned, target, name, window=window or 0))
 
 
 def projections(size: Size) -> dict[str, int]:
@@ -65,8 +73,14 @@ def _projections(
     made: dict[str, Tensor] = {}
     whole, kept, biased = size.whole(source), size.kept(source), size.shape.biased_qkv
     for part, width in projections(size).items():
-        made[part] = size.rows(f"{name}/{part}", width)
-        operators += layer(size, whole, made[part], f"{name}.{part}", biased=biased, kept=kept)
+        target = size.rows(f"{name}/{part}", width)
+        operators += layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
+        if size.shape.qk_norm is not None and part != "v":
+            each = size.shape.head_width if size.shape.qk_norm is QKNorm.HEAD else width
+            normed = size.rows(f"{name}/{part}/normed", width)
+            operators.append(normalize(size, target, normed, f"{name}.ln_{part}", width=each))
+            target = normed
+        made[part] = target
     return tuple(operators), made
 
 
@@ -87,7 +101,9 @@ def _rotary(size: Size, source: Tensor) -> Operator:
     )
 
 
-def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
+def _flash(
+    size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str, *, window: int
+) -> Operator:
     """Return flash attention: it keeps inputs, outputs, and one number a row of scores."""
     shape = (
         size.sequences,
@@ -101,13 +117,17 @@ def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
     if size.shape.dropout:  # the mask is drawn again in backward, with the state that is kept
         saved.append(Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64))
     version = 2 if size.shape.attention is Attention.FLASH2 else 1
+    forward, backward = (
+        flash_attention(shape, size.dtype, backward=way, version=version, window=window)
+        for way in (False, True)
+    )
     return Operator(
         reads=sources,
         makes=target,
         saves=(*sources, target, *saved),
         draws=Draws.APART if size.shape.dropout else None,
-        forward=(flash_attention(shape, size.dtype, version=version),),
-        backward=(flash_attention(shape, size.dtype, backward=True, version=version),),
+        forward=(forward,),
+        backward=(backward,),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.model.architecture import Activation
+from zsim.model.architecture import Activation, NormPlacement
 from zsim.model.kernel import Kernel, KernelKind, dropout, streaming
 from zsim.model.model import Unit, Value
 from zsim.model.transformer.attention import attention
@@ -24,41 +24,74 @@ SCRIPTED = (8, 9)
 in one kernel for each direction, six of the steps between are written for backward, and read."""
 
 
-def block(size: Size, name: str, source: Value) -> Unit:
-    """Return the block called `name`, which reads `source`, as one unit.
+def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
+    """Return the block called `name`, which reads `source`; one that is `local` sees a window.
 
     With one rank on the tensor axis it is one segment. With more it is cut where Megatron-LM's
     all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input,
     keep a part of the hidden units on each rank, and make summands of their output.
     """
-    normed, attended, normed2 = (size.value(f"{name}/{part}") for part in ("ln1", "proj", "ln2"))
-    transformed, output = size.value(f"{name}/down"), size.value(f"{name}/output")
-    first = (
-        norm(size, source, normed, f"{name}.ln1"),
-        attention(size, normed, attended, name),
-    )
-    stretches: tuple[Stretch, ...]
     if size.shape.parallel_residual:
-        stretches = (
-            *first,
-            norm(size, source, normed2, f"{name}.ln2"),
-            perceptron(size, normed2, transformed, name),
-            add(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
-        )
+        stretches = _side_by_side(size, name, source, local=local)
     else:
-        middle = size.value(f"{name}/sum")
-        stretches = (
-            *first,
-            add(size, (source, attended), middle, (f"{name}.proj",)),
-            norm(size, middle, normed2, f"{name}.ln2"),
-            perceptron(size, normed2, transformed, name),
-            add(size, (middle, transformed), output, (f"{name}.down",)),
-        )
+        stretches = _one_after_the_other(size, name, source, local=local)
     parameters = parameters_of(stretches)
     if not size.cut:
         stretches = (joined(stretches, (source.name,)),)
     made = segments(stretches, (source,), size.shape.execution)
     return Unit(name=name, parameters=parameters, segments=made)
+
+
+def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple[Stretch, ...]:
+    """Return attention and MLP that read the same hidden state, behind a norm each or one."""
+    parts = ("ln1", "ln2", "proj", "down", "output")
+    normed, normed2, attended, transformed, output = (size.value(f"{name}/{p}") for p in parts)
+    shared = size.shape.shared_norm
+    return (
+        norm(size, source, normed, f"{name}.ln1"),
+        attention(size, normed, attended, name, local=local),
+        *(() if shared else (norm(size, source, normed2, f"{name}.ln2"),)),
+        perceptron(size, normed if shared else normed2, transformed, name),
+        add(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
+    )
+
+
+def _one_after_the_other(
+    size: Size, name: str, source: Value, *, local: bool
+) -> tuple[Stretch, ...]:
+    """Return attention and MLP, each with its norms and added to what it reads."""
+    attended, transformed = size.value(f"{name}/proj"), size.value(f"{name}/down")
+    middle, output = size.value(f"{name}/sum"), size.value(f"{name}/output")
+    before, read = _before(size, source, f"{name}.ln1")
+    after, added = _after(size, attended, f"{name}.ln1_after")
+    before2, read2 = _before(size, middle, f"{name}.ln2")
+    after2, added2 = _after(size, transformed, f"{name}.ln2_after")
+    return (
+        *before,
+        attention(size, read, attended, name, local=local),
+        *after,
+        add(size, (source, added), middle, (f"{name}.proj",)),
+        *before2,
+        perceptron(size, read2, transformed, name),
+        *after2,
+        add(size, (middle, added2), output, (f"{name}.down",)),
+    )
+
+
+def _before(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], Value]:
+    """Return the norm of what attention or MLP reads, if there is one, and what it then reads."""
+    if size.shape.norm_placement is NormPlacement.AFTER:
+        return (), source
+    normed = size.value(name.replace(".", "/"))
+    return (norm(size, source, normed, name),), normed
+
+
+def _after(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], Value]:
+    """Return the norm of what attention or MLP makes, if there is one, and what is added."""
+    if size.shape.norm_placement is NormPlacement.BEFORE:
+        return (), source
+    normed = size.value(name.replace(".", "/"))
+    return (norm(size, source, normed, name),), normed
 
 
 def like(
@@ -106,7 +139,7 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
     """Return the MLP of the block `name`; its output's bias stands in the residual sum."""
     wide = size.inner_width
     normed, kept = size.whole(source), size.kept(source)
-    gated = size.shape.activation is Activation.SWIGLU
+    gated = size.shape.gated
     operators: list[Operator] = []
     for part in ("gate", "up") if gated else ("up",):
         rows = size.rows(f"{name}/{part}", wide)
@@ -137,12 +170,13 @@ def activate(size: Size, gate: Tensor | None, up: Tensor, name: str) -> tuple[Op
 
 
 def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
-    """Apply the activation function."""
-    streams = (2, 3) if size.shape.fused else SCRIPTED
+    """Apply the activation function; the gradient of ReLU follows from what it makes."""
+    rectified = size.shape.activation is Activation.RELU
+    streams = (2, 3) if size.shape.fused or rectified else SCRIPTED
     return Operator(
         reads=(source,),
         makes=target,
-        saves=(source,),
+        saves=(target,) if rectified else (source,),
         forward=(_over(size, source, KernelKind.ACTIVATION, streams[0]),),
         backward=(_over(size, source, KernelKind.ACTIVATION, streams[1], backward=True),),
     )

@@ -86,17 +86,15 @@ def head(size: Size, source: Value) -> Unit:
     normed = size.value("head/ln")
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
-    weight = size.part(
-        TOKENS if size.shape.tied_embeddings else "head.weight", size.vocabulary, size.hidden
-    )
-    parameters = (*norm.parameters, weight)
+    weight, bias = _projection(size)
+    parameters = (*norm.parameters, weight, *(() if bias is None else (bias,)))
     first = Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,))
     statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
     last = tensor_of(statistics if size.cut else loss)
     scores = Stretch(
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
-        operators=_scores(size, normed, weight, last),
+        operators=_scores(size, normed, (weight, bias), last),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
@@ -116,10 +114,19 @@ def head(size: Size, source: Value) -> Unit:
     )
 
 
-def _scores(size: Size, normed: Value, weight: Parameter, target: Tensor) -> tuple[Operator, ...]:
+def _projection(size: Size) -> tuple[Parameter, Parameter | None]:
+    """Return the weight of the output projection, and its bias if it has one."""
+    name = TOKENS if size.shape.tied_embeddings else "head.weight"
+    weight = size.part(name, size.vocabulary, size.hidden)
+    return weight, size.part("head.bias", size.vocabulary) if size.shape.head_bias else None
+
+
+def _scores(
+    size: Size, normed: Value, projection: tuple[Parameter, Parameter | None], target: Tensor
+) -> tuple[Operator, ...]:
     """Return logits and their cross entropy, as the execution says."""
-    logits = size.rows("head/logits", size.vocabulary)
-    project = linear(size, size.whole(normed), logits, weight, kept=size.kept(normed))
+    (weight, bias), logits = projection, size.rows("head/logits", size.vocabulary)
+    project = linear(size, size.whole(normed), logits, weight, bias=bias, kept=size.kept(normed))
     way = size.shape.execution.loss
     if way is Loss.CHUNKED_HEAD:
         return _chunked_head(size, project, target)
@@ -221,10 +228,11 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
-    weight = size.part(
-        TOKENS if size.shape.tied_embeddings else "head.weight", size.vocabulary, size.hidden
+    weight, bias = _projection(size)
+    source_kept = size.kept(normed)
+    project = linear(
+        size, size.whole(normed), tensor_of(logits), weight, bias=bias, kept=source_kept
     )
-    project = linear(size, size.whole(normed), tensor_of(logits), weight, kept=size.kept(normed))
     area = (size.tokens, size.vocabulary)
     widen = Operator(
         reads=(tensor_of(logits),),
@@ -252,7 +260,7 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
     )
     return Unit(
         name="head",
-        parameters=(*norm.parameters, weight),
+        parameters=(*norm.parameters, *project.parameters),
         segments=segments(stretches, (source,)),
         checkpoint=False,
     )

@@ -117,24 +117,27 @@ def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel
     return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=1, backward=True)
 
 
-def normalize(size: Size, source: Tensor, target: Tensor, name: str) -> Operator:
-    """Return the norm `name`: it keeps its source, and mean and deviation of tokens, or RMS.
+def normalize(
+    size: Size, source: Tensor, target: Tensor, name: str, *, width: int | None = None
+) -> Operator:
+    """Return the norm `name`: it keeps its source, and mean and deviation of rows, or RMS.
 
-    Forward reads and writes; backward reads source and gradient, writes the source's gradient, and
-    reads both again for those of the parameters, if one is trained.
+    A row is the hidden state of a token, or `width` elements. Forward reads and writes; backward
+    reads source and gradient, writes the source's gradient, and reads both again for those of the
+    parameters, if one is trained.
     """
-    shape, dtype = size.shape, size.dtype
-    centred = shape.norm is Norm.LAYER
-    parameters = [size.copied(f"{name}.weight", size.hidden)]
-    if centred and shape.bias:
-        parameters.append(size.copied(f"{name}.bias", size.hidden))
+    shape, dtype, width = size.shape, size.dtype, width or size.hidden
+    rows, centred = source.elements // width, shape.norm is Norm.LAYER
+    parameters = [size.copied(f"{name}.weight", width)] if shape.norm_weight else []
+    if centred and shape.biased_norms:
+        parameters.append(size.copied(f"{name}.bias", width))
     frozen = all(each.frozen for each in parameters)
     statistics = Tensor(
         name=f"{source.name}/{name}/statistics",
-        elements=size.own_tokens * (2 if centred else 1),
+        elements=rows * (2 if centred else 1),
         dtype=size.wide,
     )
-    area = (size.own_tokens, size.hidden)
+    area = (rows, width)
     return Operator(
         reads=(source,),
         makes=target,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from zsim.model.architecture import Activation
 from zsim.model.kernel import KernelKind, streaming
 from zsim.model.model import ModelError, Unit, Value
 from zsim.model.transformer.attention import attend, projections
@@ -34,9 +33,12 @@ def tile_rows(name: str, rows: int, tiles: int) -> tuple[int, ...]:
     return tuple(high - low for low, high in pairwise(cuts))
 
 
-def tiled_block(size: Size, name: str, source: Value) -> tuple[Unit, ...]:
-    """Return the units of the block called `name`, which reads `source`, in order."""
-    block = _TilingBlock(size, name)
+def tiled_block(size: Size, name: str, source: Value, *, local: bool = False) -> tuple[Unit, ...]:
+    """Return the units of the block called `name`, which reads `source`, in order.
+
+    One that is `local` sees a window.
+    """
+    block = _TilingBlock(size, name, local=local)
     normed = block.norm("ln1", source)
     parts = {
         part: block.linear(part, normed, width, biased=size.shape.biased_qkv)
@@ -49,7 +51,7 @@ def tiled_block(size: Size, name: str, source: Value) -> tuple[Unit, ...]:
         middle, summands = block.add("sum", source, summands), ()
     normed = block.norm("ln2", middle)
     gate: tuple[Value, ...] = ()
-    if size.shape.activation is Activation.SWIGLU:
+    if size.shape.gated:
         gate = block.linear("gate", normed, size.inner_width, biased=size.shape.bias)
     up = block.linear("up", normed, size.inner_width, biased=size.shape.bias)
     wide = block.activation(gate, up)
@@ -61,9 +63,10 @@ def tiled_block(size: Size, name: str, source: Value) -> tuple[Unit, ...]:
 class _TilingBlock:
     """Units of a block, made one after the other."""
 
-    def __init__(self, size: Size, name: str) -> None:
+    def __init__(self, size: Size, name: str, *, local: bool) -> None:
         self.size = size
         self.name = name
+        self.local = local
         self.units: list[Unit] = []
 
     def norm(self, part: str, source: Value) -> Value:
@@ -95,7 +98,7 @@ class _TilingBlock:
         target = self._value("attended", self.size.query_width)
         joins = {part: self._join(part, tiles) for part, tiles in projected.items()}
         whole = {part: join.makes for part, join in joins.items()}
-        core = attend(self.size, whole, tensor_of(target), self.name)
+        core = attend(self.size, whole, tensor_of(target), self.name, local=self.local)
         given = tuple(tile for tiles in projected.values() for tile in tiles)
         return self._unit("attention", _stretch(given, target, (*joins.values(), *core)), given)
 

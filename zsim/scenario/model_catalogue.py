@@ -1,0 +1,185 @@
+"""Models by name: shapes of published models, each with its source and its published size.
+
+A family is a TOML file: its source, its models, each with the keys of `[model]`, and models that
+are refused by name. Names of Hugging Face find the same models.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Self
+
+from pydantic import ValidationError
+
+from zsim.config_error import line, shown
+from zsim.scenario.missing_keys import SHAPE
+from zsim.scenario.tables import ModelTable, Scenario, ScenarioError
+from zsim.strategy.config_table import Count, Table
+from zsim.units import format_count
+
+NEAREST = 3
+"""So many names that may be meant are told."""
+
+
+class CatalogueModel(Table):
+    """A model: its shape, and the number of parameters that was published of it.
+
+    Of `parameters`, `stored_parameters` and `rounded_parameters` it has one. Published files may
+    store a projection that is the embedding a second time; some sizes are published rounded alone.
+    """
+
+    name: str
+    hugging_face: tuple[str, ...] = ()
+    parameters: Count | None = None
+    stored_parameters: Count | None = None
+    rounded_parameters: Count | None = None
+    shape: ModelTable
+
+    @property
+    def published(self) -> str:
+        """The published number of parameters, in words."""
+        if self.parameters is not None:
+            return f"{self.parameters:,} parameters"
+        if self.stored_parameters is None:
+            return f"{format_count(self.rounded_parameters or 0)} parameters, rounded"
+        again = (self.shape.vocab_size or 0) * (self.shape.hidden_size or 0)
+        return f"{self.stored_parameters - again:,} parameters and {again:,} stored twice"
+
+
+class RefusedModels(Table):
+    """Models that zsim does not model, by patterns of their names, and what they are."""
+
+    names: tuple[str, ...]
+    why: str
+
+
+class ModelFamily(Table):
+    """Models of one publication; `parameters_source` is where their sizes were published."""
+
+    family: str
+    source: str
+    parameters_source: str = ""
+    model: tuple[CatalogueModel, ...] = ()
+    refused: tuple[RefusedModels, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCatalogue:
+    """Families of models, and each model by every name that it has."""
+
+    families: tuple[ModelFamily, ...]
+    _known: dict[str, tuple[ModelFamily, CatalogueModel]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        known: dict[str, tuple[ModelFamily, CatalogueModel]] = {}
+        for family in self.families:
+            for model in family.model:
+                for name in (model.name, *model.hugging_face):
+                    known.setdefault(_key(name), (family, model))
+        for family in self.families:  # without the organisation, where that is no other's name
+            for model in family.model:
+                for name in model.hugging_face:
+                    known.setdefault(_key(name).rpartition("/")[2], (family, model))
+        object.__setattr__(self, "_known", known)
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Self:
+        """Return the catalogue of families in TOML."""
+        return cls(tuple(ModelFamily.model_validate(tomllib.loads(each)) for each in texts))
+
+    @property
+    def models(self) -> tuple[CatalogueModel, ...]:
+        """Every model, family by family."""
+        return tuple(model for family in self.families for model in family.model)
+
+    def titles(self) -> dict[str, str]:
+        """Return family and published size of each model, by its name."""
+        return {
+            model.name: f"{family.family}, {model.published}"
+            for family in self.families
+            for model in family.model
+        }
+
+    def find(self, name: str) -> tuple[ModelFamily, CatalogueModel]:
+        """Return the model that is called `name`, in any case, and its family.
+
+        Raises:
+            ScenarioError: there is none; the line says why, or which may be meant.
+        """
+        key = _key(name)
+        if key in self._known:
+            return self._known[key]
+        for family in self.families:
+            for refused in family.refused:
+                if any(fnmatchcase(key.rpartition("/")[2], each) for each in refused.names):
+                    raise ScenarioError(f"model.name: {shown(name)} is {refused.why}")
+        close = get_close_matches(key, self._known, n=2 * NEAREST, cutoff=0.5)
+        near = list(dict.fromkeys(self._known[each][1].name for each in close))[:NEAREST]
+        meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+        raise ScenarioError(
+            f"model.name: {shown(name)} is no model that ships{meant} zsim list models has all"
+        )
+
+    def text(self, name: str) -> str:
+        """Return the model `name` as the table `[model]` of a scenario, below its sources."""
+        family, model = self.find(name)
+        lines = [
+            f"# {model.name} ({family.family}): {model.published}",
+            f"# Shape: {family.source}",
+            f"# Parameters: {family.parameters_source}",
+        ]
+        if model.hugging_face:
+            lines.append(f"# On Hugging Face: {', '.join(model.hugging_face)}")
+        lines.append("[model]")
+        given = model.shape.model_dump(mode="json", exclude_unset=True)
+        lines += [f"{key} = {_toml_value(value)}" for key, value in given.items()]
+        return "\n".join(lines) + "\n"
+
+
+def named(scenario: Scenario, catalogue: ModelCatalogue) -> Scenario:
+    """Return `scenario` with the shape of the model that it names; what `[model]` says stays.
+
+    Raises:
+        ScenarioError: there is no such model, or `[model]` has a whole shape beside it.
+    """
+    table = scenario.model
+    if table.name is None:
+        return scenario
+    given = {key: getattr(table, key) for key in table.model_fields_set - {"name"}}
+    for other in ("hf_config", "parameters"):
+        if given.get(other) is not None:
+            raise ScenarioError(f"model.name: {shown(table.name)} stands without {other}")
+    if given.keys() >= set(SHAPE):
+        keys = ", ".join(SHAPE)
+        raise ScenarioError(
+            f"model.name: {shown(table.name)} says nothing beside all of {keys}; leave those out"
+        )
+    _, model = catalogue.find(table.name)
+    shape = model.shape.model_dump(exclude_unset=True)
+    try:
+        read = ModelTable.model_validate({**shape, **given})
+    except ValidationError as error:
+        raise ScenarioError(line(error.errors(include_url=False), ModelTable)) from None
+    return scenario.model_copy(update={"model": read})
+
+
+NOT_OF_THE_SHAPE = ("attention", "dropout", "fused", "frozen", "lora")
+"""Keys of `[model]` that say how it is trained, whatever model it is."""
+
+
+def without_shape(table: Mapping[str, object]) -> dict[str, object]:
+    """Return what `[model]` says of any model, which stays where a setting names another one."""
+    return {key: value for key, value in table.items() if key in NOT_OF_THE_SHAPE}
+
+
+def _key(name: str) -> str:
+    """Return what names are compared by."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
