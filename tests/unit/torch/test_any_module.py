@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zsim.backend.backend import RefusedError
 from zsim.proof import check
+from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
@@ -303,6 +304,19 @@ def test_a_loss_is_the_user_s_if_the_module_returns_none() -> None:
         module, strategy(), batch=batch(0), loss=lambda net, given: net(given).square().mean()
     ) as trainer:
         assert float(trainer.step(batch(0))) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("axis", "changes"),
+    [("tensor", {"zero.stage": 1}), ("pipeline", {"zero.stage": 1, "zero.emulate": Nanotron()})],
+)
+def test_units_that_are_found_are_not_cut_over_another_axis(
+    axis: str, changes: dict[str, object]
+) -> None:
+    plain = Strategy(zero=Zero(stage=1), train=Train(precision=Precision.FP32))
+    chosen = plain.but({f"parallel.{axis}": 2, **changes})
+    with pytest.raises(RefusedError, match=rf"parallel\.{axis}: 2 must be 1"):
+        Trainer(Chain(run), chosen, batch=batch(0).float())
 
 
 def test_parameters_that_nothing_reads_stay_as_they_are() -> None:
