@@ -3,7 +3,7 @@
 The module has its parameters again when the run has ended, or has failed.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from zsim_torch.execute.run_state import leave_state
 from zsim_torch.execute.whole_parameters import collect
 from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module
+from zsim_torch.module.module_state import SharedBuffers
 from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.observe.observer import Observer
 from zsim_torch.observe.recorder import Recorder, unwatched
@@ -36,7 +37,10 @@ from zsim_torch.supervise.progress_record import note, step_done
 
 
 class RankRun:
-    """Setup has run when one is made; steps follow, and an end."""
+    """Setup has run when one is made; steps follow, and an end.
+
+    `prepare` makes of a micro-batch on the device what units are given.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class RankRun:
         seed: int,
     ) -> None:
         self.module = module
+        self.prepare: Callable[[object], object] | None = None
         self.units = {unit.key: unit for unit in units}
         self.schedule = schedule
         self.device = device
@@ -64,6 +69,8 @@ class RankRun:
         self._batches: Iterator[object] = iter(())
         self._recorder = Recorder() if option.witness else None
         self._life = ExitStack()
+        self._buffers = SharedBuffers(module, device)
+        self._life.callback(self._buffers.back)
         with self.guarded():
             taken = self._life.enter_context(emptied(module, keep=option.write_back))
             self._bench = self._life.enter_context(self._new_bench(rank))
@@ -134,13 +141,15 @@ class RankRun:
     def step(self, batches: Sequence[object], given: Mapping[str, float]) -> None:
         """Run one step on these micro-batches, with what is given in host scalars."""
         self.need_life()
-        with self.guarded(), self.watched():
-            self._batches, self._norm = iter(batches), None
-            if not self.option.keep_trace:
-                self.losses.forget()
-            self.losses.begin_step()
-            self.machine.streams.follow_caller()
-            self.executor.run_step(self.steps, given)
+        with self.guarded():
+            with self.watched():
+                self._batches, self._norm = iter(batches), None
+                if not self.option.keep_trace:
+                    self.losses.forget()
+                self.losses.begin_step()
+                self.machine.streams.follow_caller()
+                self.executor.run_step(self.steps, given)
+            self._buffers.share()
             self.steps += 1
             step_done(self.steps)
 
@@ -253,10 +262,14 @@ class RankRun:
                 self._norm = (squares.clone(), scale)
 
     def _next_batch(self) -> object:
-        return self.moved(next(self._batches))
+        return self.prepared(next(self._batches))
 
-    def moved(self, batch: object) -> object:
-        """Return a micro-batch on the device."""
+    def prepared(self, batch: object) -> object:
+        """Return a micro-batch on the device, as units are given it."""
+        moved = self._moved(batch)
+        return moved if self.prepare is None else self.prepare(moved)
+
+    def _moved(self, batch: object) -> object:
         device = self.device
 
         def move(value: object) -> object:

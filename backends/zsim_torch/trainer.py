@@ -7,7 +7,7 @@ from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -15,18 +15,22 @@ from torch import nn
 import zsim
 from zsim.backend.backend import Job, RefusedError
 from zsim.cluster.cluster import Cluster
-from zsim.model.model import Model
-from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
 from zsim_torch.execute.evaluation import Evaluation
 from zsim_torch.feed import micro_batches
-from zsim_torch.module.description import describe
-from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
-from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
-from zsim_torch.optimizer_groups import RateGroups, with_optimizer
+from zsim_torch.module.module_state import evaluating
+from zsim_torch.module.planned_module import LossOf, PlannedModule, loss_of
+from zsim_torch.module.unit import UnitChoice, resolve
+from zsim_torch.module_schedule import (
+    HasStrategy,
+    groups_of,
+    planned_module,
+    schedule_of,
+    unit_choices,
+)
 from zsim_torch.rank_admission import need_runnable, need_values_and_memory, place
 from zsim_torch.rank_result import mean_over_ranks, write_together
 from zsim_torch.rank_run import RankRun
@@ -41,15 +45,6 @@ SIMULATED_STEPS = 3
 
 CHECKPOINTS = "zsim_torch.checkpoint.saved_training"
 """Imported when a checkpoint is asked for: torch needs a second for what writes them."""
-
-
-class HasStrategy(Protocol):
-    """A scenario: `zsim.load` returns one."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """How the model is sharded and trained."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +64,7 @@ class StepMetrics:
 class Trainer:
     """Trains `module` on this rank; every rank makes one with an equal module.
 
-        with Trainer(module, strategy, units=units, batch=first) as trainer:
+        with Trainer(module, strategy, batch=first) as trainer:
             for batch in batches:
                 loss = trainer.step(batch)
 
@@ -91,6 +86,7 @@ class Trainer:
         *,
         units: Sequence[UnitChoice] | None = None,
         batch: object = None,
+        loss: LossOf = loss_of,
         reads: Mapping[str, Sequence[str]] | None = None,
         optimizer: torch.optim.Optimizer | Optimizer | None = None,
         on_step: Callable[[StepMetrics], object] | None = None,
@@ -102,9 +98,13 @@ class Trainer:
         Args:
             module: its parameters are trained, from the values that they have.
             source: a schedule; or a strategy, or a scenario, from which the schedule is made.
-            units: submodules by path, or pairs of name and module, in the order of forward; by
-                default the children of an `nn.Sequential`.
+            units: submodules by path, or pairs of name and module, in the order of forward. By
+                default the children of an `nn.Sequential`; of any other module its repeated
+                blocks, with what its forward does between them.
             batch: a micro-batch to measure the units on, where the schedule is to be made.
+            loss: of a module and a batch, where units are found. By default the module is called
+                with the batch, or with keywords if that is a mapping, and returns its loss, or
+                something with a `loss`.
             reads: what each unit is called with, as `describe` has it.
             optimizer: AdamW or SGD of torch with its groups, or a rule, instead of the strategy's.
             on_step: is told the numbers of each step.
@@ -115,27 +115,18 @@ class Trainer:
             RefusedError: schedule, units or optimizer cannot be run here; nothing was started.
             ModuleUnitError: the units do not make up the module.
         """
-        units, rates, shapes = _units(module, units), dict[str, float](), InputShapes()
-        self.model: Model | None = None
-        if isinstance(source, Schedule):
-            if optimizer is not None:
-                raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
-        else:
-            strategy = source if isinstance(source, Strategy) else source.strategy
-            strategy, rates = with_optimizer(strategy, module, optimizer)
-            made = _schedule_for(module, units, strategy, batch=batch, reads=reads)
-            source, shapes, self.model = made
+        planned = planned_module(module, source, units, batch, loss=loss)
+        chosen = planned or unit_choices(module, units)
+        made = schedule_of(module, source, chosen, batch, reads, optimizer)
+        source, rates, shapes, self.model = made
         self.schedule = schedule = source
         option = option or Option()
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
-        resolved = resolve(module, units)
+        resolved = chosen.units if isinstance(chosen, PlannedModule) else resolve(module, chosen)
         need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
         need_values_and_memory(module, schedule, program, option)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            self._groups = RateGroups.of_torch(optimizer)
-        else:
-            self._groups = RateGroups.of_schedule(schedule, program, module, rates)
+        self._groups = groups_of(schedule, program, module, rates, optimizer=optimizer)
         known = {name: partial(self._rate, name) for name in rates}
         self._given = given_in(schedule, option, known)
         self.micro_batches = micro_batches(schedule)
@@ -144,6 +135,7 @@ class Trainer:
             module, resolved, schedule, rank=rank, device=device, option=option, seed=seed
         )
         self.run.machine.computer.expect(shapes)
+        self.run.prepare = None if planned is None else planned.plan
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -206,7 +198,11 @@ class Trainer:
         self._need_one_role("evaluate")
         self.run.machine.streams.drain()
         evaluation = Evaluation(self.run.machine, self.run.units)
-        losses = [evaluation.loss(self.run.moved(batch)) for batch in batches]
+        losses: list[torch.Tensor] = []
+        for batch in batches:
+            with evaluating([self.run.module]):
+                prepared = self.run.prepared(batch)
+            losses.append(evaluation.loss(prepared))
         return torch.stack(losses).float().mean()
 
     def average(self, value: torch.Tensor) -> float:
@@ -359,40 +355,3 @@ class Trainer:
             self.run.executor, self.run.module, self._groups
         )
         return made
-
-
-def _units(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[UnitChoice]:
-    """Return the units that were chosen, or the children of a sequential module."""
-    if units is None and isinstance(module, nn.Sequential):
-        return [name for name, _ in module.named_children()]
-    if units is None:
-        raise ModuleUnitError(
-            f"units: missing; {type(module).__name__} is no nn.Sequential, so say which of its "
-            "submodules are gathered and run as one"
-        )
-    return units
-
-
-def _schedule_for(
-    module: nn.Module,
-    units: Sequence[UnitChoice],
-    strategy: Strategy,
-    *,
-    batch: object,
-    reads: Mapping[str, Sequence[str]] | None,
-) -> tuple[Schedule, InputShapes, Model]:
-    """Return the schedule that trains `module` by `strategy`, the shapes units read, the model.
-
-    Raises:
-        RefusedError: it would cut matrices.
-    """
-    tensor = strategy.parallel.tensor
-    if tensor > 1:
-        raise RefusedError(
-            f"parallel.tensor: {tensor} must be 1 for a module of your own, whose matrices nothing "
-            "cuts"
-        )
-    precision = strategy.train.precision
-    with noted_input_shapes(resolve(module, units)) as shapes:
-        model = describe(module, units, batch, precision=precision, reads=reads)
-    return make_schedule(model, strategy), shapes, model

@@ -1,10 +1,8 @@
 """The loss of a micro-batch without a step: units run forward, on parameters gathered for them."""
 
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import nn
 
 from zsim.schedule.operation import Action, Compute, Role, walk
 from zsim.schedule.schedule import Buffer, Program
@@ -12,6 +10,7 @@ from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.whole_parameters import StateMemory, holders, whole
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import UnitRunError
+from zsim_torch.module.module_state import evaluating
 from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.module.visit import LaterUses, views_of
 from zsim_torch.torch_dtype import TORCH_DTYPE, entering
@@ -77,16 +76,3 @@ def _forwards(program: Program) -> Iterator[Compute]:
             continue
         if operation.action in (Action.LOAD, Action.FORWARD):
             yield operation
-
-
-@contextmanager
-def evaluating(modules: list[nn.Module]) -> Generator[None]:
-    """Set modules to evaluation mode inside; afterwards each part is in the mode that it had."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    for part, _ in modes:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

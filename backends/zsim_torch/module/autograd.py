@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
-from torch.func import functional_call
 from torch.utils.checkpoint import CheckpointFunction
 
 from zsim_torch.module.absent import AbsentParameterError, LeftMemory
@@ -223,7 +222,7 @@ def call(
         UnitRunError: it returns something that is no tensor.
     """
     named = dict(zip(unit.local_names, parameters, strict=True))
-    return _outputs(unit, functional_call(unit.module, named, tuple(inputs)))
+    return _outputs(unit, unit.run(named, inputs))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The `Model` of a user's module, measured on one micro-batch."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,8 +13,10 @@ from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy.precision import Precision
-from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.module.autograd import call
+from zsim_torch.module.forward_plan import Symbol
+from zsim_torch.module.module_state import unchanged
+from zsim_torch.module.planned_module import PlannedModule
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 
@@ -33,7 +34,7 @@ class BatchSize:
 
 def describe(
     module: nn.Module,
-    units: Sequence[UnitChoice],
+    units: Sequence[UnitChoice] | None,
     batch: object,
     *,
     name: str = "module",
@@ -48,12 +49,15 @@ def describe(
     the last the batch as well where there are several. A module that is given under two names is
     called twice. Under mixed precision tensors of floats in
     the batch are cast to its format, as they are in training. The module and torch's generators are
-    not changed; nothing is trained.
+    not changed; nothing is trained. Without `units` they are those that `Trainer` finds.
 
     Raises:
         UnitError: the units do not make up the module, one returns something else than a tensor, or
             the last something else than one number.
     """
+    if units is None:
+        planned = PlannedModule(module, batch, dtype=precision.compute)
+        return describe_planned(planned, name=name, size=size)
     resolved = resolve(module, units)
     size = size or BatchSize()
     batch = entering(batch, precision.compute)
@@ -70,41 +74,73 @@ def describe(
             raise ModuleUnitError(
                 f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes"
             )
-        with _unchanged(unit.module):
-            measured = _measure(unit, [parameters[key] for key in unit.names], names, values)
-        values[unit.name] = measured.output
+        given = [_entering(name, values[name]) for name in names]
+        with unchanged(unit.module):
+            measured = _measure(unit, [parameters[key] for key in unit.names], given)
+        if len(measured.outputs) != 1:
+            raise ModuleUnitError(
+                f"unit {unit.name}: it returns {len(measured.outputs)} tensors, 1 is described"
+            )
+        values[unit.name] = measured.outputs[0]
         called = next(other.name for other in resolved if other.module is unit.module)
-        made = _unit(unit, names, measured, precision.compute)
+        outputs = (_value(unit.name, measured.outputs[0]),)
+        made = _unit(unit, names, outputs, measured, dtype=precision.compute)
         described.append(made if called == unit.name else replace(made, module=called))
     loss = described[-1].segments[-1].outputs[-1]
     if loss.elements != 1:
         raise ModuleUnitError(
             f"unit {described[-1].name}: the loss has {loss.elements} elements, not 1"
         )
-    forward = sum(kernel.flops for unit in described for kernel in unit.segments[0].forward)
+    return _model(name, described, batch_value(batch), size)
+
+
+def describe_planned(
+    planned: PlannedModule, *, name: str = "module", size: BatchSize | None = None
+) -> Model:
+    """As `describe`, of any module whose forward is planned ahead, on its first micro-batch."""
+    parameters = planned.parameters()
+    values: dict[Symbol, tuple[Value, torch.Tensor]] = {}
+    described: list[Unit] = []
+    batch = Value(
+        name=BATCH,
+        elements=max(planned.first.size_bytes, 1),
+        dtype=DType.INT8,
+        requires_gradient=False,
+    )
+    for unit in planned.units:
+        plan = planned.first.plans[unit.name]
+        known = [values[symbol] for symbol in plan.inputs]
+        given = [each.requires_grad_(value.requires_gradient) for value, each in known]
+        with unchanged(planned.module):
+            measured = _measure(
+                unit, [parameters[key] for key in unit.names], [*given, planned.first]
+            )
+        for number, (symbol, made) in enumerate(zip(plan.outputs, measured.outputs, strict=True)):
+            sloped = number < plan.sloped
+            value = replace(_value(f"{unit.name}/output{number}", made), requires_gradient=sloped)
+            values[symbol] = (value, made.detach())
+        names = (*(value.name for value, _ in known), BATCH)
+        outputs = tuple(values[symbol][0] for symbol in plan.outputs)
+        made_of = _unit(unit, names, outputs, measured, dtype=planned.dtype)
+        called = next(other.name for other in planned.units if other.module is unit.module)
+        again = bool(plan.block) and called != unit.name
+        described.append(
+            replace(made_of, module=called if again else "", checkpoint=bool(plan.block))
+        )
+    return _model(name, described, batch, size or BatchSize())
+
+
+def _model(name: str, units: Sequence[Unit], batch: Value, size: BatchSize) -> Model:
+    forward = sum(kernel.flops for unit in units for kernel in unit.segments[0].forward)
     return Model(
         name=name,
-        units=tuple(described),
-        batch=batch_value(batch),
+        units=tuple(units),
+        batch=batch,
         micro_batch_size=size.sequences,
         tokens=size.tokens,
         forward_flops=forward,
         backward_flops=BACKWARD_FLOPS * forward,
     )
-
-
-@contextmanager
-def _unchanged(module: nn.Module) -> Generator[None]:
-    """Give buffers and generators back what they had before."""
-    random = RandomState.now()
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        random.set()
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
 
 
 def _default_reads(units: Sequence[TorchUnit], position: int) -> tuple[str, ...]:
@@ -116,7 +152,7 @@ def _default_reads(units: Sequence[TorchUnit], position: int) -> tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MeasuredUnit:
-    output: torch.Tensor
+    outputs: tuple[torch.Tensor, ...]
     saved_bytes: int
     saves_input: bool
     flops: int
@@ -126,10 +162,8 @@ class _MeasuredUnit:
 def _measure(
     unit: TorchUnit,
     parameters: Sequence[torch.Tensor],
-    names: Sequence[str],
-    values: Mapping[str, object],
+    given: Sequence[object],
 ) -> _MeasuredUnit:
-    given = [_entering(name, values[name]) for name in names]
     known = _pointers(parameters)
     inputs = _pointers(tree_leaves(given))
     saved: list[torch.Tensor] = []
@@ -141,10 +175,6 @@ def _measure(
     counter = FlopCounterMode(display=False)
     with torch.enable_grad(), counter, saved_tensors_hooks(keep, lambda kept: kept):
         outputs = call(unit, parameters, given)
-    if len(outputs) != 1:
-        raise ModuleUnitError(
-            f"unit {unit.name}: it returns {len(outputs)} tensors, 1 is described"
-        )
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in saved
@@ -152,7 +182,7 @@ def _measure(
     }
     touched = [*parameters, *outputs, *(x for x in given if isinstance(x, torch.Tensor))]
     return _MeasuredUnit(
-        output=outputs[0].detach().requires_grad_(outputs[0].requires_grad),
+        outputs=tuple(each.detach().requires_grad_(each.requires_grad) for each in outputs),
         saved_bytes=sum(
             count for pointer, count in storages.items() if pointer not in known | inputs
         ),
@@ -177,14 +207,21 @@ def _pointers(tensors: Sequence[object]) -> set[int]:
     }
 
 
-def _unit(unit: TorchUnit, names: tuple[str, ...], measured: _MeasuredUnit, dtype: DType) -> Unit:
+def _unit(
+    unit: TorchUnit,
+    names: tuple[str, ...],
+    outputs: tuple[Value, ...],
+    measured: _MeasuredUnit,
+    *,
+    dtype: DType,
+) -> Unit:
     parameters = tuple(
         Parameter(name=name, shape=tuple(shape), frozen=name in unit.frozen)
         for name, shape in zip(unit.names, unit.shapes, strict=True)
     )
     segment = Segment(
         inputs=names,
-        outputs=(_value(unit.name, measured.output),),
+        outputs=outputs,
         parameters=unit.names,
         saved_bytes=measured.saved_bytes,
         saves_input=measured.saves_input,
@@ -197,7 +234,7 @@ def _unit(unit: TorchUnit, names: tuple[str, ...], measured: _MeasuredUnit, dtyp
 def _kernel(measured: _MeasuredUnit, dtype: DType, *, times: int) -> Kernel:
     """All of a unit as one kernel: matrix products where it has some."""
     kind = KernelKind.MATMUL if measured.flops else KernelKind.ELEMENTWISE
-    flops = measured.flops or measured.output.numel()
+    flops = measured.flops or sum(each.numel() for each in measured.outputs)
     return Kernel(kind=kind, flops=times * flops, bytes=times * measured.touched_bytes, dtype=dtype)
 
 

@@ -1,11 +1,12 @@
 """The units of a user's module: what is gathered, run and differentiated as one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 
 class SegmentChoice(NamedTuple):
@@ -50,6 +51,11 @@ class TorchUnit:
         """Return what an operation names it by."""
         return self.name, self.segment
 
+    def run(self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[object]) -> object:
+        """Call the module with `parameters`, by their names in it, in place of its own."""
+        result: object = functional_call(self.module, dict(parameters), tuple(inputs))
+        return result
+
     def trained(self, order: Iterable[int]) -> list[int]:
         """Return those places of parameters in `order` that are trained."""
         return [place for place in order if self.names[place] not in self.frozen]
@@ -63,7 +69,7 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
             that the module lacks, or a parameter is in no unit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    found = tuple(_unit(module, choice, names) for choice in units)
+    found = tuple(choose(module, choice, names) for choice in units)
     if not found:
         raise ModuleUnitError("units: at least one is needed")
     for unit in found:
@@ -76,7 +82,12 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
     return found
 
 
-def _unit(module: nn.Module, choice: UnitChoice, names: dict[int, str]) -> TorchUnit:
+def choose(module: nn.Module, choice: UnitChoice, names: Mapping[int, str]) -> TorchUnit:
+    """Return the unit of `module` that was chosen; `names` are those of parameters, by id.
+
+    Raises:
+        ModuleUnitError: it is no part of the module.
+    """
     if isinstance(choice, str):
         try:
             choice = (choice, module.get_submodule(choice))

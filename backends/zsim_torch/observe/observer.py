@@ -173,9 +173,10 @@ def _handed(
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield every tensor in `value`, lists and tuples gone through."""
+    """Yield every tensor with memory in `value`, lists and tuples gone through."""
     if isinstance(value, torch.Tensor):
-        yield value
+        if not value.is_meta:
+            yield value
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)

@@ -31,6 +31,7 @@ SAID_OTHERWISE = {
     "Apache Software License": "Apache-2.0",
     "Apache License, Version 2.0": "Apache-2.0",
     "Apache 2.0": "Apache-2.0",
+    "Apache 2.0 License": "Apache-2.0",
     "ISC License (ISCL)": "ISC",
     "ISC license": "ISC",
     "Python Software Foundation License": "PSF-2.0",
@@ -40,6 +41,7 @@ SAID_OTHERWISE = {
 EXCEPTIONS = {
     "CairoSVG": "LGPL-3.0-or-later",  # the extra `draw` alone; imported, neither copied nor changed
     "hypothesis": "MPL-2.0",  # tests alone
+    "tqdm": "MPL-2.0 AND MIT",  # transformers takes it: tests alone
     "pathspec": "MPL-2.0",  # builds zsim, and mypy
     "certifi": "MPL-2.0",  # a list of certificates: docs and studies alone
     "fqdn": "MPL-2.0",  # Jupyter, which HolisticTraceAnalysis takes: studies alone

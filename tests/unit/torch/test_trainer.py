@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_nothing_is_lost() -> None:
     module = net()
     with pytest.raises(RefusedError, match="optimizer: the schedule has its rules"):
         Trainer(module, schedule(), optimizer=SGD())
-    with pytest.raises(ModuleUnitError, match=r"units: missing; ModuleDict is no nn\.Sequential"):
+    with pytest.raises(ModuleUnitError, match=r"units: missing; ModuleDict has no forward"):
         Trainer(nn.ModuleDict({"net": module}), in_fp64(), batch=batch(0))
     with Trainer(module, in_fp64(), batch=batch(0)) as trainer:
         with pytest.raises(RefusedError) as caught:

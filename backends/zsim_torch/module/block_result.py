@@ -1,0 +1,168 @@
+"""What a call of a block returned the first time: later ones are planned by it, and held to it."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
+
+from zsim_torch.module.unit import ModuleUnitError
+
+PLAIN: Final = (
+    str, bytes, int, float, complex, bool, type(None), type(Ellipsis), slice, range, torch.dtype,
+    torch.device, torch.layout, torch.memory_format, torch.Size, Enum, type,
+)  # fmt: skip
+"""Types of values without tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class AliasLeaf:
+    """What a block returned was its argument with this number."""
+
+    argument: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """What a block returned was a new tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantLeaf:
+    """What a block returned was no tensor."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResult:
+    """What a call of a block returned, without values."""
+
+    path: str
+    leaves: tuple[AliasLeaf | TensorLeaf | ConstantLeaf, ...]
+    spec: TreeSpec
+
+    def need(self, found: Sequence[object], given: Sequence[object]) -> None:
+        """Return if a later call on `given` has returned the same but for values of tensors.
+
+        Raises:
+            ModuleUnitError: it has not.
+        """
+        for leaf, each in zip(self.leaves, found, strict=False):
+            match leaf:
+                case AliasLeaf():
+                    same = each is given[leaf.argument]
+                case ConstantLeaf():
+                    same = not isinstance(each, Tensor)
+                    same = same and (not isinstance(each, PLAIN) or each == leaf.value)
+                case TensorLeaf():
+                    same = isinstance(each, Tensor)
+            if not same:
+                raise ModuleUnitError(
+                    f"unit {self.path}: returned {each!r:.60}, the first time {leaf!r:.60}; only "
+                    "values of tensors may change"
+                )
+        if len(found) != len(self.leaves):
+            raise ModuleUnitError(
+                f"unit {self.path}: returned {len(found)} values, the first time {len(self.leaves)}"
+            )
+
+
+def described(
+    path: str, given: Sequence[object], output: object
+) -> tuple[BlockResult, dict[int, Tensor]]:
+    """Return what the result of a block looks like, with new tensors of it by their place."""
+    for each in (*given, *tree_leaves(output)):
+        _need_stateless(path, each)
+    numbers = {id(each): number for number, each in enumerate(given) if isinstance(each, Tensor)}
+    found, shape = tree_flatten(output)
+    made: list[AliasLeaf | TensorLeaf | ConstantLeaf] = []
+    fresh: dict[int, Tensor] = {}
+    for index, each in enumerate(found):
+        if not isinstance(each, Tensor):
+            made.append(ConstantLeaf(each))
+        elif id(each) in numbers:
+            made.append(AliasLeaf(numbers[id(each)]))
+        else:
+            made.append(TensorLeaf(each.shape, each.dtype, each.requires_grad))
+            fresh[index] = cut(each)
+    return BlockResult(path, tuple(made), shape), fresh
+
+
+def cut(tensor: Tensor) -> Tensor:
+    """Return `tensor` without history; it may be written in place, and has a gradient as before."""
+    cut = tensor.detach()
+    return cut.requires_grad_().clone() if tensor.requires_grad else cut
+
+
+def empty(leaf: TensorLeaf) -> Tensor:
+    """Return what stands for a tensor that a block returns."""
+    made = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+    return made.requires_grad_().clone() if leaf.requires_grad else made
+
+
+def _need_stateless(path: str, leaf: object) -> None:
+    """Return unless `leaf`, which a block was given or returned, is an object that keeps tensors.
+
+    Raises:
+        ModuleUnitError: it is.
+    """
+    if isinstance(leaf, Tensor | nn.Module):
+        return
+    if next(_tensors(leaf, depth=4), None) is not None:
+        raise ModuleUnitError(
+            f"unit {path}: it is called with, or returns, a {type(leaf).__name__} that keeps "
+            "tensors; zsim follows tensors in lists, tuples and dicts (for a cache of keys and "
+            "values say use_cache=False)"
+        )
+
+
+def _tensors(value: object, *, depth: int) -> Iterator[Tensor]:
+    """Yield tensors that an object keeps, in attributes and containers of these."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and not isinstance(value, PLAIN) and not callable(value):
+        if isinstance(value, dict):
+            inner: Iterable[object] = value.values()
+        elif isinstance(value, list | tuple | set):
+            inner = value
+        else:
+            inner = getattr(value, "__dict__", {}).values()
+        for each in inner:
+            yield from _tensors(each, depth=depth - 1)
+
+
+@contextmanager
+def called_instead(block: nn.Module, instead: Callable[..., object] | None) -> Generator[None]:
+    """Call `instead` for `block` inside, or with None the block itself."""
+    # Where torch.compile puts what is called instead of a module's own call.
+    name = "_compiled_call_impl"
+    before = block.__dict__.get(name)
+    block.__dict__[name] = instead
+    try:
+        yield
+    finally:
+        if before is None:
+            del block.__dict__[name]
+        else:
+            block.__dict__[name] = before
+
+
+def name_of(func: object) -> str:
+    """Return the name of a function of torch."""
+    return str(getattr(func, "__name__", func))
+
+
+def only_tells(func: object, result: object) -> bool:
+    """Return whether a call has returned a number, a format, or the like; a hook does more."""
+    made = [] if isinstance(result, Tensor) else tree_leaves(result)
+    told = result is not None or name_of(func) == "__get__"
+    return told and not isinstance(result, Tensor) and all(isinstance(x, PLAIN) for x in made)

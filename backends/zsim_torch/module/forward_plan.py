@@ -1,0 +1,175 @@
+"""The plan of one forward: what each unit does with one micro-batch, as a function of values.
+
+A module's own forward says it, run ahead without values. What stands between two calls of repeated
+blocks is a list of calls of torch's functions; a block is called as it is. Tensors that depend on
+no parameter have their values in the plan: masks, rotary tables.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+
+from zsim_torch.module.block_result import BlockResult
+from zsim_torch.module.unit import TorchUnit
+
+_OF_GRADIENTS: Final = (torch.Tensor.register_hook, torch.Tensor.retain_grad)
+"""Functions that do nothing for a forward, and fail where there is no graph."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Symbol:
+    """A tensor that depends on parameters; `maker` is the place of the unit that makes it."""
+
+    maker: int
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSymbol:
+    """A parameter of the module, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call with symbols among its arguments, and the symbols of the tensors that it returns.
+
+    `function` is None for the block of the unit, whose `result` is held to that of the first time.
+    Of what it returns, leaves that are no new tensor have None.
+    """
+
+    function: Callable[..., object] | None
+    leaves: tuple[object, ...]
+    spec: TreeSpec
+    makes: tuple[Symbol | None, ...]
+    with_grad: bool = True
+    result: BlockResult | None = None
+
+    def reads(self) -> Iterable[Symbol | ParameterSymbol]:
+        """Return symbols among the arguments."""
+        return (each for each in self.leaves if isinstance(each, Symbol | ParameterSymbol))
+
+
+@dataclass(slots=True)
+class UnitPlan:
+    """What one unit does: its calls, in order, and values that enter and leave.
+
+    Values to which a gradient comes back stand first: of the outputs as many as `sloped`. `block`
+    is the path of the block that it calls, empty for what stands between two.
+    """
+
+    name: str
+    block: str = ""
+    calls: list[PlannedCall] = field(default_factory=list[PlannedCall])
+    parameters: tuple[str, ...] = ()
+    inputs: tuple[Symbol, ...] = ()
+    outputs: tuple[Symbol, ...] = ()
+    sloped: int = 0
+    last_uses: dict[int, list[Symbol]] = field(default_factory=dict[int, list[Symbol]])
+
+    def run(
+        self,
+        module: nn.Module,
+        parameters: Mapping[str, torch.Tensor],
+        values: Sequence[torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the outputs; `values` are the inputs, `parameters` by their names in `module`."""
+        known: dict[object, Any] = dict(zip(self.inputs, values, strict=True))
+        wanted = set(self.outputs)
+        for number, call in enumerate(self.calls):
+            leaves = [
+                known[each]
+                if isinstance(each, Symbol)
+                else parameters[each.name]
+                if isinstance(each, ParameterSymbol)
+                else each
+                for each in call.leaves
+            ]
+            args, kwargs = tree_unflatten(leaves, call.spec)
+            if call.function in _OF_GRADIENTS and not torch.is_grad_enabled():
+                continue
+            if call.function is None:
+                result = functional_call(module, dict(parameters), args, kwargs)
+            else:
+                with torch.set_grad_enabled(call.with_grad and torch.is_grad_enabled()):
+                    result = call.function(*args, **kwargs)
+            made = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
+            if call.result is not None:
+                call.result.need(made, leaves)
+            del args, kwargs, leaves
+            known.update(zip(call.makes, made, strict=True))
+            del result, made
+            known.pop(None, None)
+            for symbol in self.last_uses.get(number, ()):
+                if symbol not in wanted:
+                    del known[symbol]
+        shared = {_storage(each) for each in (*parameters.values(), *values)}
+        found = (known[symbol] for symbol in self.outputs)
+        return tuple(each.clone() if _storage(each) in shared else each for each in found)
+
+    def note_last_uses(self) -> None:
+        """Find after which call each symbol that is made or read here is needed no more."""
+        last: dict[Symbol, int] = {}
+        for number, call in enumerate(self.calls):
+            read = [each for each in call.reads() if isinstance(each, Symbol)]
+            for symbol in (*read, *(each for each in call.makes if each is not None)):
+                last[symbol] = number
+        self.last_uses = {}
+        for symbol, number in last.items():
+            self.last_uses.setdefault(number, []).append(symbol)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedParts:
+    """A module as a planner knows it.
+
+    `stand_ins` are what stands for each parameter, by its id, with its name; `blocks` are by path.
+    """
+
+    blocks: Mapping[str, nn.Module]
+    stand_ins: Mapping[int, tuple[str, torch.Tensor]]
+    buffers: frozenset[int]
+    device: torch.device
+
+
+@dataclass(slots=True)
+class Glue:
+    """What was noted since the last block: calls, and values of other units with their versions."""
+
+    calls: list[PlannedCall] = field(default_factory=list[PlannedCall])
+    entered: list[tuple[torch.Tensor, int]] = field(default_factory=list[tuple[torch.Tensor, int]])
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return where the memory of `tensor` starts; views of what a unit is given do not leave it."""
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class PlannedBatch:
+    """A micro-batch with the plan of its forward, by unit; `size_bytes` of tensors that it has."""
+
+    plans: Mapping[str, UnitPlan]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedUnit(TorchUnit):
+    """A unit that does what the plan of a micro-batch says: its last input."""
+
+    def run(
+        self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[object]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return what the unit makes of values and a planned micro-batch."""
+        *values, batch = inputs
+        assert isinstance(batch, PlannedBatch)
+        tensors = [each for each in values if isinstance(each, torch.Tensor)]
+        return batch.plans[self.name].run(self.module, parameters, tensors)

@@ -1,0 +1,142 @@
+"""The schedule of a user's module: its units, as they are chosen or found, and learning rates."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from zsim.backend.backend import RefusedError
+from zsim.model.model import Model
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.optimizer_rule import Optimizer
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
+from zsim_torch.module.description import describe, describe_planned
+from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
+from zsim_torch.module.planned_module import LossOf, PlannedModule, has_forward
+from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
+from zsim_torch.optimizer_groups import RateGroups, with_optimizer
+
+
+class HasStrategy(Protocol):
+    """A scenario: `zsim.load` returns one."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the model is sharded and trained."""
+        ...
+
+
+def planned_module(
+    module: nn.Module,
+    source: Schedule | Strategy | HasStrategy,
+    units: Sequence[UnitChoice] | None,
+    batch: object,
+    *,
+    loss: LossOf,
+) -> PlannedModule | None:
+    """Return the module by units that are found; None where they are chosen, or its children."""
+    if units is not None or batch is None or not has_forward(module):
+        return None
+    if isinstance(source, Schedule):
+        strategy = source.contract.strategy
+    else:
+        strategy = source if isinstance(source, Strategy) else source.strategy
+    precision = Precision.FP32 if strategy is None else strategy.train.precision
+    return PlannedModule(module, batch, dtype=precision.compute, loss=loss)
+
+
+def schedule_of(  # noqa: PLR0917  (of the trainer's own)
+    module: nn.Module,
+    source: Schedule | Strategy | HasStrategy,
+    units: PlannedModule | Sequence[UnitChoice],
+    batch: object,
+    reads: Mapping[str, Sequence[str]] | None,
+    optimizer: torch.optim.Optimizer | Optimizer | None,
+) -> tuple[Schedule, dict[str, float], InputShapes, Model | None]:
+    """Return the schedule, made where it is not yet, learning rates by name, shapes, and the model.
+
+    Raises:
+        RefusedError: there is no batch to make it with, or an optimizer that it does not take.
+    """
+    if isinstance(source, Schedule):
+        if optimizer is not None:
+            raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
+        return source, {}, {}, None
+    strategy = source if isinstance(source, Strategy) else source.strategy
+    strategy, rates = with_optimizer(strategy, module, optimizer)
+    if batch is None:
+        raise RefusedError("batch: missing; a micro-batch is needed to measure units on")
+    if not isinstance(units, PlannedModule):
+        made, shapes, model = _schedule_for(module, units, strategy, batch=batch, reads=reads)
+        return made, rates, shapes, model
+    _need_uncut(strategy)
+    if strategy.parallel.pipeline > 1:
+        raise RefusedError(
+            f"parallel.pipeline: {strategy.parallel.pipeline} must be 1 where units are found; say "
+            "units=..."
+        )
+    model = describe_planned(units)
+    return make_schedule(model, strategy), rates, {}, model
+
+
+def groups_of(
+    schedule: Schedule,
+    program: Program,
+    module: nn.Module,
+    rates: Mapping[str, float],
+    *,
+    optimizer: torch.optim.Optimizer | Optimizer | None,
+) -> RateGroups:
+    """Return groups with learning rates: those of torch's optimizer, or of the schedule."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return RateGroups.of_torch(optimizer)
+    return RateGroups.of_schedule(schedule, program, module, rates)
+
+
+def unit_choices(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[UnitChoice]:
+    """Return the units that were chosen, or the children of a sequential module."""
+    if units is None and isinstance(module, nn.Sequential):
+        return [name for name, _ in module.named_children()]
+    if units is None:
+        raise ModuleUnitError(
+            f"units: missing; {type(module).__name__} has no forward, or no batch is given to find "
+            "them with, so say which of its submodules are gathered and run as one"
+        )
+    return units
+
+
+def _schedule_for(
+    module: nn.Module,
+    units: Sequence[UnitChoice],
+    strategy: Strategy,
+    *,
+    batch: object,
+    reads: Mapping[str, Sequence[str]] | None,
+) -> tuple[Schedule, InputShapes, Model]:
+    """Return the schedule that trains `module` by `strategy`, the shapes units read, the model.
+
+    Raises:
+        RefusedError: it would cut matrices.
+    """
+    _need_uncut(strategy)
+    precision = strategy.train.precision
+    with noted_input_shapes(resolve(module, units)) as shapes:
+        model = describe(module, units, batch, precision=precision, reads=reads)
+    return make_schedule(model, strategy), shapes, model
+
+
+def _need_uncut(strategy: Strategy) -> None:
+    """Return if `strategy` cuts no matrices.
+
+    Raises:
+        RefusedError: it does.
+    """
+    tensor = strategy.parallel.tensor
+    if tensor > 1:
+        raise RefusedError(
+            f"parallel.tensor: {tensor} must be 1 for a module of your own, whose matrices nothing "
+            "cuts"
+        )
