@@ -93,9 +93,9 @@ def without_waits_for_operations(_: CudaStreams, __: object) -> list[object]:
 
 
 def without_waits_before_frees(
-    streams: CudaStreams, home: str, buffer: str, _: object, drop: Callable[[], None]
+    streams: CudaStreams, home: str, buffer: str, _: object, drop: Callable[[], None], *, lent: bool
 ) -> object:
-    return HOME_WAITS(streams, home, buffer, (), drop)
+    return HOME_WAITS(streams, home, buffer, (), drop, lent=lent)
 
 
 def with_its_first_wait_only(streams: CudaStreams, edges: Iterable[Edge]) -> list[object]:
