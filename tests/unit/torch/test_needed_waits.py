@@ -17,6 +17,7 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
+    StreamOperation,
     walk,
 )
 from zsim.schedule.schedule import Schedule
@@ -114,8 +115,8 @@ def steps(draw: st.DrawFn) -> Drawn:
     names: list[str] = []
     for place, operation in enumerate(program.step):
         operations.append(operation)
-        names += [each.id for each in walk([operation]) if hasattr(each, "stream")]
-        if names and draw(st.booleans()):
+        names += [each.id for each in walk([operation]) if isinstance(each, StreamOperation)]
+        if draw(st.booleans()) and names:
             operations.append(
                 Free(
                     id=f"free{place}",
@@ -165,7 +166,7 @@ def counted(stage: int) -> tuple[int, int, int, int]:
     homes = {buffer.name: buffer.home for buffer in program.buffers}
     needed = NeededWaits.of(program.step, homes)
     all_edges = [edge for each in walk(program.step) for edge in edges_of(each)]
-    operations = [each for each in walk(program.step) if hasattr(each, "stream")]
+    operations = [each for each in walk(program.step) if isinstance(each, StreamOperation)]
     left = sum(map(len, needed.edges.values()))
     return len(all_edges), left, len(operations), len(needed.awaited)
 
