@@ -55,7 +55,7 @@ from zsim_torch.module.unit import resolve
 from zsim_torch.record.pretended_streams import PretendedStream
 from zsim_torch.record.tape import Tape
 
-KIND = {
+KIND: dict[type[Communication], str] = {
     AllGather: "allgather_base",
     ReduceScatter: "reduce_scatter_base",
     AllReduce: "allreduce",

@@ -2,10 +2,13 @@
 
 import pytest
 from executor_court import verdict
-from executor_mutants import CROSSED, MUTANTS, PINNED, Mutant
+from executor_mutant import CROSSED, PINNED, Mutant
+from mutants_of_memory import MUTANTS_OF_MEMORY
+from mutants_of_waits import MUTANTS_OF_WAITS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
+MUTANTS = (*MUTANTS_OF_WAITS, *MUTANTS_OF_MEMORY)
 JUDGED = [each for each in MUTANTS if not each.same]
 MISSED = {
     "a free of lent memory marks nothing": "recordings do not see threads of the host",
