@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --require-hashes
 ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run test test-long test-studies docs lint bench bench-predicted lock sbom format clean python
+.PHONY: run test test-long test-studies docs lint bench bench-predicted bench-real lock sbom format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -42,6 +42,10 @@ bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072
 	.venv-run/bin/python -m benchmarks.study
 	.venv-run/bin/python -m benchmarks.allocator
 	.venv-run/bin/python -m benchmarks.page
+
+bench-real: .venv/installed  ## real steps on Gloo beside DDP, ZeroRedundancyOptimizer and FSDP2: ratios of time and memory
+	.venv/bin/python -m benchmarks.real 2
+	.venv/bin/python -m benchmarks.real 4
 
 lock: .venv-lock/installed  ## lock/ again, after a change of pyproject.toml or constraints.txt
 	.venv-lock/bin/python tests/support/lock.py

@@ -24,14 +24,14 @@ def observed_by(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ..
     """Return what was observed, and beside it what the book says of the same storages."""
     if bench.observer is None:
         return ()
-    on_device = [entry for entry in executor.book if not bench.pools.has(entry.pool)]
+    on_device = [entry for entry in executor.book.entries if not bench.pools.has(entry.pool)]
     return (
         *bench.observer.figures(),
         ("booked_bytes_peak/state", state_peak(bench.program, on_device)),
         ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
         *bench.pools.figures(),
         *(
-            (f"booked_bytes_peak/pool/{name}", peak_bytes(executor.book, name))
+            (f"booked_bytes_peak/pool/{name}", peak_bytes(executor.book.entries, name))
             for name in bench.pools.names
         ),
     )
@@ -78,8 +78,8 @@ def trace_of(
         role=machine.program.role,
         stands_for=1,
         events=tuple(events),
-        book=tuple(executor.book),
-        transfers=tuple(executor.transfers),
+        book=tuple(executor.book.entries),
+        transfers=tuple(executor.book.transfers),
         losses=losses.means(),
         witness=recorder.witness() if recorder is not None else None,
     )

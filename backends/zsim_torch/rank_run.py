@@ -19,7 +19,7 @@ from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Trace
 from zsim_torch.execute.agreement import agree
-from zsim_torch.execute.executor import Executor, RankMachine, sighting_of
+from zsim_torch.execute.executor import Executor, RankMachine
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.poison import Poison, Sighting
 from zsim_torch.execute.rank_machine import Bench
@@ -184,7 +184,7 @@ class RankRun:
                 self.losses.note()
                 self.machine.streams.drain()
             note("the last step is over")
-            agree(self.schedule, self.executor.issued)
+            agree(self.schedule, self.executor.book.issued)
             whole = self.full_parameters() if self.option.write_back else {}
         self.has_ended = True
         self._life.close()
@@ -229,7 +229,10 @@ class RankRun:
 
     def sighting(self) -> Sighting | None:
         """Return where memory that is not valid was read, in poison mode."""
-        return sighting_of(self.executor, self.losses.means()) if self.option.poison else None
+        if not self.option.poison:
+            return None
+        executor = self.executor
+        return executor.sightings.of_run(self.losses.means(), executor.step)
 
     def need_life(self) -> None:
         """Return if the run has not ended.

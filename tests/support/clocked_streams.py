@@ -59,6 +59,7 @@ class ClockedStreams:
         self._schedule = schedule
         self._coordinates = schedule.mesh.coordinates(0)
         self.step = -1
+        self.keeps_trace = True
         self.workers = HostWorkers()
         self._clocks = StreamClocks()
         unique = count()
@@ -160,7 +161,13 @@ class ClockedStreams:
     # Memory.
 
     def home_waits(
-        self, home: str, buffer: str, uses: Iterable[Edge], drop: Callable[[], None]
+        self,
+        home: str,
+        buffer: str,
+        uses: Iterable[Edge],
+        drop: Callable[[], None],
+        *,
+        lent: bool = True,
     ) -> Sequence[Awaitable]:
         """Order the home after the uses; then the memory may be another buffer's."""
         line = self._lines[home]

@@ -177,5 +177,5 @@ def what_forward_made_is_kept_for_ever(right: Function) -> Function:
 
 @fault(CALLS, CpuStreams, "home_waits")
 @altered
-def a_free_waits_for_nothing(right: Function, *given: Any) -> Any:
+def a_free_waits_for_nothing(right: Function, *given: Any, **named: Any) -> Any:
     pass

@@ -33,7 +33,8 @@ from zsim.schedule.schedule import Buffer, Kind, Program
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
 from zsim_torch.checkpoint.flat_range import boxes
 from zsim_torch.checkpoint.held_tensor import HeldBox, HeldTensor
-from zsim_torch.execute.executor import STATE, RankMachine
+from zsim_torch.execute.executor import RankMachine
+from zsim_torch.execute.sightings import STATE
 from zsim_torch.execute.whole_parameters import StateMemory, holders, own_part, persistent, spread
 from zsim_torch.module.visit import views_of
 from zsim_torch.optimizer_groups import RateGroups, moment_names

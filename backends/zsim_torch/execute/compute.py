@@ -63,6 +63,7 @@ class Computer:
     _order: dict[tuple[str, int, tuple[View, ...]], tuple[int, ...]] = field(
         default_factory=dict[tuple[str, int, tuple[View, ...]], tuple[int, ...]]
     )
+    _operands: dict[str, "_Operands"] = field(default_factory=dict[str, "_Operands"])
     _shared: dict[str, int] = field(default_factory=dict[str, int])
 
     def expect(self, shapes: InputShapes) -> None:
@@ -99,7 +100,7 @@ class Computer:
         return self.work.memory.flat(view)
 
     def _load(self, compute: Compute) -> None:
-        for view in views_of(compute, Role.OUTPUT):
+        for view in self._views(compute, Role.OUTPUT):
             batch = entering(self.work.next_batch(), self.work.forecast.parameters)
             self.work.memory.bind_batch(view.buffer, batch)
 
@@ -120,7 +121,7 @@ class Computer:
         else:
             self._differentiate(compute)
         if (compute.unit, compute.segment) == self.work.last:
-            (loss,) = list(views_of(compute, Role.OUTPUT))[-1:]
+            (loss,) = self._views(compute, Role.OUTPUT)[-1:]
             self.work.on_loss(self.work.memory.part(loss.buffer))
 
     def _recompute(self, compute: Compute) -> None:
@@ -152,7 +153,7 @@ class Computer:
             entries=self._entries(compute),
         )
         self._records[visit] = record
-        for view in views_of(compute, Role.SAVED):
+        for view in self._views(compute, Role.SAVED):
             self.work.memory.bind(view.buffer, [])
             self._saved[view.buffer] = visit
         self._bind_outputs(compute, outputs)
@@ -164,7 +165,8 @@ class Computer:
                 f"{compute.id}: nothing was saved for this backward, or it was freed"
             )
         incoming = [
-            self.work.memory.part(view.buffer) for view in views_of(compute, Role.OUTPUT_GRADIENT)
+            self.work.memory.part(view.buffer)
+            for view in self._views(compute, Role.OUTPUT_GRADIENT)
         ]
         views = self._parameters(compute)
         if record.binds_inputs:
@@ -173,9 +175,10 @@ class Computer:
         parameters, inputs = autograd.backward(record, views, incoming)
         trained = self._unit(compute).trained(self._operand_order(compute))
         others = {_start(each) for each in incoming}
-        for view, position in zip(views_of(compute, Role.GRADIENT), trained, strict=True):
+        for view, position in zip(self._views(compute, Role.GRADIENT), trained, strict=True):
             self._bind_gradient(view, parameters[position])
-        for view, gradient in zip(views_of(compute, Role.INPUT_GRADIENT), inputs, strict=True):
+        entered = self._views(compute, Role.INPUT_GRADIENT)
+        for view, gradient in zip(entered, inputs, strict=True):
             # A residual sum passes one gradient on to several: each buffer has memory of its own.
             shared = gradient is not None and _start(gradient) in others
             own = gradient.clone() if shared and gradient is not None else gradient
@@ -205,7 +208,7 @@ class Computer:
         memory.bind(view.buffer, [ProducedPart(view.start, gradient)])
 
     def _bind_outputs(self, compute: Compute, outputs: list[torch.Tensor]) -> None:
-        views = list(views_of(compute, Role.OUTPUT))
+        views = self._views(compute, Role.OUTPUT)
         if views and len(views) != len(outputs):
             raise UnitRunError(
                 f"unit {compute.unit}: it returned {len(outputs)} tensors, "
@@ -227,7 +230,7 @@ class Computer:
         """Return inputs in the shapes in which they were made; stored ones have that of forward."""
         memory, batches = self.work.memory, self.work.forecast.batches
         found: list[object] = []
-        for place, view in enumerate(views_of(compute, Role.INPUT)):
+        for place, view in enumerate(self._views(compute, Role.INPUT)):
             if view.buffer in batches:
                 found.append(memory.batch(view.buffer))
                 continue
@@ -249,7 +252,7 @@ class Computer:
         entry = InputEntry.BOUND if again else InputEntry.COPIED
         return {
             position: entry
-            for position, view in enumerate(views_of(compute, Role.INPUT))
+            for position, view in enumerate(self._views(compute, Role.INPUT))
             if self.work.memory.is_allocated(view.buffer)
         }
 
@@ -261,14 +264,14 @@ class Computer:
         without = self.work.forecast.batches | self.work.forecast.without_gradient
         return [
             position
-            for position, view in enumerate(views_of(compute, Role.INPUT))
+            for position, view in enumerate(self._views(compute, Role.INPUT))
             if view.buffer not in without and self.work.memory.part(view.buffer).is_floating_point()
         ][:count]
 
     def _parameters(self, compute: Compute) -> list[torch.Tensor]:
         """Parameters in the order of the module, as views of the buffers that hold them now."""
         unit, memory = self._unit(compute), self.work.memory
-        views = tuple(views_of(compute, Role.PARAMETER))
+        views = self._views(compute, Role.PARAMETER)
         order = self._operand_order(compute)
         found: list[torch.Tensor | None] = [None] * len(unit.names)
         for view, position in zip(views, order, strict=True):
@@ -277,13 +280,27 @@ class Computer:
 
     def _operand_order(self, compute: Compute) -> tuple[int, ...]:
         """Return the place in the module of the parameter of each operand."""
-        views = tuple(views_of(compute, Role.PARAMETER))
-        key = (compute.unit, compute.segment, views)
-        if key not in self._order:
-            self._order[key] = parameter_order(
-                self.work.schedule, self.work.memory.program, compute, self._unit(compute)
-            )
-        return self._order[key]
+        operands = self._of(compute)
+        if operands.order is None:
+            key = (compute.unit, compute.segment, self._views(compute, Role.PARAMETER))
+            if key not in self._order:
+                self._order[key] = parameter_order(
+                    self.work.schedule, self.work.memory.program, compute, self._unit(compute)
+                )
+            operands.order = self._order[key]
+        return operands.order
+
+    def _views(self, compute: Compute, role: Role) -> tuple[View, ...]:
+        """Return the views of the operands in a role, in order."""
+        return self._of(compute).views.get(role, ())
+
+    def _of(self, compute: Compute) -> "_Operands":
+        """Return what is known of an operation from one step to the next."""
+        found = self._operands.get(compute.id)
+        if found is None or found.compute is not compute:
+            views = {role: tuple(views_of(compute, role)) for role in Role}
+            found = self._operands[compute.id] = _Operands(compute, views)
+        return found
 
     def _initialize(self, views: Sequence[tuple[View, torch.Tensor]]) -> None:
         for view, target in views:
@@ -325,8 +342,8 @@ class Computer:
                 yield flat[low:high]
 
     def _optimizer(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
-        def tensors(*roles: Role) -> tuple[torch.Tensor, ...]:
-            return tuple(self._flat(view) for view in views_of(compute, *roles))
+        def tensors(role: Role) -> tuple[torch.Tensor, ...]:
+            return tuple(self._flat(view) for view in self._views(compute, role))
 
         gradients = tensors(Role.GRADIENT)
         scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
@@ -340,7 +357,7 @@ class Computer:
             case Action.NORM:
                 counted = [
                     tensor
-                    for view in views_of(compute, Role.GRADIENT)
+                    for view in self._views(compute, Role.GRADIENT)
                     for tensor in self._counted(view)
                 ]
                 return partial(optimizer.sum_of_squares, counted, tensors(Role.OUTPUT)[0])
@@ -363,6 +380,15 @@ class Computer:
 def _start(tensor: torch.Tensor) -> int:
     """Return where the storage of `tensor` starts."""
     return tensor.untyped_storage().data_ptr()
+
+
+@dataclass(slots=True)
+class _Operands:
+    """Operands of a `Compute` by role, and where in the module its parameters are."""
+
+    compute: Compute
+    views: Mapping[Role, tuple[View, ...]]
+    order: tuple[int, ...] | None = None
 
 
 def _unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:

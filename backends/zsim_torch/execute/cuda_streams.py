@@ -35,6 +35,7 @@ class CudaStreams:
         self, device: torch.device, names: Iterable[str], workers: HostWorkers | None = None
     ) -> None:
         self.step = -1
+        self.keeps_trace = True
         self.workers = workers or HostWorkers()
         self._device = device
         self._streams = {name: _new_stream(device) for name in names if not self.workers.has(name)}
@@ -42,7 +43,7 @@ class CudaStreams:
         self._previous: dict[str, torch.cuda.Event] = {}
         self._marks: list[_Mark] = []
         torch.cuda.synchronize(device)
-        self._reference = _new_event()
+        self._reference = _new_event(timed=True)
         self._reference.record()
         self._reference.synchronize()
         self._reference_ns = time.perf_counter_ns()
@@ -71,14 +72,20 @@ class CudaStreams:
                 each.wait()
         for event in events:
             stream.wait_event(event)
-        start = _new_event()
-        end = _new_event()
         with torch.cuda.stream(stream):
-            start.record()
+            if self.keeps_trace:
+                start, end = _new_event(timed=True), _new_event(timed=True)
+                start.record()
+                action()
+                end.record()
+                self._marks.append(_Mark(entry.operation, self.step, entry.stream, start, end))
+                self._current[entry.operation] = end
+                return
             action()
-            end.record()
-        self._current[entry.operation] = end
-        self._marks.append(_Mark(entry.operation, self.step, entry.stream, start, end))
+            if entry.is_awaited:
+                end = _new_event()
+                end.record()
+                self._current[entry.operation] = end
 
     def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
         """Enqueue the collective on its stream."""
@@ -90,7 +97,13 @@ class CudaStreams:
         self.compute(entry, action)
 
     def home_waits(
-        self, home: str, buffer: str, uses: Iterable[Edge], drop: Callable[[], None]
+        self,
+        home: str,
+        buffer: str,
+        uses: Iterable[Edge],
+        drop: Callable[[], None],
+        *,
+        lent: bool = True,
     ) -> Sequence[Awaitable]:
         """Make the stream `home` wait for `uses`; its own uses are in order already."""
         uses = tuple(uses)
@@ -102,6 +115,8 @@ class CudaStreams:
         for event in events:
             self._streams[home].wait_event(event)
         drop()
+        if not lent:
+            return ()
         here = _new_event()
         here.record(self._streams[home])
         return [_DeviceEvent(here)]
@@ -210,8 +225,8 @@ def _new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _new_event(*, timed: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
 
 def _is_over(event: torch.cuda.Event) -> bool:

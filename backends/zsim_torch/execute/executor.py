@@ -1,17 +1,13 @@
 """Runs the program of one rank: every operation of a schedule, in the order of its host."""
 
-import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 
-from zsim.network.volume import element_count, is_scalar, ring_equivalent_bytes
 from zsim.schedule.access import accesses
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import (
@@ -20,6 +16,7 @@ from zsim.schedule.operation import (
     Communication,
     Compute,
     Copy,
+    Edge,
     Fill,
     Free,
     FreeMode,
@@ -30,15 +27,17 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
-from zsim.schedule.schedule import Kind, Program, Schedule
-from zsim.trace.trace import BookEntry, Transfer
-from zsim_torch.execute.agreement import IssuedLog
+from zsim.schedule.schedule import Program, Schedule
+from zsim.trace.trace import BookEntry
 from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
-from zsim_torch.execute.host_workers import Awaitable
-from zsim_torch.execute.live_memory import LiveMemory, MemoryFaultError, Remains
-from zsim_torch.execute.poison import Poison, Sighting, has_no_number
+from zsim_torch.execute.host_workers import Awaitable, worker_streams
+from zsim_torch.execute.live_memory import LiveMemory, Remains
+from zsim_torch.execute.needed_waits import NeededWaits
+from zsim_torch.execute.poison import Poison
+from zsim_torch.execute.rank_book import SETUP, RankBook
+from zsim_torch.execute.sightings import Sightings
 from zsim_torch.execute.streams import BufferAccess, Completion, PendingWork, StreamEntry, Streams
 from zsim_torch.supervise.progress_record import note
 
@@ -65,26 +64,15 @@ class _Deferred(NamedTuple):
     finish: Completion
 
 
-class _Looking(NamedTuple):
-    """An operation whose results are looked at, and what it writes."""
-
-    operation: str
-    step: int
-    place: int
-    written: list[torch.Tensor]
-
-
-SETUP: Final = -1
-
-
 @dataclass(slots=True)
 class Executor:
     """One rank's host: issues operations, keeps the book and the list of transfers.
 
-    Every operation is a call of its own, so that no local variable keeps memory alive past it. In
-    poison mode `sighting` is the first operation that wrote what is no number. `on_issue` is told
-    the step and id of each operation before it is issued, and at the end of a step an empty id.
-    Without `keeps_trace`, book, transfers and events are those of the step that runs.
+    What does not change from step to step is found once: an operation is bound to a function when
+    it is issued first. Every operation is a call of its own, so that no local variable keeps memory
+    alive past it. `on_issue` is told the step and id of each operation before it is issued, and at
+    the end of a step an empty id. Without `keeps_trace`, the book is that of the step that runs,
+    and there are no events.
     """
 
     machine: RankMachine
@@ -93,32 +81,38 @@ class Executor:
     keeps_trace: bool = True
     step: int = SETUP
     operation: str = ""
-    book: list[BookEntry] = field(default_factory=list[BookEntry])
-    transfers: list[Transfer] = field(default_factory=list[Transfer])
-    issued: IssuedLog = field(default_factory=IssuedLog)
-    _logged: int = 0
+    _issues: dict[str, Callable[[], None]] = field(default_factory=dict[str, Callable[[], None]])
+    _waits: NeededWaits = field(init=False)
+    _awaited: set[str] = field(init=False)
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
     _travelled: set[str] = field(default_factory=set[str])
-    _entries: dict[str, StreamEntry] = field(default_factory=dict[str, StreamEntry])
-    sighting: Sighting | None = None
-    _looked: int = 0
+    book: RankBook = field(init=False)
+    sightings: Sightings = field(init=False)
     _copier: Copier = field(init=False)
     _role: str = field(init=False)
 
     def __post_init__(self) -> None:
+        program = self.machine.program
+        self.book = RankBook(program, self.machine.communicators)
+        self.sightings = Sightings(self.machine.memory)
         self._copier = Copier(self.machine.memory)
         several = len(self.machine.schedule.programs) > 1
         self._role = f" of {self.machine.program.role}" if several else ""
+        homes = {buffer.name: buffer.home for buffer in program.buffers}
+        threads = worker_streams(self.machine.schedule, program)
+        self._waits = NeededWaits.of(program.step, homes, threads)
+        self._awaited = self._waits.awaited
 
     def run_setup(self) -> None:
         """Run setup, and drain every stream of this rank."""
+        self._begin(SETUP)
         self._run(self.machine.program.setup)
         self.machine.streams.drain()
         self._end_step()
 
     def run_again(self, operations: Iterable[Operation]) -> None:
         """Run operations of setup once more, and drain every stream."""
-        self.step = self.machine.streams.step = SETUP
+        self._begin(SETUP)
         self._run(operations)
         self.machine.streams.drain()
         self._end_step()
@@ -127,63 +121,97 @@ class Executor:
         """Step number `step` is issued, with what the caller gives for it in host scalars."""
         if not self.keeps_trace:
             self._forget()
-        self.step = self.machine.streams.step = step
+        self._begin(step)
         self.scalars |= given
         self._run(self.machine.program.step)
         self._end_step()
 
+    def _begin(self, step: int) -> None:
+        streams = self.machine.streams
+        self.step = streams.step = step
+        streams.keeps_trace = self.keeps_trace
+
     def _end_step(self) -> None:
         self.machine.streams.end_step()
-        self._tell("")
-        self.issued.add_step(self.step, self.transfers[self._logged :])
-        self._logged = len(self.transfers)
+        if self.on_issue is not None:
+            self.on_issue(self.step, "")
+        self.book.end_step(self.step)
 
     def _forget(self) -> None:
         """Forget the last step, so that memory does not grow with the steps."""
-        self.book.clear()
-        self.transfers.clear()
-        self._logged = 0
+        self.book.forget()
         self.machine.streams.forget()
 
-    def _tell(self, operation: str) -> None:
-        if self.on_issue is not None:
-            self.on_issue(self.step, operation)
-
     def _run(self, operations: Iterable[Operation]) -> None:
+        step = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
         for operation in operations:
-            step = "" if self.step == SETUP else f" in step {self.step}"
-            note(f"{operation.id}{step}{self._role}")
-            self._tell(operation.id)
-            self.operation = operation.id
+            name = operation.id
+            note(name + step)
+            if self.on_issue is not None:
+                self.on_issue(self.step, name)
+            self.operation = name
             self._issue(operation)
 
     def _issue(self, operation: Operation) -> None:
-        machine = self.machine
+        issue = self._issues.get(operation.id)
+        if issue is None:
+            issue = self._issues[operation.id] = self._bound(operation)
+        issue()
+
+    def _bound(self, operation: Operation) -> Callable[[], None]:
+        """Return what issues the operation, in every step."""
         match operation:
             case Allocate(buffer=buffer):
-                self._return_deferred(operation.id)
-                machine.memory.allocate(buffer)
-                self._enter(operation.id, buffer, 1)
+                return partial(self._allocate, buffer, self.book.entry(operation.id, buffer, 1))
             case Free():
-                self._free(operation)
+                return self._bound_free(operation)
             case HostWait(operation=edge):
-                machine.streams.host_waits((edge,))
+                return partial(self.machine.streams.host_waits, self._needed(operation, (edge,)))
             case SetScalar():
-                self._set_scalar(operation)
-            case Branch(value=value, scalar=scalar, then=then, otherwise=otherwise):
-                machine.streams.host_waits(operation.after)
-                number = self._number(value) if value is not None else self.scalars[scalar or ""]
-                self._run(then if number != 0 else otherwise)
+                return partial(self._set_scalar, operation)
+            case Branch(after=after):
+                return partial(self._branch, operation, self._needed(operation, after))
             case Compute() | Fill() | Copy():
-                self._compute(operation)
+                return self._bound_compute(operation)
             case Communication():
-                self._communicate(operation, (operation,))
+                return self._bound_collective(operation, (operation,))
             case Together(members=members):
-                self._communicate(operation, members)
+                return self._bound_collective(operation, members)
             case _:
                 assert_never(operation)
 
-    def _compute(self, operation: Compute | Fill | Copy) -> None:
+    def _needed(self, operation: Operation, edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
+        """Return the edges that order something; of setup, which runs once, all."""
+        return self._waits.edges.get(operation.id, edges)
+
+    def _allocate(self, buffer: str, line: BookEntry) -> None:
+        if self._deferred:
+            self._return_deferred(line.operation)
+        self.machine.memory.allocate(buffer)
+        self.book.enter(self.step, line)
+
+    def _branch(self, branch: Branch, edges: tuple[Edge, ...]) -> None:
+        self.machine.streams.host_waits(edges)
+        value = branch.value
+        number = self._number(value) if value is not None else self.scalars[branch.scalar or ""]
+        self._run(branch.then if number != 0 else branch.otherwise)
+
+    def _bound_compute(self, operation: Compute | Fill | Copy) -> Callable[[], None]:
+        streams, entry = self.machine.streams, self._entry(operation)
+        pools, buffers = self.machine.memory.setting.pools, self.machine.program.by_name
+        lent = any(pools.has(buffers[each.view.buffer].pool) for each in accesses(operation))
+        if lent or self.machine.poison.is_on or streams.workers.has(operation.stream):
+            return partial(self._compute, operation, entry)
+        match operation:
+            case Compute():
+                action = partial(self.machine.computer.run, operation, self.scalars)
+            case Fill():
+                action = partial(self._run_now, operation)
+            case Copy():
+                action = partial(self._copier.run, operation)
+        return partial(streams.compute, entry, action)
+
+    def _compute(self, operation: Compute | Fill | Copy, entry: StreamEntry) -> None:
         """Run an operation in order on its stream; a thread is given the memory as it is now."""
         machine = self.machine
         machine.poison.delay()
@@ -191,9 +219,9 @@ class Executor:
             action = self._for_thread(operation)
         else:
             action = partial(self._run_now, operation)
-        machine.streams.compute(self._entry(operation), action, self._busy(operation))
+        machine.streams.compute(entry, action, self._busy(operation))
         if machine.poison.is_on and not machine.streams.workers.has(operation.stream):
-            self._look(self._looking(operation))
+            self.sightings.look(self.sightings.looking(operation, self.step))
 
     def _run_now(self, operation: Compute | Fill | Copy) -> None:
         match operation:
@@ -216,12 +244,12 @@ class Executor:
         poison = self.machine.poison
         if not poison.is_on:
             return action
-        late_s, looking = poison.late_s(), self._looking(operation)
+        late_s, looking = poison.late_s(), self.sightings.looking(operation, self.step)
 
         def late() -> None:
             time.sleep(late_s)
             action()
-            self._look(looking)
+            self.sightings.look(looking)
 
         return late
 
@@ -236,26 +264,6 @@ class Executor:
             return []
         return [each for access in accesses(operation) for each in memory.busy(access.view.buffer)]
 
-    def _looking(self, operation: StreamOperation) -> "_Looking":
-        """Return what `operation` writes, where the host can see it."""
-        memory, written = self.machine.memory, list[torch.Tensor]()
-        self._looked += 1
-        if self.sighting is None and memory.setting.device.type == "cpu":
-            for access in accesses(operation):
-                with suppress(MemoryFaultError):  # a micro-batch, a file, what autograd keeps
-                    if access.writes:
-                        written += [each for _, each in memory.pieces(access.view)]
-        return _Looking(operation.id, self.step, self._looked, written)
-
-    def _look(self, looking: "_Looking") -> None:
-        """Note the first operation that wrote what is no number."""
-        if has_no_number(looking.written):
-            rank = self.machine.schedule.mesh.rank(self.machine.coordinates)
-            seen = Sighting(
-                step=looking.step, place=looking.place, rank=rank, operation=looking.operation
-            )
-            self.sighting = seen if self.sighting is None else min(seen, self.sighting)
-
     def _number(self, view: View) -> float:
         return float(self.machine.memory.flat(view).item())
 
@@ -266,45 +274,42 @@ class Executor:
         value = self.scalars[operation.scalar] * operation.multiply + operation.add
         self.scalars[operation.scalar] = min(max(value, operation.minimum), operation.maximum)
 
-    def _communicate(self, operation: StreamOperation, members: tuple[Communication, ...]) -> None:
+    def _bound_collective(
+        self, operation: StreamOperation, members: tuple[Communication, ...]
+    ) -> Callable[[], None]:
         machine = self.machine
-        for member in members:
-            self._note_transfer(member)
-        for access in accesses(operation):
-            self._travelled.add(access.view.buffer)
+        lines = [self.book.transfer(member) for member in members]
+        buffers = {access.view.buffer for access in accesses(operation)}
+        entry, hand_over = self._entry(operation), partial(_hand_over, machine, members)
 
-        machine.poison.delay()
-        machine.streams.communicate(self._entry(operation), lambda: _hand_over(machine, members))
+        def issue() -> None:
+            self.book.hand_over(self.step, lines)
+            self._travelled |= buffers
+            machine.poison.delay()
+            machine.streams.communicate(entry, hand_over)
 
-    def _note_transfer(self, member: Communication) -> None:
-        count = len(self.machine.communicators.member(member.group).ranks)
-        self.transfers.append(
-            Transfer(
-                operation=member.id,
-                step=self.step,
-                group=member.group,
-                collective=member.name,
-                elements=element_count(member),
-                bytes=ring_equivalent_bytes(member, count),
-                scalar=is_scalar(member),
-            )
-        )
+        return issue
 
-    def _free(self, operation: Free) -> None:
-        machine, buffer = self.machine, operation.buffer
+    def _bound_free(self, free: Free) -> Callable[[], None]:
+        buffer, uses = free.buffer, self._needed(free, free.uses)
+        line = self.book.entry(free.id, buffer, -1)
+        return partial(self._free, self.machine.program.by_name[buffer].home, free, uses, line)
+
+    def _free(self, home: str, free: Free, uses: tuple[Edge, ...], line: BookEntry) -> None:
+        machine, buffer = self.machine, free.buffer
         machine.computer.forget(buffer)
-        home = machine.program.by_name[buffer].home
-        if operation.mode is FreeMode.DEFERRED:
-            finish = machine.streams.finish(home, buffer, operation.uses)
+        if free.mode is FreeMode.DEFERRED:
+            finish = machine.streams.finish(home, buffer, uses)
             self._deferred.append(_Deferred(buffer, machine.memory.take_away(buffer), finish))
             return
-        if operation.mode is FreeMode.HOST:
-            machine.streams.host_waits(operation.uses)
+        if free.mode is FreeMode.HOST:
+            machine.streams.host_waits(uses)
         remains = machine.memory.take_away(buffer)
-        drop = self._dropping(buffer, remains)
-        busy = machine.streams.home_waits(home, buffer, operation.uses, drop)
-        machine.memory.give_back(buffer, remains, busy)
-        self._enter(operation.id, buffer, -1)
+        drop, lent = self._dropping(buffer, remains), remains.held is not None
+        busy = machine.streams.home_waits(home, buffer, uses, drop, lent=lent)
+        if lent:
+            machine.memory.give_back(buffer, remains, busy)
+        self.book.enter(self.step, line)
 
     def _dropping(self, buffer: str, remains: Remains) -> Callable[[], None]:
         travelled = buffer in self._travelled
@@ -317,69 +322,36 @@ class Executor:
             if deferred.finish():
                 self._dropping(deferred.buffer, deferred.remains)()
                 self.machine.memory.give_back(deferred.buffer, deferred.remains)
-                self._enter(name, deferred.buffer, -1)
+                self.book.enter(self.step, self.book.entry(name, deferred.buffer, -1))
             else:
                 waiting.append(deferred)
         self._deferred = waiting
 
-    def _enter(self, name: str, buffer: str, sign: int) -> None:
-        booked = self.machine.program.by_name[buffer]
-        self.book.append(
-            BookEntry(
-                operation=name,
-                step=self.step,
-                pool=booked.pool,
-                buffer=buffer,
-                kind=booked.kind,
-                change_bytes=sign * booked.size_bytes,
-            )
-        )
-
     def _entry(self, operation: StreamOperation) -> StreamEntry:
-        found = self._entries.get(operation.id)
-        if found is None:
-            found = StreamEntry(
-                operation=operation.id, stream=operation.stream, after=operation.after
-            )
-            if not isinstance(operation, Compute | Fill | Copy):
-                groups = self.machine.schedule.groups
-                member = self.machine.communicators.member(operation.group)
-                peers = member.peers(operation)
-                found = replace(
-                    found,
-                    group=operation.group,
-                    group_number=[group.name for group in groups].index(operation.group),
-                    ranks=peers or member.ranks,
-                    is_message=bool(peers),
-                    touches=tuple(self._touches(operation)),
-                )
-            self._entries[operation.id] = found
-        return found
+        found = StreamEntry(
+            operation=operation.id,
+            stream=operation.stream,
+            after=self._needed(operation, operation.after),
+            is_awaited=operation.id in self._awaited or operation.id not in self._waits.edges,
+        )
+        if isinstance(operation, Compute | Fill | Copy):
+            return found
+        groups = self.machine.schedule.groups
+        member = self.machine.communicators.member(operation.group)
+        peers = member.peers(operation)
+        return replace(
+            found,
+            group=operation.group,
+            group_number=[group.name for group in groups].index(operation.group),
+            ranks=peers or member.ranks,
+            is_message=bool(peers),
+            touches=tuple(self._touches(operation)),
+        )
 
     def _touches(self, operation: StreamOperation) -> Iterator[BufferAccess]:
         for access in accesses(operation):
             start, size = self.machine.memory.extent(access.view)
             yield BufferAccess(access.view.buffer, start, start + size, access.writes)
-
-
-STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
-"""What a run leaves behind. A gradient may hold no number in a step that overflows."""
-
-
-def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
-    """Return where poison was read first, if a result or a loss is not a number.
-
-    On a GPU the host does not look at each operation, and only the rank is known.
-    """
-    machine = executor.machine
-    program, memory = machine.program, machine.memory
-    left = (memory.left(name) for name in program.persistent if program.by_name[name].kind in STATE)
-    if not any(math.isnan(loss) for loss in losses) and not has_no_number(left):
-        return None
-    rank = machine.schedule.mesh.rank(machine.coordinates)
-    return executor.sighting or Sighting(
-        step=executor.step, place=sys.maxsize, rank=rank, operation="an operation"
-    )
 
 
 def _fill(target: torch.Tensor, value: float) -> None:

@@ -138,6 +138,7 @@ class HostWorkers:
 
     def __init__(self, streams: Iterable[str] = ()) -> None:
         self._queues = {name: SimpleQueue[HostJob | None]() for name in streams}
+        self.exist = bool(self._queues)
         self._threads: dict[str, threading.Thread] = {}
         self._current: dict[str, HostJob] = {}
         self._previous: dict[str, HostJob] = {}

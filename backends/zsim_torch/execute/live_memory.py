@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ class LiveMemory:
         self._parts: dict[str, list[ProducedPart]] = {}
         self._batches: dict[str, object] = {}
         self._promised: set[str] = set()
+        self._storages: Counter[int] = Counter()
+        """How many buffers, or parts of them, have their memory in a storage, by its address."""
 
     def allocate(self, name: str) -> None:
         """`name` has memory; a produced one is only promised, and bound later.
@@ -104,8 +107,10 @@ class LiveMemory:
             if isinstance(held, HostBlock):
                 made = self._flat[name] = held.tensor(buffer.elements, TORCH_DTYPE[buffer.dtype])
                 self.setting.on_host(made)
+                self._storages[_address(made)] += 1
         else:
-            self._flat[name] = self._take(buffer)
+            made = self._flat[name] = self._take(buffer)
+            self._storages[_address(made)] += 1
 
     def _take(self, buffer: Buffer) -> torch.Tensor:
         device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
@@ -119,6 +124,8 @@ class LiveMemory:
         """Give the promised buffer `name` these parts, beside those it has."""
         self._need_promise(name)
         self._parts.setdefault(name, []).extend(parts)
+        for part in parts:
+            self._storages[_address(part.tensor)] += 1
 
     def bind_batch(self, name: str, batch: object) -> None:
         """Bind a micro-batch, which is any object, to the promised buffer `name`."""
@@ -150,10 +157,22 @@ class LiveMemory:
         if name in self._promised:
             self._promised.remove(name)
             self._batches.pop(name, None)
-            return Remains(None, self._parts.pop(name, []))
+            parts = self._parts.pop(name, [])
+            self._forget(part.tensor for part in parts)
+            return Remains(None, parts)
         if name not in self._flat and name not in self._held:
             raise MemoryFaultError(f"buffer {name}: freed without memory")
-        return Remains(self._flat.pop(name, None), [], self._held.pop(name, None))
+        flat = self._flat.pop(name, None)
+        if flat is not None:
+            self._forget((flat,))
+        return Remains(flat, [], self._held.pop(name, None))
+
+    def _forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            address = _address(tensor)
+            self._storages[address] -= 1
+            if not self._storages[address]:
+                del self._storages[address]
 
     def drop(self, name: str, remains: Remains, *, travelled: bool) -> None:
         """Drop the memory. `travelled`: a collective has held its storage.
@@ -261,14 +280,15 @@ class LiveMemory:
         return self.flat(view) if view.buffer in self._flat else self.part(view.buffer)
 
     def flat(self, view: View) -> torch.Tensor:
-        """Return the elements of `view`, one-dimensional. It aliases an allocated buffer.
+        """Return the elements of `view`, one-dimensional. It aliases an allocated buffer, or is it.
 
         Raises:
             MemoryFaultError: the buffer has no memory, or nothing was produced there yet.
         """
         start, size = self.extent(view)
-        if view.buffer in self._flat:
-            return self._flat[view.buffer][start : start + size]
+        flat = self._flat.get(view.buffer)
+        if flat is not None:
+            return flat if size == flat.numel() else flat[start : start + size]
         if view.buffer in self._promised and view.buffer not in self._parts:
             # The first writer is no unit: it gets memory of the executor.
             buffer = self.program.by_name[view.buffer]
@@ -303,27 +323,22 @@ class LiveMemory:
     def own(self, view: View) -> torch.Tensor:
         """As `flat`, to be written in part: what shares its storage with others is copied first."""
         parts = self._parts.get(view.buffer)
-        if parts is not None and not self._is_alone(view.buffer, parts):
+        if parts is not None and not self._is_alone(parts):
             buffer = self.program.by_name[view.buffer]
             whole = self._take(buffer)
             for part in parts:
                 whole[part.start : part.end] = part.tensor.reshape(-1)
-            self._parts[view.buffer] = [ProducedPart(0, whole)]
+            self._forget(part.tensor for part in self._parts.pop(view.buffer))
+            self.bind(view.buffer, [ProducedPart(0, whole)])
         return self.flat(view)
 
-    def _is_alone(self, name: str, parts: list[ProducedPart]) -> bool:
-        """Return whether the buffer is one contiguous part that no produced buffer shares."""
-        if len(parts) != 1 or not parts[0].tensor.is_contiguous():
-            return False
-        pointer = parts[0].tensor.untyped_storage().data_ptr()
-        flats = (tensor.untyped_storage().data_ptr() for tensor in self._flat.values())
-        others = (
-            part.tensor.untyped_storage().data_ptr()
-            for other, found in self._parts.items()
-            if other != name
-            for part in found
+    def _is_alone(self, parts: list[ProducedPart]) -> bool:
+        """Return whether a buffer is one contiguous part that no other buffer shares."""
+        return (
+            len(parts) == 1
+            and parts[0].tensor.is_contiguous()
+            and self._storages[_address(parts[0].tensor)] == 1
         )
-        return pointer not in flats and pointer not in others
 
     def extent(self, view: View) -> tuple[int, int]:
         """Start and size of `view` in its buffer, on this rank."""
@@ -331,12 +346,7 @@ class LiveMemory:
 
     def holds(self, pointer: int) -> bool:
         """Return whether a buffer's storage starts at the address `pointer`."""
-        produced = (part.tensor for parts in self._parts.values() for part in parts)
-        return any(
-            tensor.untyped_storage().data_ptr() == pointer
-            for tensors in (self._flat.values(), produced)
-            for tensor in tensors
-        )
+        return pointer in self._storages
 
     def _bound(self, name: str) -> list[ProducedPart]:
         if name not in self._parts:
@@ -351,6 +361,10 @@ class LiveMemory:
     def _need_promise(self, name: str) -> None:
         if name not in self._promised:
             raise MemoryFaultError(f"buffer {name}: produced without an allocation")
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def spoil(tensor: torch.Tensor) -> None:

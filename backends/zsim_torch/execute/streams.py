@@ -18,7 +18,7 @@ import torch
 from zsim.schedule.operation import Edge, Previous
 from zsim.trace.trace import Event
 from zsim_torch.execute.host_workers import PS_PER_NS, Awaitable, HostWorkers
-from zsim_torch.supervise.progress_record import Wait, handed_over, waiting_for
+from zsim_torch.supervise.progress_record import handed_over, waiting_for
 
 
 class PendingWork(Protocol):
@@ -50,13 +50,15 @@ class BufferAccess(NamedTuple):
 class StreamEntry:
     """An operation as the streams see it.
 
-    What follows `after` matters to collectives alone: the communicator, its number in the schedule,
-    its ranks, or for a message those at the other end, and what is touched.
+    `after` may leave out what is ordered before all the same. Without `is_awaited` nothing asks for
+    its end. What follows matters to collectives alone: the communicator, its number in the
+    schedule, its ranks, or for a message those at the other end, and what is touched.
     """
 
     operation: str
     stream: str
     after: tuple[Edge, ...] = ()
+    is_awaited: bool = True
     group: str = ""
     group_number: int = 0
     ranks: tuple[int, ...] = ()
@@ -79,6 +81,9 @@ class Streams(Protocol):
 
     workers: HostWorkers
 
+    keeps_trace: bool
+    """Keep when operations ran, for `events`."""
+
     def compute(
         self,
         entry: StreamEntry,
@@ -93,11 +98,17 @@ class Streams(Protocol):
         ...
 
     def home_waits(
-        self, home: str, buffer: str, uses: Iterable[Edge], drop: Callable[[], None]
+        self,
+        home: str,
+        buffer: str,
+        uses: Iterable[Edge],
+        drop: Callable[[], None],
+        *,
+        lent: bool = True,
     ) -> Sequence[Awaitable]:
         """Make the stream `home` wait for `uses` and drop the buffer's memory.
 
-        Returns what has to be over before the memory is somebody else's.
+        Returns what has to be over before memory that was `lent` is somebody else's.
         """
         ...
 
@@ -160,8 +171,7 @@ class _Flight:
     end_ns: int | None = None
 
 
-@dataclass(slots=True)
-class _Span:
+class _Span(NamedTuple):
     operation: str
     step: int
     stream: str
@@ -175,6 +185,7 @@ class CpuStreams:
 
     workers: HostWorkers = field(default_factory=HostWorkers)
     step: int = -1
+    keeps_trace: bool = True
     _flying: list[_Flight] = field(default_factory=list[_Flight])
     _latest: dict[str, _Flight] = field(default_factory=dict[str, _Flight])
     _spans: list[_Span] = field(default_factory=list[_Span])
@@ -191,23 +202,34 @@ class CpuStreams:
 
         A thread cannot wait for a collective: Gloo divides for an average where somebody waits.
         """
-        self._land(self._before(entry))
-        if self.workers.takes(entry, self.step, action, awaited):
+        if self._flying:
+            self._land(self._before(entry))
+        if self.workers.exist:
+            if self.workers.takes(entry, self.step, action, awaited):
+                return
+            self.workers.wait([*self.workers.named(entry.after), *awaited])
+        if not self.keeps_trace:
+            action()
             return
-        self.workers.wait([*self.workers.named(entry.after), *awaited])
         start = time.perf_counter_ns()
         action()
         self._note(entry, start, time.perf_counter_ns())
 
     def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
         """Hand the collective over; wait first for flights before it that touch what it touches."""
-        self.workers.wait(self.workers.named(entry.after))
-        before = self._before(entry)
-        self._land(
-            flight
-            for flight in self._closure(before)
-            if any(one.conflicts(two) for one in flight.entry.touches for two in entry.touches)
-        )
+        if self.workers.exist:
+            self.workers.wait(self.workers.named(entry.after))
+        before = self._before(entry) if self._flying else []
+        if before:
+            self._land(
+                [
+                    flight
+                    for flight in self._closure(before)
+                    if any(
+                        one.conflicts(two) for one in flight.entry.touches for two in entry.touches
+                    )
+                ]
+            )
         issued = time.perf_counter_ns()
         works = issue()
         self._handed[entry.group] += 1
@@ -225,22 +247,33 @@ class CpuStreams:
         self._latest[entry.operation] = flight
 
     def home_waits(
-        self, home: str, buffer: str, uses: Iterable[Edge], drop: Callable[[], None]
+        self,
+        home: str,
+        buffer: str,
+        uses: Iterable[Edge],
+        drop: Callable[[], None],
+        *,
+        lent: bool = True,
     ) -> Sequence[Awaitable]:
         """Wait on the host: it is the stream, and the memory really goes. Or let a thread wait."""
-        uses = tuple(uses)
-        self._land(self._users(home, buffer, uses))
-        if self.workers.has(home):
-            return [self.workers.hand_over("", self.step, home, drop, after=uses)]
-        self.workers.wait(self.workers.named(uses))
+        if self._flying:
+            uses = tuple(uses)
+            self._land(self._users(home, buffer, uses))
+        if self.workers.exist:
+            uses = tuple(uses)
+            if self.workers.has(home):
+                return [self.workers.hand_over("", self.step, home, drop, after=uses)]
+            self.workers.wait(self.workers.named(uses))
         drop()
         return ()
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
         """Wait for the named operations, and what was ordered before them."""
         edges = tuple(edges)
-        self._land(self._named(edges))
-        self.workers.wait(self.workers.named(edges))
+        if self._flying:
+            self._land(self._named(edges))
+        if self.workers.exist:
+            self.workers.wait(self.workers.named(edges))
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
         """Return whether the host has learnt that all of them ended."""
@@ -336,32 +369,21 @@ class CpuStreams:
 
     def _land(self, flights: Iterable[_Flight]) -> None:
         for flight in self._closure(flights):
-            with waiting_for(_wait(flight)):
+            entry = flight.entry
+            with waiting_for(entry, 0 if entry.is_message else flight.on_group):
                 for work in flight.works:
                     work.wait()
             flight.works = []
-            end = time.perf_counter_ns()
             start = max([flight.issued_ns, *(other.end_ns or 0 for other in flight.before)])
-            flight.end_ns = max(start, end)
+            flight.end_ns = max(start, time.perf_counter_ns())
             flight.before = []
             self._flying.remove(flight)
-            if self._latest.get(flight.entry.operation) is flight:
-                del self._latest[flight.entry.operation]
-            self._spans.append(
-                _Span(
-                    flight.entry.operation, flight.step, flight.entry.stream, start, flight.end_ns
-                )
-            )
+            if self._latest.get(entry.operation) is flight:
+                del self._latest[entry.operation]
+            if self.keeps_trace:
+                span = _Span(entry.operation, flight.step, entry.stream, start, flight.end_ns)
+                self._spans.append(span)
 
     def _note(self, entry: StreamEntry, start: int, end: int) -> None:
-        self._spans.append(_Span(entry.operation, self.step, entry.stream, start, end))
-
-
-def _wait(flight: _Flight) -> Wait:
-    entry = flight.entry
-    return Wait(
-        operation=entry.operation,
-        group=entry.group_number,
-        number=0 if entry.is_message else flight.on_group,
-        ranks=entry.ranks,
-    )
+        if self.keeps_trace:
+            self._spans.append(_Span(entry.operation, self.step, entry.stream, start, end))

@@ -9,11 +9,9 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 _HEADER = struct.Struct("=QIIII")
 _HANDED = struct.Struct("=I")
@@ -21,8 +19,13 @@ _TEXT_BYTES_MAX = 496
 GROUPS_MAX: Final = 128
 """Communicators of a schedule that are counted; later ones are not watched."""
 
+_PACK_HEADER = _HEADER.pack_into
+_TEXT_START = _HEADER.size
 _WAIT_START = _HEADER.size + _TEXT_BYTES_MAX
 _WAIT_BYTES_MAX = 3072
+_NUMBER: Final = b', "number": '
+_NUMBER_BYTES_MAX: Final = 21
+"""Of a number of 64 bits, and the bracket behind it."""
 _HANDED_START = _WAIT_START + _WAIT_BYTES_MAX
 _SIZE_BYTES = _HANDED_START + GROUPS_MAX * _HANDED.size
 
@@ -39,6 +42,25 @@ class Wait:
     group: int
     number: int
     ranks: tuple[int, ...]
+
+
+class HandedCollective(Protocol):
+    """A collective as streams know it; `ranks` are the members of its communicator."""
+
+    @property
+    def operation(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def group_number(self) -> int:
+        """Place of its communicator in the schedule."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of the ranks that take part."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +108,7 @@ class ProgressRecord:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), _SIZE_BYTES)
         self._count = self.read().count
+        self._told: dict[tuple[str, int], tuple[HandedCollective, bytes]] = {}
         self._pid = self._length = self._waits = self._steps = 0
 
     def claim(self) -> None:
@@ -96,10 +119,11 @@ class ProgressRecord:
     def write(self, text: str) -> None:
         """Write `text` as the last line, and increase the counter."""
         line = text.encode("utf-8", "replace")[:_TEXT_BYTES_MAX]
-        self._count += 1
-        self._length = len(line)
-        self._map[_HEADER.size : _HEADER.size + self._length] = line
-        self._publish()
+        self._count = count = self._count + 1
+        self._length = length = len(line)
+        self._map[_TEXT_START : _TEXT_START + length] = line
+        # As `_publish`, which a call for each operation is too dear for.
+        _PACK_HEADER(self._map, 0, count, self._pid, length, self._waits, self._steps)
 
     def progress(self) -> None:
         """Increase the counter; the last line stays."""
@@ -116,16 +140,22 @@ class ProgressRecord:
         self._steps = done
         self._publish()
 
-    def wait_for(self, wait: Wait | None) -> None:
-        """Note what the rank waits for from now on, or that it goes on; increase the counter."""
-        text = b""
-        if wait is not None:
-            text = json.dumps(asdict(wait)).encode()
-            if len(text) > _WAIT_BYTES_MAX:  # too many members to name: none is found missing
-                text = json.dumps(asdict(wait) | {"ranks": ()}).encode()[:_WAIT_BYTES_MAX]
+    def wait_for(self, collective: "HandedCollective", number: int) -> None:
+        """Note what the rank waits for from now on; increase the counter."""
+        key = collective.operation, collective.group_number
+        known = self._told.get(key)
+        if known is None or known[0] is not collective:
+            known = self._told[key] = collective, _start_of(collective)
+        text = b"%s%d}" % (known[1], number)
         self._map[_WAIT_START : _WAIT_START + len(text)] = text
         self._count += 1
         self._waits = len(text)
+        self._publish()
+
+    def go_on(self) -> None:
+        """Note that the rank waits for nothing any more; increase the counter."""
+        self._count += 1
+        self._waits = 0
         self._publish()
 
     def hand_over(self, group: int, number: int) -> None:
@@ -151,6 +181,16 @@ class ProgressRecord:
     def close(self) -> None:
         """Close the mapping; the file stays."""
         self._map.close()
+
+
+def _start_of(collective: HandedCollective) -> bytes:
+    """Return what is written of a wait for `collective`, up to the number."""
+    fields = {"operation": collective.operation, "group": collective.group_number}
+    room = _WAIT_BYTES_MAX - len(_NUMBER) - _NUMBER_BYTES_MAX
+    text = json.dumps({**fields, "ranks": collective.ranks}).encode()
+    if len(text) > room:  # too many members to name: none is found missing
+        text = json.dumps({**fields, "ranks": ()}).encode()[:room]
+    return text[:-1] + _NUMBER
 
 
 def _wait(text: bytes) -> Wait | None:
@@ -198,15 +238,23 @@ def handed_over(group: int, number: int) -> None:
         _own[0].hand_over(group, number)
 
 
-@contextmanager
-def waiting_for(wait: Wait) -> Generator[None]:
-    """Say that this rank waits for a collective inside."""
-    if not _own:
-        yield
-        return
-    _own[0].wait_for(wait)
-    yield
-    _own[0].wait_for(None)  # an error inside leaves the note: it says where the rank was
+class waiting_for:  # noqa: N801  (used as a function; a generator takes three times as long)
+    """Say that this rank waits inside for the `number`-th collective of its communicator."""
+
+    __slots__ = ("_collective", "_number")
+
+    def __init__(self, collective: HandedCollective, number: int) -> None:
+        self._collective = collective
+        self._number = number
+
+    def __enter__(self) -> None:
+        if _own:
+            _own[0].wait_for(self._collective, self._number)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Leave the note after an error: it says where the rank was."""
+        if _own and error is None:
+            _own[0].go_on()
 
 
 def note_to(record: ProgressRecord) -> None:

@@ -1,0 +1,84 @@
+"""Books of a rank: what was allocated and freed, and the collectives that were issued.
+
+A line is made once for each operation, and noted with the step in which it holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from zsim.network.volume import element_count, is_scalar, ring_equivalent_bytes
+from zsim.schedule.operation import Communication
+from zsim.schedule.schedule import Program
+from zsim.trace.trace import BookEntry, Transfer
+from zsim_torch.execute.agreement import IssuedLog
+from zsim_torch.execute.collectives import ProcessGroups
+
+SETUP: Final = -1
+
+
+@dataclass(slots=True)
+class RankBook:
+    """Lines of memory and of collectives, in the order of issue, each with its step."""
+
+    program: Program
+    communicators: ProcessGroups
+    issued: IssuedLog = field(default_factory=IssuedLog)
+    _entries: list[tuple[int, BookEntry]] = field(default_factory=list[tuple[int, BookEntry]])
+    _transfers: list[tuple[int, Transfer]] = field(default_factory=list[tuple[int, Transfer]])
+    _logged: int = 0
+
+    @property
+    def entries(self) -> list[BookEntry]:
+        """Return what was allocated and freed."""
+        return [replace(entry, step=step) for step, entry in self._entries]
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Return the collectives that were issued."""
+        return [replace(transfer, step=step) for step, transfer in self._transfers]
+
+    def entry(self, operation: str, buffer: str, sign: int) -> BookEntry:
+        """Return the line of `operation`, which takes memory or gives it back."""
+        booked = self.program.by_name[buffer]
+        return BookEntry(
+            operation=operation,
+            step=SETUP,
+            pool=booked.pool,
+            buffer=buffer,
+            kind=booked.kind,
+            change_bytes=sign * booked.size_bytes,
+        )
+
+    def transfer(self, member: Communication) -> Transfer:
+        """Return the line of a collective."""
+        count = len(self.communicators.member(member.group).ranks)
+        return Transfer(
+            operation=member.id,
+            step=SETUP,
+            group=member.group,
+            collective=member.name,
+            elements=element_count(member),
+            bytes=ring_equivalent_bytes(member, count),
+            scalar=is_scalar(member),
+        )
+
+    def enter(self, step: int, entry: BookEntry) -> None:
+        """Note that memory was taken or given back."""
+        self._entries.append((step, entry))
+
+    def hand_over(self, step: int, transfers: Sequence[Transfer]) -> None:
+        """Note collectives that were issued as one."""
+        self._transfers += [(step, transfer) for transfer in transfers]
+
+    def end_step(self, step: int) -> None:
+        """Log the collectives of the step, on which ranks have to agree."""
+        own = [transfer for _, transfer in self._transfers[self._logged :]]
+        self.issued.add_step(step, own)
+        self._logged = len(self._transfers)
+
+    def forget(self) -> None:
+        """Forget all lines; what the log has of them stays."""
+        self._entries.clear()
+        self._transfers.clear()
+        self._logged = 0

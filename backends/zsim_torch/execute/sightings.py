@@ -1,0 +1,77 @@
+"""Looks for memory that is not valid in what operations of a rank wrote, in poison mode."""
+
+import math
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import StreamOperation
+from zsim.schedule.schedule import Kind
+from zsim_torch.execute.live_memory import LiveMemory, MemoryFaultError
+from zsim_torch.execute.poison import Sighting, has_no_number
+
+STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
+"""What a run leaves behind. A gradient may hold no number in a step that overflows."""
+
+
+class Looking(NamedTuple):
+    """An operation whose results are looked at, and what it writes."""
+
+    operation: str
+    step: int
+    place: int
+    written: list[torch.Tensor]
+
+
+@dataclass(slots=True)
+class Sightings:
+    """The first operation of a rank that wrote what is no number."""
+
+    memory: LiveMemory
+    first: Sighting | None = None
+    _looked: int = 0
+
+    def looking(self, operation: StreamOperation, step: int) -> Looking:
+        """Return what `operation` writes, where the host can see it."""
+        memory, written = self.memory, list[torch.Tensor]()
+        self._looked += 1
+        if self.first is None and memory.setting.device.type == "cpu":
+            for access in accesses(operation):
+                with suppress(MemoryFaultError):  # a micro-batch, a file, what autograd keeps
+                    if access.writes:
+                        written += [each for _, each in memory.pieces(access.view)]
+        return Looking(operation.id, step, self._looked, written)
+
+    def look(self, looking: Looking) -> None:
+        """Note the first operation that wrote what is no number."""
+        if has_no_number(looking.written):
+            seen = Sighting(
+                step=looking.step,
+                place=looking.place,
+                rank=self._rank,
+                operation=looking.operation,
+            )
+            self.first = seen if self.first is None else min(seen, self.first)
+
+    def of_run(self, losses: Iterable[float], step: int) -> Sighting | None:
+        """Return where poison was read first, if a result or a loss is not a number.
+
+        On a GPU the host does not look at each operation, and only the rank is known.
+        """
+        program, memory = self.memory.program, self.memory
+        kept = (name for name in program.persistent if program.by_name[name].kind in STATE)
+        left = (memory.left(name) for name in kept)
+        if not any(math.isnan(loss) for loss in losses) and not has_no_number(left):
+            return None
+        return self.first or Sighting(
+            step=step, place=sys.maxsize, rank=self._rank, operation="an operation"
+        )
+
+    @property
+    def _rank(self) -> int:
+        return self.memory.schedule.mesh.rank(self.memory.coordinates)

@@ -1,0 +1,283 @@
+"""Judges of the executor: vector clocks, what was issued and what stays, values and poison.
+
+A run on the pretended device (its code for CUDA) is judged by the recording: hazards of streams and
+of the allocator, collectives as the schedule has them, and no memory left by a step but what is
+persistent. A run on the CPU is judged by a plain loop, in poison mode, with storages observed.
+"""
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import gettempdir
+from unittest.mock import patch
+
+import torch
+from crossed_streams import crossed
+from executor_jobs import job
+from pinned_by_hand import FIRST, pinned
+from recorded_executor import recorded, recorded_schedule
+from tiny_training import BOUND, Case, by_plain_loop, by_schedule, distance
+from torch import nn
+
+from zsim.backend.backend import Job
+from zsim.schedule.operation import (
+    AllGather,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    FreeMode,
+    Operation,
+    ReduceScatter,
+    Reduction,
+    StreamOperation,
+    Together,
+    walk,
+)
+from zsim.schedule.schedule import Place, Schedule
+from zsim.strategy.offload import MemoryTier, Offload
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
+from zsim_torch.execute.executor import Executor
+from zsim_torch.execute.host_memory import HostPools
+from zsim_torch.execute.poison import Poison
+from zsim_torch.execute.rank_machine import Bench
+from zsim_torch.module.unit import resolve
+from zsim_torch.record.pretended_streams import PretendedStream
+from zsim_torch.record.tape import Tape
+
+KIND: dict[type[Communication], str] = {
+    AllGather: "allgather_base",
+    ReduceScatter: "reduce_scatter_base",
+    AllReduce: "allreduce",
+    Broadcast: "broadcast",
+}
+REDUCTION = {Reduction.SUM: "sum", Reduction.AVERAGE: "avg", Reduction.MAX: "max"}
+CROSSED, PINNED = "by hand", "threads by hand"
+STEPS = 3
+LATE_S = 2e-3
+Issued = tuple[str, int, str]
+"""Kind, elements of the whole tensor, and reduction of a collective."""
+
+
+def case(offload: Offload | None = None, *, stage: int = 3) -> Case:
+    """A module of one rank whose gradients add up, are clipped, and go through Adam."""
+    return Case(
+        Strategy(
+            parallel=Parallel(data=1),
+            zero=Zero(stage=stage, bucket_elements=60),
+            offload=offload or Offload(),
+            train=Train(
+                optimizer=Adam(learning_rate=0.01, epsilon=1e-5),
+                clip_norm=0.05,
+                gradient_accumulation_steps=2,
+            ),
+        ),
+        steps=3,
+        observe=True,
+        poison=True,
+    )
+
+
+CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
+    "values": (case(), ("",)),
+    "values without poison": (replace(case(), poison=False), ("",)),
+    "values from files": (
+        case(Offload(optimizer=MemoryTier.NVME, parameters=MemoryTier.NVME, sub_group_elements=7)),
+        ("cpu", "nvme_read", "nvme_write"),
+    ),
+}
+"""What is trained, and the streams that are late, in a run for each."""
+
+
+def verdict(run: str) -> str:
+    """Return what is wrong with the executor in a run, by name; nothing if nothing is found."""
+    try:
+        if run in CASES:
+            trained, streams = CASES[run]
+            return next(filter(None, (by_values(trained, each) for each in streams)), "")
+        if run == PINNED:
+            return next(filter(None, map(by_threads, ("writer", "reader", "filler"))), "")
+        if run == CROSSED:
+            judged = crossed()
+            tapes = Steps(judged)
+            return tapes.verdict(recorded_schedule(judged, steps=STEPS, on_step=tapes.look))
+        name, _, how = run.partition(", ")
+        return by_recording(job(name), traced=how == "traced", has_caller=how == "with a caller")
+    except Exception as error:
+        return f"error: {type(error).__name__}: {str(error)[:60]}"
+
+
+def by_recording(judged: Job, *, traced: bool, has_caller: bool) -> str:
+    """Judge the executor for CUDA by what a recording has of it."""
+    steps = Steps(judged.schedule)
+    tape = recorded(judged, keeps_trace=traced, has_caller=has_caller, on_step=steps.look)
+    return steps.verdict(tape)
+
+
+@dataclass
+class Steps:
+    """What steps of a recording leave, and what they have used."""
+
+    schedule: Schedule
+    left: list[int] = field(default_factory=list[int])
+    idle: set[str] = field(default_factory=set[str])
+
+    def look(self, tape: Tape, executor: Executor) -> None:
+        """Note what is alive, and streams that have run nothing at all."""
+        gc.collect()
+        tape.begin_operation()
+        self.left.append(tape.live_bytes)
+        streams: dict[str, PretendedStream] = vars(executor.machine.streams)["_streams"]
+        lines = {name: each.timeline for name, each in streams.items()}
+        self.idle = {name for name, line in lines.items() if not line.clock[line.number]}
+
+    def verdict(self, tape: Tape) -> str:
+        """Return what is wrong, if anything is."""
+        if tape.findings:
+            return f"clocks: {sorted({each.kind.value for each in tape.findings})[0]}"
+        if tape.refused:
+            return f"refused: {next(iter(tape.refused))}"
+        if issued(tape) != demanded(self.schedule, len(self.left)):
+            return "collectives: not those of the schedule"
+        if self.idle & busy_streams(self.schedule):
+            return f"streams: nothing runs on {min(self.idle)}"
+        least = persistent_bytes(self.schedule)
+        most = least + deferred_bytes(self.schedule)
+        if len(set(self.left)) > 1 or not least <= self.left[0] <= most:
+            return f"memory: steps leave {self.left} bytes, not {least} to {most}"
+        return ""
+
+
+def busy_streams(schedule: Schedule) -> set[str]:
+    """Streams that a step of rank 0 has operations on."""
+    operations = walk(schedule.program_of(0).step)
+    return {each.stream for each in operations if isinstance(each, StreamOperation)}
+
+
+def issued(tape: Tape) -> Counter[tuple[tuple[int, ...], tuple[Issued, ...]]]:
+    """What each communicator was given, in order, by its ranks."""
+    return Counter(
+        (each[0].ranks, tuple((one.kind, max(one.sizes), one.detail) for one in each))
+        for each in tape.collectives.values()
+    )
+
+
+def demanded(schedule: Schedule, steps: int) -> Counter[tuple[tuple[int, ...], tuple[Issued, ...]]]:
+    """What a schedule says that rank 0 gives to each; branches read 1."""
+    found: dict[str, list[Issued]] = {}
+    program = schedule.program_of(0)
+    for part in (program.setup, *[program.step] * steps):
+        for one in communications(part):
+            reduction = getattr(one, "reduction", None)
+            detail = "" if reduction is None else REDUCTION[reduction]
+            found.setdefault(one.group, []).append((KIND[type(one)], one.whole.size, detail))
+    own = schedule.mesh.coordinates(0)
+    return Counter(
+        (schedule.group_by_name[name].members(schedule.mesh, own), tuple(each))
+        for name, each in found.items()
+    )
+
+
+def communications(operations: Iterable[Operation]) -> Iterator[Communication]:
+    """Yield the collectives of a list, those of `then` of its branches too."""
+    for operation in operations:
+        match operation:
+            case Branch(then=then):
+                yield from communications(then)
+            case Together(members=members):
+                yield from members
+            case Communication():
+                yield operation
+            case _:
+                pass
+
+
+def persistent_bytes(schedule: Schedule) -> int:
+    """Bytes on the device that a step leaves to the next one."""
+    program = schedule.program_of(0)
+    on_device = {pool.name for pool in schedule.pools if pool.place is Place.DEVICE}
+    buffers = (program.by_name[name] for name in program.persistent)
+    return sum(each.size_bytes for each in buffers if each.pool in on_device)
+
+
+def deferred_bytes(schedule: Schedule) -> int:
+    """Bytes whose memory may come back in the next step: nothing is allocated after their free."""
+    program = schedule.program_of(0)
+    return sum(
+        program.by_name[each.buffer].size_bytes
+        for each in walk(program.step)
+        if isinstance(each, Free) and each.mode is FreeMode.DEFERRED
+    )
+
+
+@contextmanager
+def late(stream: str) -> Generator[None]:
+    """Let every operation on one stream that is a thread of the host be late."""
+    right = vars(Executor)["_for_thread"]
+
+    def slowed(executor: Executor, operation: Compute | Fill | Copy) -> Callable[[], None]:
+        action: Callable[[], None] = right(executor, operation)
+        if operation.stream != stream:
+            return action
+
+        def slow() -> None:
+            time.sleep(LATE_S)
+            action()
+
+        return slow
+
+    with patch.object(Executor, "_for_thread", slowed):
+        yield
+
+
+def by_threads(stream: str) -> str:
+    """Judge what threads of the host leave, where memory is taken again."""
+    schedule, device = pinned(), torch.device("cpu")
+    (program,) = schedule.programs
+    pools = HostPools(schedule, program, folder=Path(gettempdir()), device=device, poison=False)
+    bench = Bench(schedule, program, rank=0, device=device, observer=None, pools=pools)
+    with bench, late(stream):
+        executor = bench.executor(
+            resolve(nn.Identity(), ("",)),
+            initial=dict[str, torch.Tensor]().__getitem__,
+            next_batch=lambda: None,
+            on_loss=lambda _: None,
+            on_norm=lambda *_: None,
+            poison=Poison(None),
+        )
+        executor.run_setup()
+        executor.run_step(0, {})
+        executor.machine.streams.drain()
+        left = [executor.machine.memory.left(name) for name in program.persistent]
+    pools.close()
+    right = all(bool((each == FIRST).all()) for each in left)
+    return "" if right else "values: not those that were written first"
+
+
+def by_values(judged: Case, stream: str = "") -> str:
+    """Judge the executor on the CPU by a plain loop, and by storages that live."""
+    with late(stream):
+        found = by_schedule(judged)
+    before, parameters, losses = by_plain_loop(judged)
+    if not distance(found.parameters, parameters, before) <= BOUND[judged.strategy.train.precision]:
+        return "values: not those of a plain loop"
+    if not all(
+        abs(one - other) <= 1e-5 * abs(other)  # not so either of what is no number
+        for one, other in zip(found.losses, losses, strict=True)
+    ):
+        return "values: other losses than a plain loop"
+    observed = found.observed
+    booked = observed["booked_bytes_peak/state"]
+    if observed["live_bytes_peak/state"] != booked:
+        return f"memory: {observed['live_bytes_peak/state']} bytes live, {booked} are booked"
+    return ""
