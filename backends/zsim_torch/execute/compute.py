@@ -181,7 +181,10 @@ class Computer:
         for view, gradient in zip(entered, inputs, strict=True):
             # A residual sum passes one gradient on to several: each buffer has memory of its own.
             shared = gradient is not None and _start(gradient) in others
-            own = gradient.clone() if shared and gradient is not None else gradient
+            own = gradient
+            if shared and gradient is not None:
+                own = self.work.memory.zeros(view.buffer, gradient.numel()).view(gradient.shape)
+                own.copy_(gradient)
             if own is not None:
                 others.add(_start(own))
             self._bind_gradient(view, own)
