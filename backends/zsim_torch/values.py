@@ -292,8 +292,7 @@ def _optimized(
             (optimizer.sum_of_squares if is_norm else optimizer.is_finite)(gradients, target)
             return {Role.OUTPUT: [target]}
         case Action.UNSCALE:
-            for gradient in gradients:
-                optimizer.unscale(gradient, scale)
+            optimizer.unscale(gradients, scale)
         case Action.CLIP:
             optimizer.clip(compute.rule, of[Role.INPUT][0], gradients, scale)
         case _:

@@ -367,7 +367,7 @@ class Computer:
             case Action.FINITE:
                 return partial(optimizer.is_finite, gradients, tensors(Role.OUTPUT)[0])
             case Action.UNSCALE:
-                return partial(_unscale, gradients, scale)
+                return partial(optimizer.unscale, gradients, scale)
             case Action.CLIP:
                 squares = tensors(Role.INPUT)[0]
 
@@ -392,11 +392,6 @@ class _Operands:
     compute: Compute
     views: Mapping[Role, tuple[View, ...]]
     order: tuple[int, ...] | None = None
-
-
-def _unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:
-    for gradient in gradients:
-        optimizer.unscale(gradient, scale)
 
 
 def _buffer_versions(unit: TorchUnit) -> list[int]:

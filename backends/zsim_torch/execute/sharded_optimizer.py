@@ -143,9 +143,10 @@ def is_finite(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> None:
             torch.maximum(target, bad, out=target)
 
 
-def unscale(gradient: torch.Tensor, scale: float) -> None:
+def unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:
     """Divide by the loss scale."""
-    gradient.div_(scale)
+    for gradient in gradients:
+        gradient.div_(scale)
 
 
 def clip(

@@ -123,7 +123,7 @@ def test_clipping_is_pytorchs_also_of_scaled_gradients(maximum: float) -> None:
     scaled = parameter.grad * 8
     squares = torch.zeros(1, dtype=torch.float64)
     sum_of_squares([scaled], squares)
-    unscale(scaled, 8)
+    unscale([scaled], 8)
     clip(ClipNorm(maximum=maximum), squares, [scaled], 8)
     torch.nn.utils.clip_grad_norm_([parameter], maximum)
     assert torch.allclose(scaled, parameter.grad, rtol=1e-12)
