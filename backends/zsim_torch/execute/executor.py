@@ -314,7 +314,8 @@ class Executor:
     def _dropping(self, buffer: str, remains: Remains) -> Callable[[], None]:
         travelled = buffer in self._travelled
         self._travelled.discard(buffer)
-        return partial(self.machine.memory.drop, buffer, remains, travelled=travelled)
+        drop = self.machine.memory.drop
+        return partial(drop, buffer, remains, remains.held, travelled=travelled)
 
     def _return_deferred(self, name: str) -> None:
         waiting: list[_Deferred] = []

@@ -174,19 +174,23 @@ class LiveMemory:
             if not self._storages[address]:
                 del self._storages[address]
 
-    def drop(self, name: str, remains: Remains, *, travelled: bool) -> None:
+    def drop(
+        self, name: str, remains: Remains, held: HostBlock | FileRange | None, *, travelled: bool
+    ) -> None:
         """Drop the memory. `travelled`: a collective has held its storage.
 
-        Memory that autograd made is never poisoned: two gradients may share a storage.
+        `held` is what `remains` had when it was freed: a thread may come here after memory that
+        waits for it was given back. Memory that autograd made is never poisoned: two gradients may
+        share a storage.
         """
         remains.parts.clear()
-        if remains.held is not None:
+        if held is not None:
             remains.flat = None
             if self.setting.poison:
                 with self.setting.on_home(self.program.by_name[name].home):
                     if self.setting.device.type != "cpu":
                         torch.cuda.current_stream(self.setting.device).synchronize()
-                    remains.held.spoil()
+                    held.spoil()
             return
         if remains.flat is None:
             return

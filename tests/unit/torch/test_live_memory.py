@@ -95,8 +95,11 @@ def test_a_free_that_frees_nothing_breaks_the_equality(
 ) -> None:
     kept: list[Remains] = []
 
-    def frees_nothing(_: LiveMemory, name: str, remains: Remains, *, travelled: bool) -> None:
+    def frees_nothing(
+        _: LiveMemory, name: str, remains: Remains, lent: object, *, travelled: bool
+    ) -> None:
         assert name
+        assert lent is None
         assert travelled is not None
         kept.append(remains)
 
