@@ -70,10 +70,9 @@ def test_it_is_proved_too_where_a_role_is_split_in_two_that_do_the_same(job: Job
 @given(jobs())
 def test_it_is_proved_as_well_for_as_many_ranks_as_one_likes(job: Job) -> None:
     model, strategy = job
-    many = strategy.but({"parallel.data": 400_003})
-    if strategy.offload.device_share and not kept_back(
-        model, many
-    ):  # padded, no bucket is so small
+    # Padded for so many ranks, shards would be cut into too many of the small sub-groups drawn.
+    many = strategy.but({"parallel.data": 400_003, "offload.sub_group_elements": 10**9})
+    if strategy.offload.device_share and not kept_back(model, many):  # nor is a bucket so small
         many = many.but({"offload.device_share": 0.0})
     assert check(make_schedule(model, many), model) == ()
 
