@@ -19,6 +19,7 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Axis, Joined, Mesh, Span
 from zsim.schedule.operation import Action, FreeMode, Previous, Role
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule, WireBytes
+from zsim.strategy.config_table import LARGEST
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
@@ -34,10 +35,10 @@ COUNTS = st.integers(0, 2**70)
 def strategies(draw: DrawFn) -> Strategy:
     rules: list[Adam | SGD] = [SGD(learning_rate=0.1), Adam(epsilon=1e-5)]
     return Strategy(
-        parallel=Parallel(data=draw(COUNTS) + 1),
+        parallel=Parallel(data=draw(st.integers(1, LARGEST))),
         zero=Zero(
             stage=draw(st.integers(0, 3)),
-            gathered_elements=draw(st.none() | COUNTS),
+            gathered_elements=draw(st.none() | st.integers(0, LARGEST)),
             keep_after_forward=draw(st.sampled_from(Keep)),
             reduce_once=draw(st.booleans()),
             host_ahead_units=draw(st.none() | st.integers(1, 5)),
