@@ -9,9 +9,8 @@ from zsim.backend.run_size import too_large
 from zsim.memory import book
 from zsim.network.volume import (
     communications,
-    element_count,
-    is_scalar,
     ring_equivalent_bytes,
+    transfer,
 )
 from zsim.schedule.issue_order import issued
 from zsim.schedule.operation import (
@@ -90,12 +89,4 @@ def _on_stream(operation: Operation) -> StreamOperation | None:
 
 def _transfer(schedule: Schedule, step: int, member: Communication) -> Transfer:
     count = schedule.group_by_name[member.group].size(schedule.mesh)
-    return Transfer(
-        operation=member.id,
-        step=step,
-        group=member.group,
-        collective=member.name,
-        elements=element_count(member),
-        bytes=ring_equivalent_bytes(member, count),
-        scalar=is_scalar(member),
-    )
+    return transfer(member, step, ring_equivalent_bytes(member, count))

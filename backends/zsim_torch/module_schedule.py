@@ -25,7 +25,7 @@ class HasStrategy(Protocol):
 
     @property
     def strategy(self) -> Strategy:
-        """How the model is sharded and trained."""
+        """Return the strategy, by which the model is sharded and trained."""
         ...
 
 

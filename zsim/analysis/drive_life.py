@@ -23,7 +23,7 @@ class DriveLife:
 
     @property
     def lasts(self) -> str:
-        """How long the drives last, in words; empty if that is not known."""
+        """Return the time that the drives last, in words; empty if that is not known."""
         if self.days is None:
             return ""
         if self.days < 2:

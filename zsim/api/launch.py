@@ -28,7 +28,7 @@ from zsim.backend.backend import (
     load_backend,
 )
 from zsim.backend.document import Document
-from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.cluster import Cluster, unknown_cluster
 from zsim.files.source import Source
 from zsim.mistake import MistakeError, mistakes
 from zsim.proof import check as findings_of
@@ -248,13 +248,4 @@ class _How:
 def _this_machine(ranks: int) -> Cluster:
     """Return what real ranks run on: of its rates and links nothing is known or predicted."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
-    unknown = Link(bytes_per_s=1)
-    return Cluster(
-        name="this machine",
-        nodes=1,
-        gpus_per_node=ranks,
-        gpu=Gpu(name="rank", memory_bytes=memory_bytes, memory_bytes_per_s=1, rates=()),
-        switch_link=unknown,
-        nics_per_node=1,
-        nic_link=unknown,
-    )
+    return unknown_cluster("this machine", ranks, memory_bytes=memory_bytes)

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from zsim.cluster.cluster import Cluster
 
 FABRIC: Final = "single_switch"
-"""What joins nodes where only a node is named."""
+"""The fabric of a cluster of which only a node is named."""
 
 TAKEN_AWAY: Final = (
     "cluster.topology=none",
     "cluster.nodes=none",
+    "cluster.nics_per_node=none",
+    "cluster.drives=none",
     "cluster.oversubscription=none",
     "compute=none",
     "network=none",

@@ -38,7 +38,7 @@ class PredictedClass:
 
     @property
     def error(self) -> float | None:
-        """What the prediction is more than the median, as a share of it; None of nothing."""
+        """Return the excess of the prediction over the median, as its share; None without time."""
         return self.predicted_s / self.median_s - 1 if self.median_s > 0 else None
 
 

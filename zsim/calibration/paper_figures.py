@@ -19,7 +19,7 @@ from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
 
 PIECE_BYTES = 2 << 30
-"""What GPU memory was cut into before figure 6b was measured: larger allocations failed
+"""Pieces that GPU memory was cut into before figure 6b was measured: larger allocations failed
 (Rajbhandari et al. 2021, section 8.5: 2 GB)."""
 
 WORST = 5

@@ -338,3 +338,17 @@ class Cluster:
         for each in self.fabric.tiers[: tier + 1]:
             found /= each.oversubscription
         return found
+
+
+def unknown_cluster(name: str, ranks: int, *, memory_bytes: int) -> Cluster:
+    """Return ranks of which nothing is known but their memory: real ones need no rates or links."""
+    link = Link(bytes_per_s=1)
+    return Cluster(
+        name=name,
+        nodes=1,
+        gpus_per_node=ranks,
+        gpu=Gpu(name="rank", memory_bytes=memory_bytes, memory_bytes_per_s=1, rates=()),
+        switch_link=link,
+        nics_per_node=1,
+        nic_link=link,
+    )

@@ -49,9 +49,9 @@ class NormPlacement(StrEnum):
     """Norms of attention and of the MLP: what they are applied to."""
 
     BEFORE = "before"
-    """What each reads: pre-norm (Xiong et al. 2020)."""
+    """To its input: pre-norm (Xiong et al. 2020)."""
     AFTER = "after"
-    """What each adds to the hidden state (OLMo et al. 2024, "2 OLMo 2 Furious", section 2.1)."""
+    """To its output, before it is added (OLMo et al. 2024, "2 OLMo 2 Furious", section 2.1)."""
     BOTH = "both"
     """Both of them (Gemma Team 2024, "Gemma 2", section 2)."""
 

@@ -6,6 +6,7 @@ workstations", section 4; Rajbhandari et al. 2020 (ZeRO), section 7.1, counts in
 """
 
 from zsim.schedule.operation import Communication, Operation, PointToPoint, Together
+from zsim.trace.trace import Transfer
 
 
 def ring_equivalent_bytes(operation: Communication, count: int) -> int:
@@ -34,6 +35,19 @@ def is_scalar(operation: Communication) -> bool:
     tensor.
     """
     return operation.whole.size == 1
+
+
+def transfer(operation: Communication, step: int, sent_bytes: int) -> Transfer:
+    """Return the line of a trace for `operation`, of which a rank sends so many bytes."""
+    return Transfer(
+        operation=operation.id,
+        step=step,
+        group=operation.group,
+        collective=operation.name,
+        elements=element_count(operation),
+        bytes=sent_bytes,
+        scalar=is_scalar(operation),
+    )
 
 
 def communications(operation: Operation) -> tuple[Communication, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from zsim.backend.backend import Job
 from zsim.memory import book, deferred_frees, defers, reservations
-from zsim.network.volume import element_count, is_scalar
+from zsim.network.volume import transfer
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Free, Operation
 from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
@@ -89,15 +89,7 @@ def _memory_wait_ps(rank: Rank) -> tuple[int, ...]:
 def _transfers(rank: Rank) -> tuple[Transfer, ...]:
     return tuple(
         [
-            Transfer(
-                operation=member.id,
-                step=instance.step,
-                group=member.group,
-                collective=member.name,
-                elements=element_count(member),
-                bytes=size_bytes,
-                scalar=is_scalar(member),
-            )
+            transfer(member, instance.step, size_bytes)
             for instance in rank.instances
             for what in instance.course.issued
             for member, size_bytes in what.members

@@ -89,7 +89,7 @@ class LiveMemory:
         self._batches: dict[str, object] = {}
         self._promised: set[str] = set()
         self._storages: Counter[int] = Counter()
-        """How many buffers, or parts of them, have their memory in a storage, by its address."""
+        """Buffers, or parts of them, that have their memory in a storage, by its address."""
 
     def allocate(self, name: str) -> None:
         """`name` has memory; a produced one is only promised, and bound later.

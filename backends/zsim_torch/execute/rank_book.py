@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from zsim.network.volume import element_count, is_scalar, ring_equivalent_bytes
+from zsim.network.volume import ring_equivalent_bytes, transfer
 from zsim.schedule.operation import Communication
 from zsim.schedule.schedule import Program
 from zsim.trace.trace import BookEntry, Transfer
@@ -36,7 +36,7 @@ class RankBook:
     @property
     def transfers(self) -> list[Transfer]:
         """Return the collectives that were issued."""
-        return [replace(transfer, step=step) for step, transfer in self._transfers]
+        return [replace(line, step=step) for step, line in self._transfers]
 
     def entry(self, operation: str, buffer: str, sign: int) -> BookEntry:
         """Return the line of `operation`, which takes memory or gives it back."""
@@ -53,15 +53,7 @@ class RankBook:
     def transfer(self, member: Communication) -> Transfer:
         """Return the line of a collective."""
         count = len(self.communicators.member(member.group).ranks)
-        return Transfer(
-            operation=member.id,
-            step=SETUP,
-            group=member.group,
-            collective=member.name,
-            elements=element_count(member),
-            bytes=ring_equivalent_bytes(member, count),
-            scalar=is_scalar(member),
-        )
+        return transfer(member, SETUP, ring_equivalent_bytes(member, count))
 
     def enter(self, step: int, entry: BookEntry) -> None:
         """Note that memory was taken or given back."""
@@ -69,11 +61,11 @@ class RankBook:
 
     def hand_over(self, step: int, transfers: Sequence[Transfer]) -> None:
         """Note collectives that were issued as one."""
-        self._transfers += [(step, transfer) for transfer in transfers]
+        self._transfers += [(step, line) for line in transfers]
 
     def end_step(self, step: int) -> None:
         """Log the collectives of the step, on which ranks have to agree."""
-        own = [transfer for _, transfer in self._transfers[self._logged :]]
+        own = [line for _, line in self._transfers[self._logged :]]
         self.issued.add_step(step, own)
         self._logged = len(self._transfers)
 

@@ -16,7 +16,7 @@ from zsim_torch.execute.live_memory import LiveMemory, MemoryFaultError
 from zsim_torch.execute.poison import Sighting, has_no_number
 
 STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
-"""What a run leaves behind. A gradient may hold no number in a step that overflows."""
+"""Kinds that a run leaves behind. A gradient may hold no number in a step that overflows."""
 
 
 class Looking(NamedTuple):

@@ -43,7 +43,7 @@ HANDED_OVER = (Communication, Together)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceTrace:
-    """What one rank of a reference run did, by which schedule."""
+    """A trace of one rank of a reference run, and the schedule that it followed."""
 
     schedule: Schedule
     trace: RankTrace

@@ -30,7 +30,7 @@ PASSES_MIN: Final = 3
 """Each kernel is timed so often at least, all in turn; the lowest counts."""
 
 LAYOUTS: Final = {False: ("nt",), True: ("nn", "tn")}
-"""How operands of a product lie: forward y = x w^T, backward dx = dy w and dw = dy^T x."""
+"""Layouts of the operands of products: forward y = x w^T, backward dx = dy w and dw = dy^T x."""
 
 Action = Callable[[], object]
 

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Final
 
 from zsim.backend.backend import Job
-from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.cluster import unknown_cluster
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
@@ -22,6 +22,8 @@ STAGES: Final = (0, 3)
 SEQUENCES: Final = 2
 VOCABULARY: Final = 256
 BUCKET_ELEMENTS: Final = 500_000
+MEMORY_BYTES: Final = 2**40
+"""More than a reference run can need: it is not judged by memory."""
 
 
 def reference_jobs(ranks: int, ladder: Ladder = LADDER) -> tuple[Job, ...]:
@@ -50,19 +52,5 @@ def _job(shape: tuple[int, int, int], stage: int, *, ranks: int, steps: int) -> 
         train=Train(optimizer=Adam(learning_rate=1e-3)),
     )
     schedule = make_schedule(model, strategy)
-    return Job(schedule=schedule, model=model, cluster=unknown_cluster(ranks), steps=steps)
-
-
-def unknown_cluster(ranks: int) -> Cluster:
-    """Return a cluster of so many ranks of which nothing is known: real ranks need none of it."""
-    link = Link(bytes_per_s=1)
-    gpu = Gpu(name="rank", memory_bytes=2**40, memory_bytes_per_s=1, rates=())
-    return Cluster(
-        name="ranks at hand",
-        nodes=1,
-        gpus_per_node=ranks,
-        gpu=gpu,
-        switch_link=link,
-        nics_per_node=1,
-        nic_link=link,
-    )
+    cluster = unknown_cluster("ranks at hand", ranks, memory_bytes=MEMORY_BYTES)
+    return Job(schedule=schedule, model=model, cluster=cluster, steps=steps)

@@ -1,4 +1,4 @@
-"""What a call of a block returned the first time: later ones are planned by it, and held to it."""
+"""Results of a block's first call: later ones are planned by them, and held to them."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ PLAIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AliasLeaf:
-    """What a block returned was its argument with this number."""
+    """A result of a block that is its argument with this number."""
 
     argument: int
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:
-    """What a block returned was a new tensor."""
+    """A result of a block that is a new tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -37,14 +37,14 @@ class TensorLeaf:
 
 @dataclass(frozen=True, slots=True)
 class ConstantLeaf:
-    """What a block returned was no tensor."""
+    """A result of a block that is no tensor."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class BlockResult:
-    """What a call of a block returned, without values."""
+    """All results of a call of a block, without values."""
 
     path: str
     leaves: tuple[AliasLeaf | TensorLeaf | ConstantLeaf, ...]

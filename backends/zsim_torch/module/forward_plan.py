@@ -60,7 +60,7 @@ class PlannedCall:
 
 @dataclass(slots=True)
 class UnitPlan:
-    """What one unit does: its calls, in order, and values that enter and leave.
+    """Calls of one unit, in order, and values that enter and leave.
 
     Values to which a gradient comes back stand first: of the outputs as many as `sloped`. `block`
     is the path of the block that it calls, empty for what stands between two.
@@ -142,7 +142,7 @@ class PlannedParts:
 
 @dataclass(slots=True)
 class Glue:
-    """What was noted since the last block: calls, and values of other units with their versions."""
+    """Notes since the last block: calls, and values of other units with their versions."""
 
     calls: list[PlannedCall] = field(default_factory=list[PlannedCall])
     entered: list[tuple[torch.Tensor, int]] = field(default_factory=list[tuple[torch.Tensor, int]])

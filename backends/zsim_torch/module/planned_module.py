@@ -78,7 +78,7 @@ def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class _UnitShape:
-    """What must not change from one micro-batch to the next."""
+    """Traits of a unit that are the same in every micro-batch."""
 
     name: str
     parameters: tuple[str, ...]

@@ -60,6 +60,13 @@ def test_constants_of_a_data_sheet_have_no_say_on_a_measured_node(ask: Ask, node
     assert one["step_time_s"] == other["step_time_s"]
 
 
+def test_a_scenario_leaves_its_own_drives_and_network_cards_behind(ask: Ask, node: str) -> None:
+    words = ("run", "tiny", "--node", node, "--json")
+    own = ("--set", "cluster.drives=2", "--set", "cluster.nics_per_node=3")
+    one, other = answered(ask(*words)), answered(ask(*words, *own))
+    assert one["step_time_s"] == other["step_time_s"]
+
+
 def test_a_measured_node_is_a_topology(ask: Ask, node: str) -> None:
     found = answered(ask("topology", node, "--fabric", "single_switch", "--json"))
     assert (found["gpus"], found["drives"]) == (2, None)

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from math import exp, isfinite, log, prod
+from math import exp, inf, isfinite, log, prod
 from typing import TypeVar
 
 from zsim.dtype import DType
@@ -131,9 +131,7 @@ class OperationCost:
     moving: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("own_s", "kernel_s", "product", "moving"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise MeasuredTimesError(f"{name}: {getattr(self, name)} must be at least 0")
+        _need_finite(self, "own_s", "kernel_s", "product", "moving")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +167,7 @@ class HostTimes:
     step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("stream_s", "collective_s", "book_s", "step_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise MeasuredTimesError(f"{name}: {getattr(self, name)} must be at least 0")
+        _need_finite(self, "stream_s", "collective_s", "book_s", "step_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +275,12 @@ def _need_positive(name: str, values: Sequence[float]) -> None:
     for value in values:
         if not (isfinite(value) and value > 0):
             raise MeasuredTimesError(f"{name}: {value} must be more than 0")
+
+
+def _need_finite(costs: OperationCost | HostTimes, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(costs, name) < inf:
+            raise MeasuredTimesError(f"{name}: {getattr(costs, name)} must be at least 0")
 
 
 def _need_ascending(name: str, values: Sequence[float]) -> None:
