@@ -21,7 +21,7 @@ test-long: .venv/installed  ## thirty mutants of every operator, on every stage 
 	@.venv/bin/pytest -m long -rP
 
 test-studies: .venv/studies  ## sweeps that are killed, pages in a browser, traces in Holistic Trace Analysis
-	@.venv/bin/pytest -m studies tests/studies -rs
+	@.venv/bin/pytest -m "studies and not long" tests/studies -rs
 
 docs: .venv/docs  ## the documentation, in build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet

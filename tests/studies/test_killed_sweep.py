@@ -13,6 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zsim.cli.main import answer
@@ -24,6 +25,9 @@ pytestmark = pytest.mark.studies
 ZSIM = Path(sys.executable).parent / "zsim"
 ENOUGH = 5
 """Runs that are kept when something is killed."""
+
+TRIALS = int(os.environ.get("ZSIM_TRIALS", "20"))
+"""Of each kind, of sweeps on Dask that are struck at drawn moments."""
 
 PATIENCE_S = 60.0
 TIMES = 3000
@@ -245,6 +249,43 @@ def test_a_dask_worker_that_is_stopped_is_done_without(folder: Path, undisturbed
         out, error = process.communicate(timeout=2 * PATIENCE_S)
     assert (process.returncode, error) == (0, "")
     assert json.loads(out) == undisturbed
+
+
+def strike(processes: list[int], kind: str, random: np.random.Generator) -> None:
+    """Kill or stop a worker, or the scheduler, whose number is the first."""
+    if kind == "kill the scheduler":
+        os.kill(processes[0], signal.SIGKILL)
+        return
+    worker = processes[int(random.integers(1, len(processes)))]
+    os.kill(worker, signal.SIGKILL if kind == "kill a worker" else signal.SIGSTOP)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", ["kill a worker", "stop a worker", "kill the scheduler"])
+def test_a_sweep_on_dask_that_is_struck_at_any_moment_ends_and_finds_the_same(
+    tmp_path: Path, undisturbed: Json, kind: str
+) -> None:
+    pytest.importorskip("distributed")
+    random, ended_early = np.random.default_rng(25), 0
+    for trial in range(TRIALS):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        (folder / "speed.toml").write_text(STUDY, "utf-8")
+        with (
+            cluster_of_processes(folder, 2) as (address, processes),
+            sweeping(folder, "--scheduler", address, "--json") as process,
+        ):
+            sleep(float(random.uniform(0, 6)))
+            strike(processes, kind, random)
+            out, error = process.communicate(timeout=4 * PATIENCE_S)
+        if process.returncode == 0:
+            assert (json.loads(out), error) == (undisturbed, ""), trial
+        else:
+            assert (kind, out, error.count("\n")) == ("kill the scheduler", "", 1), (trial, error)
+            ended_early += 1
+        assert answered(folder, "--workers", "2") == undisturbed, trial
+    assert kind != "kill the scheduler" or ended_early > TRIALS // 2
 
 
 WRONG = {

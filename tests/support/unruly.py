@@ -48,6 +48,10 @@ class UnrulySchedule:
             case ["hang", *_]:  # deaf to the alarm as well
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
                 time.sleep(1000)
+            case ["work", *_]:
+                begin = time.process_time()
+                while time.process_time() - begin < 2:
+                    pass
             case ["memory", *_]:
                 bytearray(10**12)
             case _:

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -34,6 +35,12 @@ STOPPED_S: Final = 5.0
 
 GRACE_S: Final = 10.0
 """What a run may take beyond its time, which its worker tells by itself unless it hangs."""
+
+IDLE_S: Final = 30.0
+"""How long a worker may sleep in a run without a moment on a core: runs compute, and wait for none.
+
+CPython 3.11 waits for ever for a thread that found no memory as it began.
+"""
 
 _END: Final = "end of the batch"
 
@@ -106,6 +113,14 @@ class SupervisedWorkers(Executor):
         self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """State of a thread as proc(5) has it ("S" sleeps, "T" is stopped), and its ticks on a core."""
+
+    state: str
+    ticks: int
+
+
 class _Worker:
     """One process, and the pipe to it."""
 
@@ -146,21 +161,30 @@ class _Worker:
             BatchLostError: it hangs, or is stopped.
         """
         begin = moved = monotonic()
+        # Looks are counted: a clock goes on while this process is stopped with its workers.
+        idle_looks, before = 0, self._look()
         while not self._connection.poll(LOOK_S):
-            now = monotonic()
-            if not self._is_stopped():
+            now, look = monotonic(), self._look()
+            idle_looks = idle_looks + 1 if look == before and look.state == "S" else 0
+            before = look
+            if look.state not in {"T", "t"}:
                 moved = now
             if now - moved > STOPPED_S:
                 raise BatchLostError("it was stopped", done=done, is_to_blame=False)
+            if idle_looks * LOOK_S > IDLE_S:
+                why = f"it did nothing for {IDLE_S:.3g} s"
+                raise BatchLostError(why, done=done, is_to_blame=True)
             if now - begin > patience_s:
                 why = f"it said nothing for {patience_s:.3g} s"
                 raise BatchLostError(why, done=done, is_to_blame=True)
 
-    def _is_stopped(self) -> bool:
+    def _look(self) -> "_Look":
+        """Return what the thread of the process does that runs batches; nothing without /proc."""
         with suppress(OSError, IndexError):
-            stat = Path(f"/proc/{self._process.pid}/stat").read_text("utf-8")
-            return stat.rpartition(")")[2].split()[0] in {"T", "t"}
-        return False
+            task = f"/proc/{self._process.pid}/task/{self._process.pid}/stat"
+            stat = Path(task).read_text("utf-8").rpartition(")")[2].split()
+            return _Look(state=stat[0], ticks=int(stat[11]) + int(stat[12]))
+        return _Look(state="", ticks=0)
 
     def _end(self) -> str:
         """Return how the process ended."""

@@ -9,8 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ Json = dict[str, Any]
 Disturb = Callable[["subprocess.Popen[str]", np.random.Generator], None]
 
 
-def begun(folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+@contextmanager
+def begun(folder: Path) -> "Generator[subprocess.Popen[str]]":
+    process = subprocess.Popen(
         [ZSIM, "sweep", "buckets.toml", "--workers", "2", "--json"],
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -48,6 +49,11 @@ def begun(folder: Path) -> "subprocess.Popen[str]":
         text=True,
         env={**os.environ, "ZSIM_TEST_MARK": str(folder)},
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()  # one that hangs fails the test, and does not hang it
 
 
 def answered(folder: Path) -> Json:

@@ -103,6 +103,20 @@ def test_a_run_that_no_worker_ends_has_failed_and_the_others_have_not(
     assert not found["3"].keep  # it is tried again by the next sweep
 
 
+def test_a_worker_that_sleeps_without_a_moment_on_a_core_is_replaced_long_before_its_time(
+    runs: dict[str, ResolvedScenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised, "IDLE_S", 1.0)
+    (tmp_path / "2").write_text("hang once", "utf-8")
+    (tmp_path / "7").write_text("hang", "utf-8")
+    (tmp_path / "4").write_text("work", "utf-8")
+    found, told = ended(runs, tmp_path, run_time_s=1000.0)
+    assert statuses(found) == RIGHT | {"7": Status.FAILED}
+    assert "it did nothing for 1 s" in found["7"].outcome.reason
+    assert told
+    assert all("it did nothing for 1 s" in line for line in told)
+
+
 @pytest.mark.parametrize("how", ["sleep", "memory"])
 def test_time_and_memory_of_a_run_are_bounded_in_this_process_too(
     runs: dict[str, ResolvedScenario], tmp_path: Path, how: str
