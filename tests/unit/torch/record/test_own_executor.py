@@ -95,7 +95,7 @@ COMPUTE = CudaStreams.compute
         (CudaStreams, "end_step", without_edges_to_earlier_steps, "stage 2", "race"),
         (CudaStreams, "on", with_memory_of_the_default_stream, "stage 3", "reuse"),
         pytest.param(
-            *(CudaStreams, "_events_of", with_its_first_wait_only, "stage 1", "race"),
+            *(CudaStreams, "_events_of", with_its_first_wait_only, "fsdp1", "race"),
             marks=pytest.mark.long,
         ),
         pytest.param(
