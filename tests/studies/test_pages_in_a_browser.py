@@ -26,6 +26,8 @@ pytestmark = [
 
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTH = 1280
+PATIENCE_S = 30.0
+"""Until the script of a page is unpacked and has drawn."""
 FLAGS = (
     "--headless",
     "--disable-gpu",
@@ -44,6 +46,7 @@ Opened = Callable[[Path], Any]
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     """Opens a page in a browser, and returns what drives that."""
     webdriver = import_module("selenium.webdriver")
+    waiting = import_module("selenium.webdriver.support.ui")
     options = webdriver.ChromeOptions()
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
         options.add_argument(flag)
@@ -56,6 +59,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     def open_page(path: Path) -> Any:  # noqa: ANN401  (selenium is typed in part)
         driver.set_window_size(WIDTH, 1000)
         driver.get(path.as_uri())
+        waiting.WebDriverWait(driver, PATIENCE_S).until(
+            lambda driver: driver.execute_script(
+                "return !document.querySelector('.figure')"
+                " || document.documentElement.dataset.drawn === 'yes'"
+            )
+        )
         height = driver.execute_script("return document.documentElement.scrollHeight")
         driver.set_window_size(WIDTH, min(height + 140, 6000))
         return driver
@@ -90,6 +99,23 @@ def test_the_page_of_a_run(scenario: str, opened: Opened, tmp_path: Path) -> Non
     assert driver.execute_script(bars) > 100
     assert driver.execute_script("return document.querySelectorAll('.picture svg').length") == 1
     keep(driver, f"run_{scenario}")
+
+
+def test_a_page_is_dark_where_the_reader_asks_for_it(opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    assert answer(["run", "tiny", "--set", "zero.stage=3", "--report", str(path)]) == 0
+    driver = opened(path)
+    paper = "return document.querySelector('.figure').layout.paper_bgcolor"
+    assert driver.execute_script(paper) == "#ffffff"
+    media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    wait = import_module("selenium.webdriver.support.ui").WebDriverWait(driver, PATIENCE_S)
+    wait.until(lambda driver: driver.execute_script(paper) != "#ffffff")
+    body = "return getComputedStyle(document.querySelector('main')).backgroundColor"
+    assert driver.execute_script(body) != "rgb(255, 255, 255)"
+    all_is_well(driver)
+    keep(driver, "run_dark")
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_the_page_of_a_study(opened: Opened, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def run(
         healthy = how.healthy(source, job, _after(PHASES + job.steps, progress, phases))
     return RunResult(
         title=source.title,
+        scenario=loaded,
         job=job,
         recorded=recorded,
         wall_time_s=perf_counter() - begin,

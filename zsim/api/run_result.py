@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -13,6 +14,7 @@ from zsim.api.answer import AnswerInFacts
 from zsim.api.data_frame import data_frame
 from zsim.api.notebook import Picture
 from zsim.api.run_facts import RunOutcome, run_facts, run_object
+from zsim.backend.backend import SIMULATOR
 from zsim.files.installed import fitted_for
 from zsim.files.picture import need_format, write_picture
 from zsim.files.trace_file import need_trace, write_trace
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from zsim.analysis.remedies import Remedy
+    from zsim.api.scenario import LoadedScenario
     from zsim.backend.backend import Job
     from zsim.trace.trace import Trace
 
@@ -35,6 +38,7 @@ class RunResult(AnswerInFacts):
 
     Attributes:
         title: of the scenario, with what was changed in it.
+        scenario: what was loaded; None of a job that was made by hand.
         job: what ran: schedule, model, cluster.
         recorded: what happened, operation by operation.
         wall_time_s: how long the run took to compute, in seconds.
@@ -45,6 +49,7 @@ class RunResult(AnswerInFacts):
     """
 
     title: str
+    scenario: "LoadedScenario | None"
     job: "Job"
     recorded: "Trace"
     wall_time_s: float
@@ -181,6 +186,14 @@ class RunResult(AnswerInFacts):
         return self.look_for_remedies(self.recorded)
 
     @property
+    def _options(self) -> tuple[str, ...]:
+        """What the command line was told beside the scenario, where it is not the default."""
+        options = [] if self.backend == SIMULATOR else ["--backend", self.backend]
+        if self.recorded.seed:
+            options += ["--seed", str(self.recorded.seed)]
+        return tuple(options)
+
+    @property
     def _outcome(self) -> RunOutcome:
         from zsim.backend.backend import predicts
 
@@ -242,10 +255,22 @@ class RunResult(AnswerInFacts):
         """
         from zsim.files.html_page import need_html, render
         from zsim.report.run_page import run_page
+        from zsim.report.settings_section import settings_section
 
         need_html("report", Path(path))
-        page = run_page(self.job, self.recorded, self.summary, title=self.title, facts=self.facts())
-        write(Path(path), render(page))
+        ran = None
+        if self.scenario is not None and self.scenario.tables is not None:
+            command = self.scenario.command("run", self._options)
+            ran = settings_section(command, self.scenario.settled_keys())
+        page = run_page(
+            self.job,
+            self.recorded,
+            self.summary,
+            title=self.title,
+            facts=self.facts(),
+            settings=ran,
+        )
+        write(Path(path), render(page, made=datetime.now(UTC).date()))
 
     def trace(self, path: str | PathLike[str]) -> None:
         """Write what happened to `path`, in the form of PyTorch's profiler.

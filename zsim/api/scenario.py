@@ -1,6 +1,7 @@
 """Scenarios from Python: `zsim.load` reads one, changes it, and tells what is wrong in one line."""
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from zsim.cluster.cluster import Cluster
     from zsim.model.model import Model
     from zsim.scenario.resolved_scenario import ResolvedScenario
+    from zsim.scenario.settled_keys import SettledKey
     from zsim.schedule.schedule import Schedule
     from zsim.strategy.strategy import Strategy
 
@@ -167,6 +169,28 @@ class LoadedScenario:
         if self.tables is None:
             raise MistakeError(f"{self.name}: a schedule; only a scenario has tables")
         return with_settings(self.tables, self.changes.all_settings)
+
+    def settled_keys(self) -> "tuple[SettledKey, ...]":
+        """Return every key with its value and what set it: a change, the scenario, a default.
+
+        Raises:
+            MistakeError: it cannot be settled, or is a schedule.
+        """
+        from zsim.scenario.settled_keys import settled_keys
+
+        if self.tables is None:
+            raise MistakeError(f"{self.name}: a schedule; only a scenario has tables")
+        return settled_keys(self.tables, self.changes.all_settings, self._settled[0])
+
+    def command(self, verb: str, options: Iterable[str] = ()) -> str:
+        """Return the command line that does `verb` with this scenario, as a shell takes it."""
+        changes = self.changes
+        words = ["zsim", verb, self.name]
+        for setting in changes.settings:
+            words += ["--set", setting]
+        for name, number in (("--ranks", changes.ranks), ("--steps", changes.steps)):
+            words += [] if number is None else [name, str(number)]
+        return shlex.join([*words, *options])
 
     def plan(self) -> "PlanResult":
         """Return what a rank holds and sends in a step, in bytes, read off the schedule.

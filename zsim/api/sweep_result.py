@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,7 @@ class SweepResult(Answer):
         from zsim.report.study_page import study_page
 
         need_html("report", Path(path))
-        write(Path(path), render(study_page(self.study)))
+        write(Path(path), render(study_page(self.study), made=datetime.now(UTC).date()))
 
     def picture(self, path: str | PathLike[str] | None = None) -> Picture:
         """Draw the runs, and write that to `path`: .svg or .png.

@@ -1,9 +1,68 @@
-"""The lines of a chart: runs along an axis, one line for each combination of the other axes."""
+"""The lines of a chart: runs along an axis, one line for each combination of the other axes.
+
+Where a study has a best run for each choice on an axis, a chart shows times over that of the
+fastest run with the same choice: beside 8 nodes and 512 nodes on one axis of seconds, what the
+other axes change could not be seen.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zsim.study.result import StudyResult
 from zsim.study.row import StudyRow
+
+FAR = 20
+"""From so many times on the largest and the smallest value are far apart: logarithmic."""
+NAMED_BY_NUMBERS = frozenset({"zero.stage"})
+"""Fields whose numbers are names: nothing lies between two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChartValues:
+    """What a chart shows of runs: seconds of a step, or times that of the fastest of a group.
+
+    Attributes:
+        of_run: by name of a run.
+        like: the axis on whose choice the fastest run depends; "" of seconds.
+    """
+
+    of_run: dict[str, float]
+    like: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the title of the axis of values."""
+        return "step time over the fastest" if self.like else "step time, seconds"
+
+    @property
+    def are_far_apart(self) -> bool:
+        """True where a logarithmic axis is needed."""
+        least = min(self.of_run.values())
+        return least > 0 and max(self.of_run.values()) / least > FAR
+
+
+def values_of(result: StudyResult, rows: Sequence[StudyRow]) -> ChartValues:
+    """Return what charts show of `rows`, which have figures."""
+    if result.goal.axis is None:
+        return ChartValues({row.name: row.step_time_s for row in rows})
+    fastest_s: dict[str, float] = {}
+    for row in rows:
+        group = result.goal.group(row)
+        fits = result.ranking.fastest.get(group)
+        known_s = fastest_s.get(group, row.step_time_s)
+        fastest_s[group] = min(known_s, row.step_time_s) if fits is None else fits.step_time_s
+    return ChartValues(
+        {row.name: row.step_time_s / (fastest_s[result.goal.group(row)] or 1.0) for row in rows},
+        like=result.axes[result.goal.axis],
+    )
+
+
+def is_of_names(result: StudyResult, axis: int) -> bool:
+    """Tell whether the choices on axis number `axis` are names, with nothing between two."""
+    if NAMED_BY_NUMBERS & set(result.fields[axis]):
+        return True
+    return not all(row.labels[axis][:1].isdigit() for row in result.rows)
+
 
 LINES_MAX = 12
 """Of more combinations the fastest, the median and the slowest run are shown."""

@@ -123,7 +123,7 @@ def _figure(lines: list[_Line], capacity: int | None) -> PageFigure:
         traces=tuple(traces),
         layout={
             "xaxis": {
-                "title": {"text": "lines of the allocator's book, as the host issues them"},
+                "title": {"text": "progress of the step: each allocation and each free, in order"},
                 **_ticks(lines),
             },
             "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},

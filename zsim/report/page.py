@@ -51,7 +51,11 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading with what stands below it: sentences, a figure, a picture (SVG), a table."""
+    """A heading with what stands below it: sentences, code, a figure, a picture (SVG), a table.
+
+    Attributes:
+        folded: what the table is called, which is shown when a reader opens it; "" shows it.
+    """
 
     title: str
     sentences: tuple[str, ...] = ()
@@ -59,6 +63,8 @@ class Section:
     picture: str | None = None
     table: PageTable | None = None
     pairs: Pairs | None = None
+    code: str = ""
+    folded: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

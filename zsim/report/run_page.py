@@ -14,11 +14,17 @@ from zsim.units import format_bytes, format_seconds
 
 
 def run_page(
-    job: Job, trace: Trace, found: Summary, *, title: str, facts: Sequence[tuple[str, str]]
+    job: Job,
+    trace: Trace,
+    found: Summary,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    settings: Section | None = None,
 ) -> Page:
     """Return the page of `trace`, a run of `job` of which `found` are the figures.
 
-    `facts` are what the command line prints.
+    `facts` are what the command line prints; `settings` is the section on what ran, of a scenario.
     """
     begin_ps, end_ps = last_step(trace)
     sections: list[Section] = []
@@ -27,6 +33,8 @@ def run_page(
     sections.append(memory(job, trace))
     if trace.links:
         sections.append(network(job, trace, found))
+    if settings is not None:
+        sections.append(settings)
     return Page(
         title=title,
         answer=_answer(found),

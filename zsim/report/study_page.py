@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
-from zsim.report.chart_lines import lines_of
+from zsim.report.chart_lines import ChartValues, is_of_names, lines_of, values_of
 from zsim.report.page import (
     LEGEND,
     Json,
@@ -111,19 +112,25 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
     What marks mean is said with the `first` of such charts.
     """
     labels = list(dict.fromkeys(row.labels[axis] for row in result.rows))
-    lines = lines_of(result, rows, axis)
+    lines, values = lines_of(result, rows, axis), values_of(result, rows)
+    bars = is_of_names(result, axis) and not values.are_far_apart
     fewer = ""
     if "slowest" in lines:
         fewer = " Of all combinations of the others, the fastest, median and slowest."
-    marks = f" {_band(rows)} Hollow marks do not meet the goal." if first else ""
+    marks = f" {_band(rows)} Hollow marks and pale bars do not meet the goal." if first else ""
+    if values.like:
+        marks = f" Times are over that of the fastest that fits with the same {values.like}.{marks}"
     changes = ", ".join(result.fields[axis])
     return Section(
         title=f"Along {result.axes[axis]}",
         sentences=(f"It changes {changes}.{fewer}{marks}",),
         figure=PageFigure(
             traces=tuple(
-                _line(name, each, axis, result, colour=COLOURS[at % len(COLOURS)])
-                for at, (name, each) in enumerate(lines.items())
+                {
+                    **_line(name, each, result, axis=axis, values=values, colour=colour),
+                    **(_BARS if bars else _marks(result, axis)),
+                }
+                for (name, each), colour in zip(lines.items(), cycle(COLOURS), strict=False)
             ),
             layout={
                 "xaxis": {
@@ -132,7 +139,10 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
                     "categoryorder": "array",
                     "categoryarray": [plain(label) for label in labels],
                 },
-                "yaxis": {"title": {"text": "step time, seconds"}, **_scale(rows)},
+                "yaxis": {
+                    "title": {"text": plain(values.title)},
+                    **({"type": "log"} if values.are_far_apart else {"rangemode": "tozero"}),
+                },
                 "legend": LEGEND,
                 "showlegend": len(lines) > 1,
                 "hovermode": "closest",
@@ -149,40 +159,50 @@ def _band(rows: Sequence[StudyRow]) -> str:
     return "No measurement has judged such runs: there is no band of error."
 
 
-FAR = 20
-"""From so many times on times are far apart: their axis is logarithmic."""
-
-
-def _scale(rows: Sequence[StudyRow]) -> Json:
-    times = [row.step_time_s for row in rows]
-    return {"type": "log"} if max(times) > FAR * min(times) > 0 else {"rangemode": "tozero"}
-
-
 def plain(text: str) -> str:
     """Return `text` as a figure shows it letter by letter: Plotly reads tags of its own."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+_BARS: Json = {"type": "bar"}
+
+
+def _marks(result: StudyResult, axis: int) -> Json:
+    """Return how runs are marked that are no bars: joined only where something lies between."""
+    return {"type": "scatter", "mode": "markers" if is_of_names(result, axis) else "lines+markers"}
+
+
 def _line(
-    name: str, rows: Sequence[StudyRow], axis: int, result: StudyResult, *, colour: str
-) -> Json:
+    name: str,
+    rows: Sequence[StudyRow],
+    result: StudyResult,
+    *,
+    axis: int,
+    values: ChartValues,
+    colour: str,
+) -> dict[str, object]:
     accepted = {row.name for row in result.ranking.accepted}
-    bands = [(row.outcome.error or 0.0) * row.step_time_s for row in rows]
+    shown = [values.of_run[row.name] for row in rows]
+    bands = [(row.outcome.error or 0.0) * each for row, each in zip(rows, shown, strict=True)]
+    meets = [row.name in accepted for row in rows]
+    times = [format_seconds(row.step_time_s) for row in rows]
+    over = [f", {each:.3g} times the fastest" if values.like else "" for each in shown]
     return {
-        "type": "scatter",
-        "mode": "lines+markers",
         "name": plain(name) or "step time",
         "x": [plain(row.labels[axis]) for row in rows],
-        "y": [row.step_time_s for row in rows],
+        "y": shown,
         "error_y": {"type": "data", "array": bands, "visible": any(bands)},
         "marker": {
             "size": 9,
             "color": colour,
-            "symbol": ["circle" if row.name in accepted else "circle-open" for row in rows],
+            "symbol": ["circle" if each else "circle-open" for each in meets],
+            "opacity": [1.0 if each else PALE for each in meets],
         },
         "line": {"color": colour},
         "customdata": [plain(row.name) for row in rows],
-        "hovertemplate": "%{customdata}: %{y:.4s}s<extra></extra>",
+        "text": [f"{time}{more}" for time, more in zip(times, over, strict=True)],
+        "textposition": "none",
+        "hovertemplate": "%{customdata}: %{text}<extra></extra>",
     }
 
 

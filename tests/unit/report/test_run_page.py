@@ -57,6 +57,18 @@ def test_the_parts_of_every_bar_sum_up_to_the_step(hundred: tuple[Job, Trace]) -
     assert sum(seconds) == pytest.approx(summary(job, trace).step_time_s)
 
 
+def test_a_page_says_what_ran_and_what_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    assert answer(["run", "tiny", "--set", "zero.stage=2", "--report", str(path)]) == 0
+    text = path.read_text("utf-8")
+    assert "<code>zsim run tiny --set zero.stage=2</code>" in text
+    assert "Changed: zero.stage." in text
+    told = re.findall(r"<tr><td[^>]*>([a-z_.]+)</td><td[^>]*>([^<]*)</td><td[^>]*>(\w+)</td>", text)
+    assert ("zero.stage", "2", "changed") in told
+    assert ("train.micro_batch_size", "2", "scenario") in told
+    assert ("zero.prefetch_units", "1", "default") in told
+
+
 def test_the_curve_of_memory_reaches_the_peak(hundred: tuple[Job, Trace]) -> None:
     job, trace = hundred
     found = the_figure(memory(job, trace))

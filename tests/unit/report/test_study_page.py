@@ -206,6 +206,40 @@ def test_with_a_best_run_for_each_choice_changes_are_beside_the_best_of_the_same
     assert f"most is {most.group}: axis1={most.label}: {most.relative:+.1%}{how}." in str(tornado)
 
 
+def test_with_a_best_run_for_each_choice_times_are_over_the_fastest_of_the_same_choice() -> None:
+    drawn = drawn_study((3, 4), 8, full=0)
+    goal = goal_of(GoalTable(for_each="axis0"), drawn.axes)
+    result = replace(drawn, goal=goal, ranking=ranked(goal, drawn.rows))
+    fastest = {
+        label: min(row.step_time_s for row in drawn.rows if row.labels[0] == label)
+        for label in {row.labels[0] for row in drawn.rows}
+    }
+    over = {row.name: row.step_time_s / fastest[row.labels[0]] for row in drawn.rows}
+    for title in ("Along axis0", "Along axis1"):
+        along = section(study_page(result), title)
+        assert along is not None
+        assert along.figure is not None
+        for trace in along.figure.traces:
+            names = cast("list[str]", trace["customdata"])
+            assert trace["y"] == pytest.approx([over[name] for name in names])
+    assert "over the fastest that fits with the same axis0" in chart(result)
+
+
+def test_choices_that_are_names_have_bars_and_amounts_have_lines() -> None:
+    drawn = drawn_study((3, 2), 8, full=0)
+    labels = {"0": "ring", "1": "tree", "2": "nvls"}
+    rows = tuple(
+        replace(row, labels=(labels[row.labels[0]], row.labels[1]), name=row.name)
+        for row in drawn.rows
+    )
+    page = study_page(replace(drawn, rows=rows, ranking=ranked(drawn.goal, rows)))
+    for title, kind in (("Along axis0", "bar"), ("Along axis1", "scatter")):
+        along = section(page, title)
+        assert along is not None
+        assert along.figure is not None
+        assert {trace["type"] for trace in along.figure.traces} == {kind}
+
+
 def test_axes_that_change_nothing_are_named() -> None:
     drawn = drawn_study((2, 2), 1, full=0)
     rows = tuple(replace(row, outcome=drawn.rows[0].outcome) for row in drawn.rows)
