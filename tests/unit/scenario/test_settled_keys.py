@@ -1,12 +1,14 @@
 """Every key of a scenario that ran is told once, with what set it."""
 
+from collections.abc import Mapping
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.api.scenario import load
 from zsim.scenario.settled_keys import Origin
 
-CHANGES = {
+CHANGES: Mapping[str, list[object]] = {
     "zero.stage": [1, 2, 3],
     "zero.bucket_elements": [1000, 2000],
     "train.clip_norm": [0.5, 1.0],
