@@ -42,6 +42,25 @@ def all_reduces(
     ]
 
 
+def over_tokens(
+    model: Model, *, times: int, ranks: int, size_bytes: int, by_use: bool = True
+) -> list[WireBytes]:
+    """Return sums of gradients of parameters that ranks have copies of, one by one.
+
+    There are some where what flows between units is cut by tokens over `ranks` of the tensor axis.
+    Those that several units use are summed for each, or with `by_use` false once.
+    """
+    if not any(value.tensor_sharded for value in model.values.values()):
+        return []
+    used = [each for unit in model.units for each in unit.parameters]
+    copies = [
+        each.elements
+        for each in (used if by_use else model.parameters)
+        if not each.tensor_sharded and not each.frozen
+    ]
+    return all_reduces("tensor", copies * times, ranks=ranks, size_bytes=size_bytes)
+
+
 def closed_before(sizes: Iterable[int], limit: int) -> Iterator[int]:
     """Yield the elements of buckets, each closed before the next size would make it too large."""
     filled = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from zsim.closed_form.checkpoint import goes_back, run_again_apart
-from zsim.closed_form.data_volume import DataVolume, all_reduces
+from zsim.closed_form.data_volume import DataVolume, all_reduces, over_tokens
 from zsim.model.model import Model
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Keep, Strategy
@@ -110,8 +110,11 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     size = strategy.train.precision.compute.size_bytes
     once = padded_elements(model, strategy, frozen=False) // ranks * (ranks - 1) * size
     reductions = 1 if strategy.reduces_once else micro_batches
+    tensor = strategy.parallel.tensor
+    summed = over_tokens(model, times=micro_batches, ranks=tensor, size_bytes=size)
     if strategy.zero.stage == 0:
         return [
+            *summed,
             WireBytes(group="data", collective="all_reduce", bytes=2 * once),
             *_replicas(model, strategy, ranks=1),
         ]
@@ -119,6 +122,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     if strategy.zero.stage == 3:
         gathered, inner = _gathered(model, strategy)
     return [
+        *summed,
         WireBytes(group="data", collective="all_gather", bytes=gathered),
         WireBytes(group="inner", collective="all_gather", bytes=inner),
         WireBytes(group="data", collective="reduce_scatter", bytes=reductions * once),

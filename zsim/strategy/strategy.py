@@ -127,6 +127,9 @@ class ZeroKnobs(Table):
         tiles: stage 3: linear layers of blocks are cut along their outputs into so many tiles, each
             gathered, used and freed like a unit of its own (memory-centric tiling, Rajbhandari et
             al. 2021, section 5.1.3); 1 cuts none.
+        sequence_parallel: with a tensor axis, cut what flows between attention and MLP by tokens:
+            each rank has the norms and residuals of its own (Korthikanti et al. 2022, section
+            4.2.2).
     """
 
     bucket_elements: Count = BUCKET_ELEMENTS
@@ -140,6 +143,7 @@ class ZeroKnobs(Table):
     host_ahead_units: Count | None = None
     secondary: Count | None = None
     tiles: Count = 1
+    sequence_parallel: Flag = False
 
 
 class Zero(ZeroKnobs):
@@ -276,7 +280,7 @@ class Strategy(Table):
             why = f"true is not modelled for pipeline = {pipeline}"
             yield refusal("activations.partition", None, why)
         if activations.partition and self.cuts_tokens:
-            why = "true cuts what tp_mode = reduce_scatter has cut"
+            why = "true cuts what sequence parallelism has cut"
             yield refusal("activations.partition", None, why)
 
     @property
@@ -322,12 +326,20 @@ class Strategy(Table):
     @property
     def cuts_tokens(self) -> bool:
         """True if ranks of the tensor axis hold different tokens of the hidden state."""
-        return self.zero.emulate is not None and self.zero.emulate.cuts_tokens
+        if self.parallel.tensor == 1:
+            return False
+        runtime = self.zero.emulate
+        return self.zero.sequence_parallel if runtime is None else runtime.cuts_tokens
 
     @property
     def keeps_whole(self) -> bool:
-        """True if what was gathered of such a state is kept for backward."""
-        return self.zero.emulate is not None and self.zero.emulate.keeps_whole
+        """True if what was gathered of such a state is kept for backward.
+
+        Checkpointing by operations gathers it again with the products that read it.
+        """
+        by_operations = self.activations.checkpointing is Checkpointing.OPERATIONS
+        runtime = self.zero.emulate
+        return runtime is not None and runtime.keeps_whole and not by_operations
 
     @property
     def in_place_loss(self) -> bool:

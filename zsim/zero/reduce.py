@@ -19,6 +19,7 @@ from zsim.zero.bucket import Bucket, Buckets, UnitRun
 from zsim.zero.forward_backward import ForwardBackward
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.offloaded_gradients import GradientsToHost
+from zsim.zero.sequence import shared_views, sum_over_tokens
 from zsim.zero.state import Reduced, own_view
 
 
@@ -104,13 +105,17 @@ class BucketReductions:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
         for position, run in self.buckets.trained_runs(unit):
             bucket = self.buckets.all[run.bucket]
+            source = self.passes.transient(unit, position)
+            copies = shared_views(run, source, self.passes.tokens.shared)
+            if summed := sum_over_tokens(self.writer, copies):
+                self.writer.together(f"sum/{source}", len(summed))
             target = _collector(self.writer, self.strategy, bucket)
             while any(target == buffer for buffer, _ in self._in_flight):
                 self._free_oldest("free_for_reuse")
             if target not in self.writer.alive:
                 self.writer.allocate(target)
                 self._written[run.bucket].clear()
-            copied = self._copy(run, self.passes.transient(unit, position), target)
+            copied = self._copy(run, source, target)
             if not self._left.complete(run.bucket):
                 continue
             if last or not self.strategy.reduces_once:

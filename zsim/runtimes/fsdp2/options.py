@@ -43,6 +43,8 @@ class FSDP2(RuntimeOptions):
         reduce_scatter_max_input_buffers: inputs of reduce-scatters that may be alive.
         offload_policy: cpu is `CPUOffloadPolicy`: shards are on the host, and updated there.
         pin_memory: with it: copies to and from shards and gradients do not stop the host.
+        enable_sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by
+            tokens: `SequenceParallel` norms, as torchtitan's key of this name says.
     """
 
     stages = (3,)
@@ -57,6 +59,17 @@ class FSDP2(RuntimeOptions):
     reduce_scatter_max_input_buffers: Count = 1
     offload_policy: OffloadPolicy = OffloadPolicy.NONE
     pin_memory: Flag = True
+    enable_sequence_parallel: Flag = True
+
+    @property
+    def cuts_tokens(self) -> bool:
+        """True if hidden states are cut by tokens over the tensor axis."""
+        return self.enable_sequence_parallel
+
+    @property
+    def keeps_whole(self) -> bool:
+        """True: autograd keeps what linear layers read, which `PrepareModuleInput` gathered."""
+        return True
 
     @property
     def on_host(self) -> bool:

@@ -13,12 +13,13 @@ from zsim.dtype import DType
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.runtimes.wrapping import WrappedStep, two_parts
 from zsim.schedule.layout import Layout, Piece
-from zsim.schedule.operation import Edge, Reduction
+from zsim.schedule.operation import Edge, Reduction, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import divide, set_or_add
+from zsim.zero.sequence import shared_views, sum_over_tokens
 from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
 
@@ -28,6 +29,8 @@ ALL_REDUCE = "all_reduce"
 
 Sources = list[tuple[str, set[str]]]
 """Buffers of gradients, with the parameters that each has."""
+Copies = list[tuple[str, View]]
+"""Gradients of parameters that ranks of the tensor axis have copies of, with their names."""
 
 
 class GroupReductions(StepPart):
@@ -51,6 +54,7 @@ class GroupReductions(StepPart):
         averages = self._before == self._after == 1 and ranks > 1
         self._reduction = Reduction.AVERAGE if averages else Reduction.SUM
         self._collected: dict[int, Sources] = {}
+        self._copies: dict[int, Copies] = {}
         self._inputs: list[tuple[str, str]] = []
         self._held: list[tuple[str, tuple[str, ...]]] = []
         self._leaving: list[tuple[Bucket, str]] = []
@@ -62,21 +66,27 @@ class GroupReductions(StepPart):
             names = {parameter.name for parameter in run.trained}
             source = self.passes.transient(unit, position)
             self._collected.setdefault(run.bucket, []).append((source, names))
+            copies = shared_views(run, source, self.passes.tokens.shared)
+            self._copies.setdefault(run.bucket, []).extend(copies)
 
     def reduce(self, number: int, after: tuple[Edge, ...] = (), *, last: bool) -> None:
         """Reduce what was collected, or add it up if that is for a later micro-batch to do."""
         bucket = self._trained.get(number)
         if bucket is None:
             return
-        sources = self._collected.pop(number)
+        sources, copies = self._collected.pop(number), self._copies.pop(number)
         # set_requires_gradient_sync(False): post_backward keeps whole gradients
         waits = self.options.gradient_sync is Sync.LAST and not last
         together = f"{bucket.name}/accumulated"
         if waits or together in self.writer.alive:
             self._add_up(bucket, together, sources)
             sources = [(together, {piece.parameter for piece in bucket.layout.pieces})]
+            copies = self._collected_copies(bucket, together)
         if waits:
             return
+        # FSDPParam.unsharded_grad_data: a DTensor that is a summand is redistributed, each apart
+        if sum_over_tokens(self.writer, copies, after=after):
+            after = ()
         # post_backward: before it makes one more, at most `reduce_scatter_max_input_buffers` - 1
         while len(self._inputs) >= self.options.reduce_scatter_max_input_buffers:
             self._free_input()
@@ -91,6 +101,13 @@ class GroupReductions(StepPart):
         if first:
             writer.allocate(target)
         self._gather_up(target, sources, adds=not first)
+
+    def _collected_copies(self, bucket: Bucket, buffer: str) -> Copies:
+        return [
+            (piece.parameter, View(buffer=buffer, start=piece.start, size=piece.size))
+            for piece in _unpadded(bucket).pieces
+            if piece.parameter in self.passes.tokens.shared
+        ]
 
     def _copy_in(
         self, bucket: Bucket, sources: Sources, after: tuple[Edge, ...]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from zsim.closed_form.checkpoint import goes_back
-from zsim.closed_form.data_volume import DataVolume, all_reduces, wrapped
+from zsim.closed_form.data_volume import DataVolume, all_reduces, over_tokens, wrapped
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.schedule.schedule import HostBytes, WireBytes
@@ -99,7 +99,16 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     )
     trained = [each.group.trained for each in found]
     syncs, sums = reductions(strategy)
+    micro_batches = strategy.train.gradient_accumulation_steps
+    collects = options.gradient_sync is Sync.LAST and micro_batches > 1
     return [
+        *over_tokens(
+            model,
+            times=syncs,
+            ranks=strategy.parallel.tensor,
+            size_bytes=wire if collects else size,
+            by_use=not collects,
+        ),
         WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered * size),
         WireBytes(group="inner", collective="all_gather", bytes=inside * size),
         WireBytes(

@@ -22,6 +22,8 @@ class Megatron(RuntimeOptions):
             overlap_grad_reduce.
         grad_reduce_in_fp32: collect and reduce gradients in fp32.
         average_in_collective: let the collective divide, instead of scaling before.
+        sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by tokens
+            (`TransformerConfig.sequence_parallel`).
     """
 
     stages = (1,)
@@ -31,6 +33,12 @@ class Megatron(RuntimeOptions):
     overlap_param_gather: Flag = False
     grad_reduce_in_fp32: Flag = False
     average_in_collective: Flag = False
+    sequence_parallel: Flag = False
+
+    @property
+    def cuts_tokens(self) -> bool:
+        """True if hidden states are cut by tokens over the tensor axis."""
+        return self.sequence_parallel
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:

@@ -19,15 +19,18 @@ from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.volume import VOLUME
+from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Edge, Previous, Reduction
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered
 from zsim.zero.gather import gather_updated
-from zsim.zero.names import DATA, REPLICATE
+from zsim.zero.names import DATA, REPLICATE, TENSOR
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import UnitsLeft, copy_run
+from zsim.zero.sequence import shared_parameters
 from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zeros, update_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
@@ -52,7 +55,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     buckets = numbered(model, groups(model, ranks, options), place=aligned(ranks), ranks=ranks)
     step = MegatronStep(model, strategy, buckets)
     step.write()
-    return step.schedule("Megatron distributed optimizer", VOLUME)
+    layouts = (*buckets.layouts, *([step.copied] if step.copied.pieces else []))
+    return step.schedule("Megatron distributed optimizer", VOLUME, layouts=layouts)
 
 
 def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]:
@@ -92,6 +96,18 @@ def aligned(ranks: int) -> Packing:
     return place
 
 
+def one_after_another(model: Model) -> Layout:
+    """Return parameters of which ranks have gradients of their own tokens alone, in a row."""
+    shared = shared_parameters(model)
+    pieces: list[Piece] = []
+    end = 0
+    for each in model.parameters:
+        if each.name in shared:
+            pieces.append(Piece(parameter=each.name, start=end, size=each.elements))
+            end += each.elements
+    return Layout(name="sequence_parallel/gradient", pieces=tuple(pieces), elements=end)
+
+
 class MegatronStep(Step):
     """Forward and backward of every micro-batch, then the update."""
 
@@ -109,6 +125,7 @@ class MegatronStep(Step):
         ]
         mean = self.options.average_in_collective
         self._reduction = Reduction.AVERAGE if mean else Reduction.SUM
+        self.copied = one_after_another(model)
         self._left = UnitsLeft(buckets)
         self._written = [""] * len(buckets.all)
         self._gathered: dict[int, str] = {}
@@ -184,6 +201,43 @@ class MegatronStep(Step):
             for bucket in ready:
                 self._reduce((bucket,))
 
+    def _sum_copies(self) -> None:
+        """Sum over the tensor axis what each rank has of gradients of its own tokens alone.
+
+        All are copied into one tensor and back. Of each, what this rank reduced of it is summed;
+        the rest is moved with it, and read by nobody.
+        """
+        # _allreduce_non_tensor_model_parallel_grads (distributed/finalize_model_grads.py), after
+        # finish_grad_sync: _flatten_dense_tensors of every `main_grad` of a parameter whose
+        # `sequence_parallel` is true
+        writer, layout = self.writer, self.copied
+        if not layout.pieces:
+            return
+        held = {piece.parameter for piece in layout.pieces}
+        buckets = [
+            bucket
+            for bucket in self.buckets.all
+            if any(piece.parameter in held for piece in bucket.layout.pieces)
+        ]
+        wire = writer.buffers[self.gradients[0]].dtype
+        flat = writer.buffer(
+            layout.name, layout.elements, wire, Kind.COMMUNICATION, layout=layout.name
+        )
+        writer.allocate(flat)
+        for bucket in buckets:
+            gradient, after = self.gradients[bucket.index], (self._written[bucket.index],)
+            name = f"flatten/{bucket.name}"
+            writer.copy(name, gradient, flat, by_parameter=True, after=after)
+        writer.all_reduce("sum", TENSOR, flat, stream=COMPUTE)
+        for bucket in buckets:
+            gradient = self.gradients[bucket.index]
+            pieces = sum(piece.parameter in held for piece in bucket.layout.pieces)
+            name = f"put/{bucket.name}"
+            self._written[bucket.index] = writer.copy(
+                name, flat, gradient, by_parameter=True, launches=pieces
+            )
+        writer.free(flat)
+
     def _reduce(self, ready: Sequence[Bucket]) -> None:
         """Scale and reduce-scatter a bucket group in place, and sum it over the replicas."""
         # start_grad_sync
@@ -216,6 +270,7 @@ class MegatronStep(Step):
         """Reduce what is not yet, and update; gather what was updated unless that overlaps."""
         if not self.options.overlap_grad_reduce:  # finalize_model_grads, finish_grad_sync
             self._reduce(self.buckets.all)
+        self._sum_copies()
         numbers = {bucket.name: bucket for bucket in self.buckets.all}
 
         def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:

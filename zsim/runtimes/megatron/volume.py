@@ -1,7 +1,8 @@
 """Parameters and gradients in Megatron-LM's distributed optimizer: once a step, buckets padded.
 
 Parameters stand in the reverse order of the model, each from a multiple of 64 elements on; a bucket
-is closed once it is large enough, at a multiple of the ranks and of 128.
+is closed once it is large enough, at a multiple of the ranks and of 128. With hidden states cut by
+tokens those that are not cut are summed over the tensor axis as one.
 """
 
 from math import lcm
@@ -36,7 +37,10 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     wire = strategy.train.precision.compute.size_bytes
     reduced = DType.FP32.size_bytes if options.grad_reduce_in_fp32 else wire
     sent = (ranks - 1) * sum(shards)
+    cut = any(value.tensor_sharded for value in model.values.values())
+    copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
     return [
+        *all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced),
         WireBytes(group="data", collective="all_gather", bytes=sent * wire),
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
         *all_reduces("replicate", shards, ranks=strategy.parallel.replicate, size_bytes=reduced),
