@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from zsim.closed_form.zero_stages import kept_back
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
-from zsim.model.gpt import gpt
+from zsim.model.transformer import transformer
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.megatron.options import Megatron
@@ -75,6 +75,7 @@ def zero_strategies(
     tensor = draw(st.integers(1, max_tensor))
     may_tile = tiled and stage == 3 and tensor == 1
     may_tile = may_tile and checkpointing is not Checkpointing.OPERATIONS
+    partition = full and draw(st.booleans())
     return Strategy(
         offload=draw(offloads(stage)).model_copy(
             update={"checkpoints": draw(st.sampled_from(MemoryTier))} if full else {}
@@ -92,10 +93,11 @@ def zero_strategies(
             reductions_in_flight=draw(st.integers(0, 3)),
             host_ahead_units=draw(st.sampled_from([None, 1, 2, 5])),
             tiles=draw(st.sampled_from([1, 1, 2, 3])) if may_tile else 1,
+            sequence_parallel=not partition and draw(st.booleans()),
         ),
         activations=Activations(
             checkpointing=checkpointing,
-            partition=full and draw(st.booleans()),
+            partition=partition,
         ),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 3)),
@@ -118,7 +120,7 @@ def models(draw: st.DrawFn, strategy: Strategy) -> Model:
     """A small GPT that `strategy` can train; widths that ranks do not divide come up often."""
     heads = strategy.parallel.tensor * draw(st.integers(1, 2))
     tiles = strategy.zero.tiles
-    layers, groups = draw(st.integers(1, 3)), None
+    layers, groups, cuts = draw(st.integers(1, 3)), None, strategy.cuts_tokens
     if calls_again(strategy) and tiles == 1:
         groups = draw(st.sampled_from([None, None, 1, layers]))
     shape = GPT(
@@ -126,17 +128,19 @@ def models(draw: st.DrawFn, strategy: Strategy) -> Model:
         hidden_groups=groups,
         hidden_size=heads * draw(st.integers(-(-tiles // heads), 3)),
         attention_heads=heads,
-        sequence_length=draw(st.integers(1, 4)),
+        sequence_length=draw(st.integers(1, 4)) * (strategy.parallel.tensor if cuts else 1),
         vocab_size=draw(st.integers(1, 13)),
         tied_embeddings=draw(st.booleans()),
         dropout=draw(st.sampled_from([0.0, 0.0, 0.5])),
         execution=Execution(tiles=tiles),
     )
-    return gpt(
+    return transformer(
         shape,
         micro_batch_size=draw(st.integers(1, 2)),
         tensor=strategy.parallel.tensor,
         precision=strategy.train.precision,
+        sequence=cuts,
+        keeps_whole=strategy.keeps_whole,
     )
 
 

@@ -47,6 +47,7 @@ def fsdp2(draw: st.DrawFn) -> FSDP2:
         all_reduce=draw(st.sampled_from(Sync)),
         forward_prefetch=draw(st.integers(0, 2)),
         reduce_scatter_max_input_buffers=draw(st.integers(1, 3)),
+        enable_sequence_parallel=draw(st.booleans()),
     )
 
 
@@ -76,6 +77,7 @@ def megatron(draw: st.DrawFn) -> Megatron:
         overlap_param_gather=overlaps and draw(st.booleans()),
         grad_reduce_in_fp32=draw(st.booleans()),
         average_in_collective=draw(st.booleans()),
+        sequence_parallel=draw(st.booleans()),
     )
 
 
@@ -113,18 +115,18 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         runtime = runtime.but(zero_hpz_partition_size=1)
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
         runtime = runtime.but(reshard_after_forward=True)
-    checkpointing = draw(st.sampled_from(Checkpointing))
+    checkpointing, tensor = draw(st.sampled_from(Checkpointing)), draw(st.integers(1, 2))
     strategy = Strategy(
         parallel=Parallel(
             data=data,
-            tensor=draw(st.integers(1, 2)),
+            tensor=tensor,
             replicate=1 if isinstance(runtime, DeepSpeed | Nanotron) else draw(st.integers(1, 2)),
         ),
         zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(
             checkpointing=checkpointing,
             partition=checkpointing is Checkpointing.FULL
-            and not (isinstance(runtime, Nanotron) and runtime.cuts_tokens)
+            and not (tensor > 1 and runtime.cuts_tokens)
             and draw(st.booleans()),
         ),
         train=Train(

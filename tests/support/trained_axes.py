@@ -11,6 +11,7 @@ from zsim.backend.backend import Job
 from zsim.model.architecture import GPT, Architecture, Llama
 from zsim.model.pipeline_stages import in_blocks
 from zsim.model.transformer import transformer as described
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
@@ -64,6 +65,12 @@ NANOTRON = PLAIN.but(
 MEGATRON = PLAIN.but(
     {"zero.stage": 1, "zero.emulate": Megatron(), "train.precision": Precision.FP32}
 )
+OF_TOKENS = PLAIN.but({"zero.sequence_parallel": True})
+MEGATRON_OF_TOKENS = MEGATRON.but({"zero.emulate": Megatron(sequence_parallel=True)})
+FSDP2_OF_TOKENS = PLAIN.but(
+    {"zero.stage": 3, "zero.emulate": FSDP2(), "train.precision": Precision.FP32}
+)
+"""Hidden states cut by tokens, which is the default there."""
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
 KEPT = CUT.but(tp_recompute_allgather=False)
 FULL = {"activations": Activations(checkpointing=Checkpointing.FULL)}

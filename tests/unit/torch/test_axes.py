@@ -13,10 +13,13 @@ from tiny_training import BOUND, distance
 from trained_axes import (
     CUT,
     DEEP_LLAMA,
+    FSDP2_OF_TOKENS,
     FULL,
     KEPT,
     MEGATRON,
+    MEGATRON_OF_TOKENS,
     NANOTRON,
+    OF_TOKENS,
     PARTITIONED,
     PLAIN,
     SMALL_GPT,
@@ -47,6 +50,15 @@ TWO_RANKS = {
         TIED_GPT, on(PLAIN, tensor=2, stage=1).but(FULL)
     ),
     "Megatron-LM, tensor 2": AxesCase(SMALL_GPT, on(MEGATRON, tensor=2), witness=True),
+    "stage 2, tensor 2, tokens cut": AxesCase(
+        TIED_GPT, on(OF_TOKENS, tensor=2, stage=2, clip_norm=0.1), poison=True
+    ),
+    "Megatron-LM, tensor 2, tokens cut": AxesCase(
+        SMALL_GPT, on(MEGATRON_OF_TOKENS, tensor=2), witness=True
+    ),
+    "FSDP2, tensor 2, tokens cut": AxesCase(
+        SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, clip_norm=0.1).but(FULL), witness=True
+    ),
     "nanotron, tensor 2, tokens cut and kept whole": AxesCase(
         SMALL_GPT, on(NANOTRON, tensor=2, stage=1, emulate=KEPT, clip_norm=0.1), poison=True
     ),
@@ -63,7 +75,9 @@ FOUR_RANKS = {
         SMALL_LLAMA, on(NANOTRON, tensor=2, pipeline=2, emulate=CUT, clip_norm=0.1), witness=True
     ),
     "nanotron, 4 stages": AxesCase(WIDE_GPT, on(NANOTRON, pipeline=4)),
-    "stage 3, tensor 2, 2 replicas": AxesCase(SMALL_GPT, on(PLAIN, data=2, tensor=2, stage=3)),
+    "stage 3, tensor 2, 2 replicas, tokens cut": AxesCase(
+        SMALL_GPT, on(OF_TOKENS, data=2, tensor=2, stage=3)
+    ),
 }
 SHAPES: tuple[Architecture, ...] = (TIED_GPT, SMALL_GPT, SMALL_LLAMA, SMALL_GPT)
 """For the stages, one each."""
@@ -129,10 +143,22 @@ MORE = {
         if tensor != 4  # two heads of keys
     }
     | {
-        "Megatron-LM, tensor 4": AxesCase(SMALL_GPT, on(MEGATRON, tensor=4), poison=True),
-        "Megatron-LM, tensor 2, 2 replicas": AxesCase(
-            SMALL_GPT, on(MEGATRON, data=2, tensor=2), witness=True
-        ),
+        f"{name}, tensor 4": AxesCase(SMALL_GPT, on(strategy, tensor=4), poison=True)
+        for name, strategy in {
+            "Megatron-LM": MEGATRON,
+            "Megatron-LM, tokens cut": MEGATRON_OF_TOKENS,
+            "stage 1, tokens cut": OF_TOKENS.but({"zero.stage": 1}),
+        }.items()
+    }
+    | {
+        f"{name}, tensor 2, 2 replicas": AxesCase(
+            SMALL_GPT, on(strategy, data=2, tensor=2), witness=True
+        )
+        for name, strategy in {
+            "Megatron-LM": MEGATRON,
+            "Megatron-LM, tokens cut": MEGATRON_OF_TOKENS,
+            "FSDP2, tokens cut": FSDP2_OF_TOKENS,
+        }.items()
     },
 }
 
