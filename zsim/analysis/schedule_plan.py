@@ -23,6 +23,26 @@ from zsim.schedule.schedule import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """What a rank of one stage of a pipeline holds and moves.
+
+    Attributes:
+        role: name of the stage.
+        units: those that it runs, in order.
+        parameters: elements of all its parameters, over the tensor axis.
+        model_state_bytes, peak, wire_bytes, operations: as of `Plan`.
+    """
+
+    role: str
+    units: tuple[str, ...]
+    parameters: int
+    model_state_bytes: int
+    peak: Peak
+    wire_bytes: tuple[WireBytes, ...]
+    operations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One role's share of a schedule.
 
@@ -41,10 +61,10 @@ class Plan:
         file_peak: the most that a rank has in files on NVMe; None if it has none.
         file_bytes: what a rank reads from files in a step, and writes.
         operations: operations in one step.
+        stages: every stage of a pipeline; none without one.
     """
 
     role: str
-    roles: int
     ranks: int
     mesh: tuple[tuple[str, int], ...]
     parameters: int
@@ -57,6 +77,7 @@ class Plan:
     file_peak: Peak | None
     file_bytes: FileBytes
     operations: int
+    stages: tuple[StagePlan, ...] = ()
 
 
 def plan(schedule: Schedule, model: Model) -> Plan:
@@ -66,7 +87,6 @@ def plan(schedule: Schedule, model: Model) -> Plan:
     program = max(schedule.programs, key=lambda program: peaks[program.role].bytes)
     return Plan(
         role=program.role,
-        roles=len(schedule.programs),
         ranks=schedule.mesh.size,
         mesh=tuple((axis.name, axis.size) for axis in schedule.mesh.axes),
         parameters=model.parameter_count,
@@ -78,6 +98,28 @@ def plan(schedule: Schedule, model: Model) -> Plan:
         wire_bytes=wire_bytes(schedule, program),
         host_peak=_peak_at(schedule, program, Place.HOST),
         host_bytes=host_bytes(schedule, program),
+        operations=sum(1 for _ in walk(program.step)),
+        stages=tuple(_stage(schedule, model, each, peaks[each.role]) for each in schedule.programs)
+        if len(schedule.programs) > 1
+        else (),
+    )
+
+
+def _stage(schedule: Schedule, model: Model, program: Program, most: Peak) -> StagePlan:
+    """Return the plan of the stage whose ranks run `program`."""
+    run = {
+        operation.unit
+        for operation in walk(program.step)
+        if isinstance(operation, Compute) and operation.action is Action.FORWARD
+    }
+    units = tuple(unit for unit in model.units if unit.name in run)
+    return StagePlan(
+        role=program.role,
+        units=tuple(unit.name for unit in units),
+        parameters=model.count_of({each for unit in units for each in unit.parameters}),
+        model_state_bytes=model_state_bytes(schedule, program),
+        peak=most,
+        wire_bytes=wire_bytes(schedule, program),
         operations=sum(1 for _ in walk(program.step)),
     )
 

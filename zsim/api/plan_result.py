@@ -1,11 +1,12 @@
 """Result of a plan: what a schedule will hold and move, before anything runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from zsim.analysis.schedule_plan import Plan
+from zsim.analysis.schedule_plan import Plan, StagePlan
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import table_text
+from zsim.schedule.schedule import WireBytes
 from zsim.units import format_bytes
 
 
@@ -40,7 +41,7 @@ class PlanResult(AnswerInFacts):
         """Return what is held at the peak, in a line each."""
         plan = self.plan
         whose, who = "each GPU", "every rank"
-        if plan.roles > 1:  # stages of a pipeline
+        if plan.stages:
             whose, who = f"each GPU of {plan.role}, which holds most", f"every rank of {plan.role}"
         mesh = " x ".join(f"{size} {axis}" for axis, size in plan.mesh)
         at_peak = f"{format_bytes(plan.peak.bytes)} on each GPU, at {plan.peak.operation}"
@@ -74,8 +75,8 @@ class PlanResult(AnswerInFacts):
             "model_state_bytes": plan.model_state_bytes,
             "peak_allocated_bytes": plan.peak.bytes,
             "memory_bytes": dict(plan.peak.by_kind),
-            "wire_bytes_per_rank": self._by_group(scalar=False),
-            "scalar_wire_bytes_per_rank": self._by_group(scalar=True),
+            "wire_bytes_per_rank": _by_group(plan.wire_bytes, scalar=False),
+            "scalar_wire_bytes_per_rank": _by_group(plan.wire_bytes, scalar=True),
             "peak_host_bytes_per_rank": 0 if plan.host_peak is None else plan.host_peak.bytes,
             "host_bytes_per_rank": {
                 "to_host": plan.host_bytes.to_host,
@@ -87,6 +88,19 @@ class PlanResult(AnswerInFacts):
                 "written": plan.file_bytes.written,
             },
             "operations": plan.operations,
+            "stages": [
+                {
+                    "stage": each.role,
+                    "units": list(each.units),
+                    "parameters": each.parameters,
+                    "model_state_bytes": each.model_state_bytes,
+                    "peak_allocated_bytes": each.peak.bytes,
+                    "wire_bytes_per_rank": _by_group(each.wire_bytes, scalar=False),
+                    "scalar_wire_bytes_per_rank": _by_group(each.wire_bytes, scalar=True),
+                    "operations": each.operations,
+                }
+                for each in plan.stages
+            ],
         }
 
     def _parameters(self) -> str:
@@ -94,13 +108,6 @@ class PlanResult(AnswerInFacts):
         if trained == every:
             return f"{every:,}"
         return f"{every:,}, {trained:,} of them trained ({trained / every:.2%})"
-
-    def _by_group(self, *, scalar: bool) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {}
-        for volume in self.plan.wire_bytes:
-            if volume.scalar is scalar:
-                found.setdefault(volume.group, {})[volume.collective] = volume.bytes
-        return found
 
     def _tables(self) -> Iterator[str]:
         """Yield the tables that have rows."""
@@ -118,3 +125,30 @@ class PlanResult(AnswerInFacts):
             rows = [(name, f"{size:,}", format_bytes(size)) for name, size in sizes.items() if size]
             if rows:
                 yield table_text((title, "bytes", ""), rows, ruled=True)
+        if plan.stages:
+            yield _stages_text(plan.stages)
+
+
+def _stages_text(stages: Sequence[StagePlan]) -> str:
+    """Return what a rank of each stage of a pipeline holds and sends, a line each."""
+    columns = ("stage", "units", "parameters", "model state", "peak memory", "sent in a step")
+    rows = [
+        (
+            each.role,
+            each.units[0] if len(each.units) == 1 else f"{each.units[0]} to {each.units[-1]}",
+            f"{each.parameters:,}",
+            format_bytes(each.model_state_bytes),
+            format_bytes(each.peak.bytes),
+            format_bytes(sum(volume.bytes for volume in each.wire_bytes)),
+        )
+        for each in stages
+    ]
+    return table_text(columns, rows, words=(0, 1), ruled=True)
+
+
+def _by_group(volumes: Sequence[WireBytes], *, scalar: bool) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for volume in volumes:
+        if volume.scalar is scalar:
+            found.setdefault(volume.group, {})[volume.collective] = volume.bytes
+    return found

@@ -5,6 +5,7 @@ every size is a number. It says what flows between segments and what each costs,
 how it is sharded over data-parallel ranks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
@@ -228,15 +229,18 @@ class Model:
     @property
     def parameter_count(self) -> int:
         """Elements of all parameters, over all ranks of the tensor axis, each counted once."""
-        return sum(map(self._count, self.parameters))
+        return self.count_of(self.parameters)
 
     @property
     def trained_count(self) -> int:
         """The same of the parameters that are trained."""
-        return sum(self._count(each) for each in self.parameters if not each.frozen)
+        return self.count_of(each for each in self.parameters if not each.frozen)
 
-    def _count(self, parameter: Parameter) -> int:
-        return parameter.elements * (self.tensor if parameter.tensor_sharded else 1)
+    def count_of(self, parameters: Iterable[Parameter]) -> int:
+        """Return the elements of `parameters` over all ranks of the tensor axis."""
+        return sum(
+            each.elements * (self.tensor if each.tensor_sharded else 1) for each in parameters
+        )
 
     def trained_of(self, segment: Segment) -> tuple[str, ...]:
         """Parameters of a segment of which backward makes gradients, in its order."""

@@ -67,14 +67,13 @@ def _block(unit: Unit, name: str, segments: tuple[Segment, ...]) -> Unit:
 
 
 def cost(model: Model, index: int) -> int:
-    """Return what unit `index` counts for: elements of its matrices, over the tensor axis."""
-    if index == 0:
+    """Return what unit `index` counts for: elements of its matrices, over the tensor axis.
+
+    The first unit of a transformer is its embedding.
+    """
+    if index == 0 and model.architecture is not None:
         return 0
-    return sum(
-        parameter.elements * (model.tensor if parameter.tensor_sharded else 1)
-        for parameter in model.units[index].parameters
-        if len(parameter.shape) > 1
-    )
+    return model.count_of(each for each in model.units[index].parameters if len(each.shape) > 1)
 
 
 def places(model: Model, count: int) -> list[int]:
@@ -165,6 +164,7 @@ def _need_apart(model: Model, found: list[int]) -> None:
                         f"{stage} of the pipeline"
                     )
                 raise ModelError(
-                    f"model.tied_embeddings: {parameter.name} would be on stages {other} and "
-                    f"{stage} of the pipeline, and must be false"
+                    f"model.tied_embeddings: true puts {parameter.name} on stages {other} and "
+                    f"{stage} of the pipeline, and the sum of its gradients over stages is not "
+                    "modelled, allowed is false"
                 )

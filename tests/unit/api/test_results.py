@@ -273,8 +273,15 @@ def test_a_notebook_shows_what_every_result_says() -> None:
     assert f"step_time_s={run.step_time_s}" in repr(run)
 
 
+STAGED = [
+    "zero.emulate=nanotron",
+    "zero.stage=1",
+    "zero.bucket_elements=500000000",
+    "parallel.pipeline=2",
+]
 PRINTED: dict[str, Callable[[], object]] = {
     "plan tiny --set zero.stage=1": lambda: zsim.load("tiny", ["zero.stage=1"]).plan(),
+    "plan tiny --set " + " --set ".join(STAGED): lambda: zsim.load("tiny", STAGED).plan(),
     "check tiny": lambda: zsim.check("tiny"),
     "compare tiny --but zero.stage=1": lambda: zsim.compare("tiny", changes="zero.stage=1"),
     "largest zero_table1": lambda: zsim.largest("zero_table1"),

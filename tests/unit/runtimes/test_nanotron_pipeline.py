@@ -14,6 +14,7 @@ from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.backend.backend import Job
 from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
+from zsim.model.equal_units import equal_units
 from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks, places
 from zsim.proof import check
@@ -119,7 +120,31 @@ def test_a_plan_is_that_of_the_stage_that_holds_most() -> None:
     strategy = strategy_of(2, 2)
     model = model_of(strategy)
     found = plan(make_schedule(model, strategy), model)
-    assert (found.role, found.roles, found.mesh[0]) == ("stage0", 2, ("pipeline", 2))
+    assert (found.role, found.mesh[0]) == ("stage0", ("pipeline", 2))
+
+
+def test_a_plan_has_every_stage_of_a_pipeline() -> None:
+    strategy = strategy_of(3, 2).but({"parallel.tensor": 2})
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    found = plan(made, model)
+    assert [each.role for each in found.stages] == ["stage0", "stage1", "stage2"]
+    units = [unit for each in found.stages for unit in each.units]
+    assert units == [unit.name for unit in model.units]
+    assert sum(each.parameters for each in found.stages) == model.parameter_count
+    assert max(each.peak.bytes for each in found.stages) == found.peak.bytes
+    assert [each.wire_bytes for each in found.stages] == [
+        wire_bytes(made, program) for program in made.programs
+    ]
+
+
+def test_equal_units_are_dealt_out_to_stages_and_proved() -> None:
+    strategy = strategy_of(4, 2)
+    model = in_blocks(equal_units(parameters=1000, units=9, precision=Precision.BF16))
+    made = make_schedule(model, strategy)
+    assert check(made, model) == ()
+    counts = [len(each.units) for each in plan(made, model).stages]
+    assert counts == [3, 2, 2, 2]  # a stage ends with the unit that takes it beyond its share
 
 
 def test_blocks_are_dealt_out_by_their_matrices_as_nanotron_does() -> None:
