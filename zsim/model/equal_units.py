@@ -33,7 +33,9 @@ def equal_units(
     source, products = BATCH, 0
     for index in range(units):
         elements = local * (index + 1) // units - local * index // units
-        weight = Parameter(name=f"unit{index}.weight", shape=(elements, 1), tensor_sharded=tensor > 1)
+        weight = Parameter(
+            name=f"unit{index}.weight", shape=(elements, 1), tensor_sharded=tensor > 1
+        )
         forward = Kernel(
             kind=KernelKind.MATMUL,
             flops=2 * elements * tokens,

@@ -25,9 +25,7 @@ def shared_parameters(model: Model) -> frozenset[str]:
     return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
 
 
-def shared_views(
-    run: UnitRun, buffer: str, shared: Container[str]
-) -> tuple[tuple[str, View], ...]:
+def shared_views(run: UnitRun, buffer: str, shared: Container[str]) -> tuple[tuple[str, View], ...]:
     """Return those parameters of `run` that are `shared`, and where their gradients lie.
 
     `buffer` holds gradients of the trained parameters of the run, one after the other.

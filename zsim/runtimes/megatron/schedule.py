@@ -207,9 +207,8 @@ class MegatronStep(Step):
         All are copied into one tensor and back. Of each, what this rank reduced of it is summed;
         the rest is moved with it, and read by nobody.
         """
-        # _allreduce_non_tensor_model_parallel_grads (distributed/finalize_model_grads.py), after
-        # finish_grad_sync: _flatten_dense_tensors of every `main_grad` of a parameter whose
-        # `sequence_parallel` is true
+        # as _allreduce_non_tensor_model_parallel_grads of distributed/finalize_model_grads.py does
+        # after finish_grad_sync, with every `main_grad` of a parameter that is `sequence_parallel`
         writer, layout = self.writer, self.copied
         if not layout.pieces:
             return
