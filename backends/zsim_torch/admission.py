@@ -109,6 +109,8 @@ def _execution(asked: Execution) -> str | None:
         return f"train.loss: {asked.loss} is simulated only"
     if asked.metrics:
         return f"train.metrics: {asked.metrics} must be 0, none is computed"
+    if asked.whole_logits:
+        return "zero.fsdp2.disable_loss_parallel: true is simulated only"
     if asked.holds_logits:
         return "train.holds_logits: true is simulated only"
     if asked.context > 1:

@@ -77,8 +77,8 @@ def _made(model: Model, segment: Segment) -> int:
 
 
 def _read(model: Model, segment: Segment, *, differentiable: bool = False) -> int:
-    """Return bytes of what it reads whole that is cut before; or of what has a gradient."""
-    if not segment.reduces_input_gradient:
+    """Return bytes of what it reads whole that is cut before; or of what is summed after."""
+    if not (segment.reduces_input_gradient if differentiable else segment.reads_whole):
         return 0
     values = [model.values[name] for name in segment.inputs]
     return sum(

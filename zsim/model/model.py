@@ -45,10 +45,11 @@ class Parameter:
 class Value:
     """A tensor that flows between segments: `elements` of `dtype` for one micro-batch, on one rank.
 
-    `tensor_sharded` says that ranks of the tensor axis hold different tokens of it (sequence
-    parallelism, Korthikanti et al. 2022, section 4.2.2); otherwise they hold copies. A segment that
-    reduces its outputs scatters such an output; one that reduces the gradients of its inputs reads
-    such an input whole, and scatters the gradient.
+    `tensor_sharded` says that ranks of the tensor axis hold different parts of it: tokens (sequence
+    parallelism, Korthikanti et al. 2022, section 4.2.2), or logits of a part of the vocabulary;
+    otherwise they hold copies. A segment that reduces its outputs scatters such an output; one that
+    reduces the gradients of its inputs reads such an input whole, and scatters the gradient; one
+    that gathers its inputs reads it whole as well, and keeps the own part of the gradient.
     """
 
     name: str
@@ -79,6 +80,8 @@ class Segment:
         reduces_output: outputs are summands over the tensor axis, summed after forward.
         reduces_input_gradient: input gradients are summands over the tensor axis, summed after
             backward.
+        gathers_input: every rank of the tensor axis makes the same of inputs that are whole, and
+            the same gradient of them.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
         again: kernels of forward where a checkpoint is run again; empty if all of them.
@@ -96,12 +99,18 @@ class Segment:
     backward_workspace_bytes: int = 0
     reduces_output: bool = False
     reduces_input_gradient: bool = False
+    gathers_input: bool = False
     draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     again: tuple[Kernel, ...] = ()
     forward_course: tuple[AllocationEvent, ...] = ()
     backward_course: tuple[AllocationEvent, ...] = ()
+
+    @property
+    def reads_whole(self) -> bool:
+        """Return whether it reads inputs whole of which ranks of the tensor axis hold parts."""
+        return self.reduces_input_gradient or self.gathers_input
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
         """Those of forward, or where a checkpoint is run `again`."""

@@ -240,7 +240,7 @@ class PlainStep:
         return self._own(whole) if self._is_cut(name) else whole
 
     def _read(self, values: Mapping[str, Numbers], segment: Segment) -> list[Numbers]:
-        whole = segment.reduces_input_gradient
+        whole = segment.reads_whole
         return [
             self._together(values[name]) if whole and self._is_cut(name) else values[name]
             for name in segment.inputs
@@ -306,6 +306,8 @@ class PlainStep:
             gradient = towards
             if segment.reduces_input_gradient:
                 gradient = self._sum(gradient, value)
+            elif segment.gathers_input and self._is_cut(value):
+                gradient = self._own(gradient)
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
 
@@ -323,7 +325,7 @@ class PlainStep:
         self, name: str, made: Application, segment: Segment, wanted: Sequence[str]
     ) -> tuple[Numbers, list[int]]:
         counts = [len(self.cut.parameters[each]) for each in self.model.trained_of(segment)]
-        counts += [self._pieces(each, whole=segment.reduces_input_gradient) for each in wanted]
+        counts += [self._pieces(each, whole=segment.reads_whole) for each in wanted]
         ends = list(accumulate(counts))
         count = ends[-1] if ends else 0
         saved = [] if made.saved is None else [made.saved]

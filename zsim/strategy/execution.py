@@ -54,6 +54,8 @@ class Execution:
             own format and without a gradient, to report them (Composer's `train_metrics`).
         holds_logits: who calls the model holds its logits, in the format of the loss, while
             backward runs, as a training loop does that keeps them in a variable.
+        whole_logits: with a tensor axis, logits of the whole vocabulary are gathered, and every rank
+            computes the loss of all (`disable_loss_parallel` of torchtitan).
         tiles: linear layers of blocks are cut along their outputs into so many, each a unit that is
             gathered, used and freed on its own (memory-centric tiling, Rajbhandari et al. 2021,
             section 5.1.3).
@@ -67,6 +69,7 @@ class Execution:
     loss: Loss = Loss.TORCH
     metrics: int = 0
     holds_logits: bool = False
+    whole_logits: bool = False
     tiles: int = 1
 
     def __post_init__(self) -> None:

@@ -78,6 +78,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def whole_logits(self) -> bool:
+        """True if ranks of the tensor axis gather logits of the whole vocabulary for the loss."""
+        return False
+
+    @property
     def in_place_loss(self) -> bool:
         """True if the gradient of the logits takes the place of their softmax, on any rank."""
         return False

@@ -226,6 +226,9 @@ class Strategy(Table):
         if zero.stage not in runtime.stages:
             allowed = " or ".join(map(str, runtime.stages))
             yield refusal("zero.stage", zero.stage, f"must be {allowed} for {name}")
+        if self.gathers_logits and self.train.loss is Loss.CHUNKED_HEAD:
+            why = f"{self.train.loss} never has the whole logits that disable_loss_parallel gathers"
+            yield refusal("train.loss", None, why)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if not runtime.has_replicas and parallel.replicate > 1:
@@ -300,6 +303,7 @@ class Strategy(Table):
             loss=self.train.loss,
             metrics=self.train.metrics,
             holds_logits=self.train.holds_logits,
+            whole_logits=self.gathers_logits,
             tiles=self.zero.tiles,
         )
 
@@ -340,6 +344,12 @@ class Strategy(Table):
         by_operations = self.activations.checkpointing is Checkpointing.OPERATIONS
         runtime = self.zero.emulate
         return runtime is not None and runtime.keeps_whole and not by_operations
+
+    @property
+    def gathers_logits(self) -> bool:
+        """True if ranks of the tensor axis gather the logits of the whole vocabulary."""
+        runtime = self.zero.emulate
+        return self.parallel.tensor > 1 and runtime is not None and runtime.whole_logits
 
     @property
     def in_place_loss(self) -> bool:

@@ -185,16 +185,18 @@ class ForwardBackward:
                 writer.free(f"{value.name}/gradient")
         self._end(part, done)
         for name in self._differentiable(segment):
-            self._settle_gradient(name, part, reduces=segment.reduces_input_gradient)
+            self._settle_gradient(name, part, segment)
         return done
 
-    def _settle_gradient(self, value: str, part: SegmentVisit, *, reduces: bool) -> None:
+    def _settle_gradient(self, value: str, part: SegmentVisit, segment: Segment) -> None:
         """Sum a gradient over the tensor axis, and add it to what other readers contributed."""
         writer = self.writer
         name = self._contribution(value)
         self._gradients[value] += 1
-        if reduces:
+        if segment.reduces_input_gradient:
             self._reduce(value, name, f"backward{part.segment}", of=value)
+        elif self.tokens.gathers(segment, value):
+            self.tokens.keep_own(value, name, f"backward{part.segment}/own/{value}")
         if self._gradients[value] == 1:
             return
         path = f"backward{part.segment}/add/{value}"

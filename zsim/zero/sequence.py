@@ -74,7 +74,7 @@ class Tokens:
 
     def gathers(self, segment: Segment, value: str) -> bool:
         """Tell whether `segment` reads the tokens of all ranks of its input `value`."""
-        return segment.reduces_input_gradient and self.model.values[value].tensor_sharded
+        return segment.reads_whole and self.model.values[value].tensor_sharded
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         """Gather what `segment` reads whole; the buffers that hold it, taken here."""
@@ -107,6 +107,14 @@ class Tokens:
         self.writer.allocate(buffer)
         self.writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
         self.writer.free(summands)
+
+    def keep_own(self, value: str, buffer: str, path: str) -> None:
+        """Copy the own part of a gradient that all ranks have whole; `buffer` is taken here."""
+        whole, own = self.summands(value, buffer), self.model.values[value].elements
+        self.writer.allocate(buffer)
+        view = View(buffer=whole, size=own, axis=TENSOR)
+        self.writer.copy(path, view, buffer)
+        self.writer.free(whole)
 
     def read(self, part: SegmentVisit, instance: ValueInstance) -> str:
         """Return the buffer of all tokens of what `part` reads, one for each pass."""

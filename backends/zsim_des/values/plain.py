@@ -229,8 +229,8 @@ class _Run:
         return self._model.values[name].tensor_sharded
 
     def _inputs(self, place: int, segment: Segment) -> list[Numbers]:
-        """Return what a segment reads: its own tokens, or all of them if it sums gradients."""
-        whole = segment.reduces_input_gradient
+        """Return what a segment reads: its own part, or all where ranks make the same or sum."""
+        whole = segment.reduces_input_gradient or segment.gathers_input
         return [
             self._together(self._values, name)
             if whole and self._cut(name)
@@ -294,6 +294,14 @@ class _Run:
                     own[name] = reduced(own[name] + gradient)
         if segment.reduces_input_gradient:
             made = self._own(made, wanted)
+        elif segment.gathers_input:
+            made = [
+                [
+                    np.split(each, len(self._places))[place] if self._cut(name) else each
+                    for name, each in zip(wanted, gradients, strict=True)
+                ]
+                for place, gradients in enumerate(made)
+            ]
         for place, gradients in enumerate(made):
             slopes = self._slopes[place]
             for name, gradient in zip(wanted, gradients, strict=True):
@@ -317,7 +325,9 @@ class _Run:
             saved=[np.array([saved])] if segment.saved_bytes else [],
             parameters=[self._parameters[place][name] for name in segment.parameters],
             slopes=[slopes[value.name] for value in segment.outputs if value.name in slopes],
-            sizes=self._elements(wanted, whole=segment.reduces_input_gradient),
+            sizes=self._elements(
+                wanted, whole=segment.reduces_input_gradient or segment.gathers_input
+            ),
         )
 
 

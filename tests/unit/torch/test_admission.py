@@ -20,6 +20,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
+from zsim.strategy.execution import Execution
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim_torch.admission import refusal
 from zsim_torch.local_devices import (
@@ -61,6 +62,13 @@ def why(subject: Job, torchrun: Placement | None = None) -> str | None:
 
 def test_a_small_gpt_is_not_refused() -> None:
     assert why(job(gpt(SMALL, micro_batch_size=1), data=2)) is None
+
+
+def test_logits_of_a_whole_vocabulary_that_ranks_have_parts_of_are_refused_by_name() -> None:
+    shape = replace(SMALL, execution=Execution(whole_logits=True))
+    assert why(job(gpt(shape, micro_batch_size=1, tensor=2))) == (
+        "zero.fsdp2.disable_loss_parallel: true is simulated only"
+    )
 
 
 def test_a_tensor_degree_is_refused_for_positions_that_no_part_of_the_heads_knows() -> None:

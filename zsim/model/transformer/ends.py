@@ -83,6 +83,8 @@ def head(size: Size, source: Value) -> Unit:
     """
     if size.in_place_loss:
         return _vocabulary_parallel(size, source)
+    if size.cut and size.shape.execution.whole_logits:
+        return _whole_vocabulary(size, source)
     normed = size.value("head/ln")
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
@@ -130,22 +132,81 @@ def _scores(
     way = size.shape.execution.loss
     if way is Loss.CHUNKED_HEAD:
         return _chunked_head(size, project, target)
-    # Cross entropies that are reported read logits twice and write, as PyTorch's does.
-    area = (size.tokens, size.vocabulary)
+    return (_reporting(size, project), *_entropy(size, logits, target))
+
+
+def _reporting(size: Size, project: Operator) -> Operator:
+    """Return the projection with cross entropies that are reported.
+
+    They read logits twice and write, as PyTorch's does.
+    """
+    area = _area(size, project.makes)
     again = streaming(KernelKind.CROSS_ENTROPY, area, size.dtype, streams=3)
-    project = replace(project, forward=(*project.forward, *[again] * size.shape.execution.metrics))
+    return replace(project, forward=(*project.forward, *[again] * size.shape.execution.metrics))
+
+
+def _area(size: Size, logits: Tensor) -> tuple[int, int]:
+    return size.tokens, logits.elements // size.tokens
+
+
+def _entropy(
+    size: Size, logits: Tensor, target: Tensor, *, whole: bool = False
+) -> tuple[Operator, ...]:
+    """Return the cross entropy of logits that are there, those of the `whole` vocabulary or not."""
+    way = size.shape.execution.loss
     if way is Loss.CHUNKED:
-        return (project, _chunked_cross_entropy(size, logits, target))
+        return (_chunked_cross_entropy(size, logits, target, whole=whole),)
     if way is Loss.FUSED:
-        return (project, _fused_cross_entropy(size, logits, target))
+        return (_fused_cross_entropy(size, logits, target),)
     if size.dtype is size.wide:
-        return (project, _cross_entropy(size, logits, target))
+        return (_cross_entropy(size, logits, target, whole=whole),)
     # Kernels of the cast are those of the cross entropy.
     wide = replace(logits, name="head/wide", dtype=size.wide)
-    return (
-        project,
-        Operator(reads=(logits,), makes=wide),
-        _cross_entropy(size, wide, target),
+    cast = Operator(reads=(logits,), makes=wide)
+    return cast, _cross_entropy(size, wide, target, whole=whole)
+
+
+def _whole_vocabulary(size: Size, source: Value) -> Unit:
+    """Return the head whose logits are gathered: every rank computes the loss of all of them.
+
+    What is gathered along the last dimension is put in order by a copy (`all_gather_tensor` of
+    `torch.distributed._functional_collectives`), and a rank keeps its own part of the gradient.
+    """
+    normed = size.value("head/ln")
+    own = size.rows("head/logits", size.vocabulary)
+    logits = Value(name=own.name, elements=own.elements, dtype=own.dtype, tensor_sharded=True)
+    loss = Value(name="head/loss", elements=1, dtype=size.wide)
+    norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
+    weight, bias = _projection(size)
+    project = linear(size, size.whole(normed), own, weight, bias=bias, kept=size.kept(normed))
+    gathered = replace(own, elements=own.elements * size.tensor)
+    ordered = replace(gathered, name="head/ordered")
+    order = Operator(
+        reads=(gathered,),
+        makes=ordered,
+        shares_gradient=True,
+        forward=(streaming(KernelKind.ELEMENTWISE, _area(size, gathered), size.dtype, streams=2),),
+    )
+    stretches = (
+        Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,)),
+        Stretch(
+            inputs=(normed.name,),
+            outputs=(logits,),
+            operators=(_reporting(size, project),),
+            reduces_input_gradient=True,
+        ),
+        Stretch(
+            inputs=(logits.name, BATCH),
+            outputs=(loss,),
+            operators=(order, *_entropy(size, ordered, tensor_of(loss), whole=True)),
+            gathers_input=True,
+        ),
+    )
+    return Unit(
+        name="head",
+        parameters=(*norm.parameters, *project.parameters),
+        segments=segments(stretches, (source,)),
+        checkpoint=False,
     )
 
 
@@ -156,7 +217,7 @@ def _fused_cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator
     writes their gradient beside them (`inplace_backward` is off by default in
     `flash_attn.losses.cross_entropy`).
     """
-    area = (size.tokens, size.vocabulary)
+    area = _area(size, logits)
     sums = Tensor(name="head/lse", elements=size.tokens, dtype=size.wide)
     targets = Tensor(name="head/targets", elements=size.tokens, dtype=DType.INT64)
     kind = KernelKind.CROSS_ENTROPY
@@ -169,12 +230,14 @@ def _fused_cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator
     )
 
 
-def _chunked_cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
+def _chunked_cross_entropy(
+    size: Size, logits: Tensor, target: Tensor, *, whole: bool = False
+) -> Operator:
     """Cross entropy chunk by chunk: of one there are its logits cast, in backward two gradients.
 
     What is kept of the chunks is taken and given back as one.
     """
-    entropy = _cross_entropy(size, logits, target)
+    entropy = _cross_entropy(size, logits, target, whole=whole)
     chunk = logits.elements // LOSS_CHUNKS * size.wide.size_bytes
     return replace(entropy, forward_scratch=chunk, backward_scratch=2 * chunk)
 
@@ -266,17 +329,17 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
     )
 
 
-def _cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
+def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = False) -> Operator:
     """Cross entropy from logits; forward reads them twice and writes, backward reads and writes.
 
     Backward holds two gradients: of the logarithm of the softmax, and of the logits, which are in
     the wide format. In place, the gradient takes the place of the softmax (Megatron-LM,
     `vocab_parallel_cross_entropy`). Logits that a caller holds are there as if they were saved.
     """
-    own = (size.tokens, size.vocabulary)
+    own = _area(size, logits)
     kept = Tensor(name="head/softmax", elements=own[0] * own[1], dtype=size.wide)
     targets = Tensor(name="head/targets", elements=size.tokens, dtype=DType.INT64)
-    if size.cut:
+    if size.cut and not whole:
         last = Tensor(name="head/elsewhere", elements=size.tokens, dtype=DType.INT8)
     else:
         last = Tensor(name="head/count", elements=1, dtype=size.wide)

@@ -81,7 +81,8 @@ class Operator:
 class Stretch:
     """Operators up to where a collective of the tensor axis stands, and what flows in and out.
 
-    `reduces_output` and `reduces_input_gradient` say that it stands there if there is such an axis.
+    `reduces_output`, `reduces_input_gradient` and `gathers_input` say that it stands there if there
+    is such an axis.
     """
 
     inputs: tuple[str, ...]
@@ -89,6 +90,7 @@ class Stretch:
     operators: tuple[Operator, ...]
     reduces_output: bool = False
     reduces_input_gradient: bool = False
+    gathers_input: bool = False
 
 
 def tensor_of(value: Value) -> Tensor:

@@ -47,6 +47,7 @@ def _segment(stretch: Stretch, needed: Container[str], execution: Execution) -> 
         backward_workspace_bytes=_backward_workspace(course),
         reduces_output=stretch.reduces_output,
         reduces_input_gradient=stretch.reduces_input_gradient,
+        gathers_input=stretch.gathers_input,
         draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
         forward=_forward(stretch.operators),
         backward=backward,

@@ -149,7 +149,7 @@ class ElementLinks:
         wanted = [name for name in segment.inputs if values[name].requires_gradient]
         trained = self.model.trained_of(segment)
         outputs = [value.name for value in segment.outputs]
-        gathers, reduces = segment.reduces_input_gradient, segment.reduces_output
+        gathers, reduces = segment.reads_whole, segment.reduces_output
         names: dict[Role, list[Key]] = {
             Role.INPUT: [self._value(name, whole=gathers) for name in segment.inputs],
             Role.OUTPUT: [self._value(name, whole=reduces) for name in outputs],

@@ -1,10 +1,11 @@
 """Options of PyTorch's FSDP2: `fully_shard` on every block and on the root (torch 2.13)."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.offload import MemoryTier
@@ -45,6 +46,9 @@ class FSDP2(RuntimeOptions):
         pin_memory: with it: copies to and from shards and gradients do not stop the host.
         enable_sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by
             tokens: `SequenceParallel` norms, as torchtitan's key of this name says.
+        disable_loss_parallel: with it, logits of the whole vocabulary are gathered on every rank of
+            the tensor axis, which computes the loss of all; without, each has a part of them
+            (`torch.distributed.tensor.parallel.loss_parallel`). Torchtitan's key, too.
     """
 
     stages = (3,)
@@ -60,6 +64,19 @@ class FSDP2(RuntimeOptions):
     offload_policy: OffloadPolicy = OffloadPolicy.NONE
     pin_memory: Flag = True
     enable_sequence_parallel: Flag = True
+    disable_loss_parallel: Flag = False
+
+    @model_validator(mode="after")
+    def _need_agreement(self) -> Self:
+        if self.disable_loss_parallel and not self.enable_sequence_parallel:
+            why = "true needs enable_sequence_parallel = true"
+            refuse([refusal("disable_loss_parallel", None, why)])
+        return self
+
+    @property
+    def whole_logits(self) -> bool:
+        """True if ranks of the tensor axis gather logits of the whole vocabulary for the loss."""
+        return self.disable_loss_parallel
 
     @property
     def cuts_tokens(self) -> bool:
