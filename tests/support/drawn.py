@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from zsim.closed_form.zero_stages import kept_back
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
-from zsim.model.transformer import transformer
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
+from zsim.model.transformer import transformer
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.megatron.options import Megatron
 from zsim.strategy.execution import Execution

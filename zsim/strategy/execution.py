@@ -54,7 +54,7 @@ class Execution:
             own format and without a gradient, to report them (Composer's `train_metrics`).
         holds_logits: who calls the model holds its logits, in the format of the loss, while
             backward runs, as a training loop does that keeps them in a variable.
-        whole_logits: with a tensor axis, logits of the whole vocabulary are gathered, and every rank
+        whole_logits: with a tensor axis, logits of the whole vocabulary are gathered: every rank
             computes the loss of all (`disable_loss_parallel` of torchtitan).
         tiles: linear layers of blocks are cut along their outputs into so many, each a unit that is
             gathered, used and freed on its own (memory-centric tiling, Rajbhandari et al. 2021,
