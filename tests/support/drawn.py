@@ -98,6 +98,7 @@ def zero_strategies(
         activations=Activations(
             checkpointing=checkpointing,
             partition=partition,
+            every_nth=draw(st.sampled_from([1, 1, 2, 3])) if full else 1,
         ),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 3)),

@@ -116,6 +116,7 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
         runtime = runtime.but(reshard_after_forward=True)
     checkpointing, tensor = draw(st.sampled_from(Checkpointing)), draw(st.integers(1, 2))
+    may_skip = checkpointing is Checkpointing.FULL and runtime.checkpoints_every_nth
     strategy = Strategy(
         parallel=Parallel(
             data=data,
@@ -125,6 +126,7 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(
             checkpointing=checkpointing,
+            every_nth=draw(st.sampled_from([1, 2])) if may_skip else 1,
             partition=checkpointing is Checkpointing.FULL
             and not (tensor > 1 and runtime.cuts_tokens)
             and draw(st.booleans()),

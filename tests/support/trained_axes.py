@@ -74,6 +74,7 @@ FSDP2_OF_TOKENS = PLAIN.but(
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
 KEPT = CUT.but(tp_recompute_allgather=False)
 FULL = {"activations": Activations(checkpointing=Checkpointing.FULL)}
+EVERY_SECOND = {"activations": Activations(checkpointing=Checkpointing.FULL, every_nth=2)}
 PARTITIONED = {"activations": Activations(checkpointing=Checkpointing.FULL, partition=True)}
 
 

@@ -12,18 +12,23 @@ def goes_back(model: Model, unit: Unit) -> bool:
     return not unit.segments or any(model.runs_backward(each) for each in unit.segments)
 
 
-def recomputed(model: Model, unit: Unit, strategy: Strategy) -> bool:
-    """Tell whether a unit is run again before its backward."""
-    full = strategy.activations.checkpointing is Checkpointing.FULL
-    return unit.checkpoint and full and goes_back(model, unit)
+def recomputed(model: Model, strategy: Strategy) -> set[str]:
+    """Return the names of units that are run again before their backward."""
+    if strategy.activations.checkpointing is not Checkpointing.FULL:
+        return set()
+    blocks = [units for units in model.checkpointed_together if units[0].checkpoint]
+    nth = strategy.activations.every_nth
+    chosen = (unit for units in blocks[nth - 1 :: nth] for unit in units)
+    return {unit.name for unit in chosen if goes_back(model, unit)}
 
 
 def run_again_apart(model: Model, strategy: Strategy) -> set[str]:
     """Return units that are run again before the backward of others of their block."""
+    again = recomputed(model, strategy)
     return {
         unit.name
         for block in model.checkpointed_together
-        if len(block) > 1 and any(recomputed(model, each, strategy) for each in block)
+        if len(block) > 1 and any(each.name in again for each in block)
         for unit in block
     }
 
@@ -33,8 +38,9 @@ def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
     if not strategy.moves_checkpoints:
         return
     readers = Counter(name for units in model.checkpointed_together for name in _given(units))
+    again = recomputed(model, strategy)
     for units in model.checkpointed_together:
-        if not any(recomputed(model, unit, strategy) for unit in units):
+        if not any(unit.name in again for unit in units):
             continue
         for name in sorted(_given(units)):
             value = model.values[name]

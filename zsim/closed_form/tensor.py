@@ -8,9 +8,9 @@ from zsim.strategy.strategy import Strategy
 
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume of summands inside units, and of partitioned checkpoints."""
+    again = recomputed(model, strategy)
     reduced = sum(
-        _unit_all_reduce(model, unit, recomputed=recomputed(model, unit, strategy))
-        for unit in model.units
+        _unit_all_reduce(model, unit, recomputed=unit.name in again) for unit in model.units
     )
     gathered = 0
     if strategy.cuts_checkpoints:
@@ -52,8 +52,9 @@ def _ring(model: Model, value: str) -> int:
 def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume of hidden states cut by tokens: of a rank's own, to each other rank."""
     gathered = scattered = 0
+    again = recomputed(model, strategy)
     for unit in model.units:
-        runs = 2 if recomputed(model, unit, strategy) else 1
+        runs = 2 if unit.name in again else 1
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
             scattered += runs * made

@@ -54,12 +54,14 @@ class RuntimeOptions(Table):
         stages: ZeRO stages that the runtime is or has.
         has_replicas: whether states may be sharded over some ranks and replicated over others.
         has_pipeline: whether units can be split over stages of a pipeline.
+        checkpoints_every_nth: whether of several blocks in a row one alone can be checkpointed.
         takes_frozen: whether there may be parameters that are not trained.
     """
 
     stages: ClassVar[tuple[int, ...]] = ()
     has_replicas: ClassVar[bool] = True
     has_pipeline: ClassVar[bool] = False
+    checkpoints_every_nth: ClassVar[bool] = False
     takes_frozen: ClassVar[bool] = False
 
     @staticmethod

@@ -166,12 +166,15 @@ class Activations(Table):
         checkpointing: which activations are kept.
         partition: keep a rank's share of each checkpoint and gather it over the tensor axis before
             recompute (ZeRO-R Pa, section 6.1).
+        every_nth: with full checkpointing, of so many blocks in a row the last alone is
+            checkpointed (torchtitan's `selective_ac_option` as a number).
         early_stop: a block that is run again stops when all is there that backward reads (see
             `zsim.strategy.execution`).
     """
 
     checkpointing: Checkpointing = Checkpointing.NONE
     partition: Flag = False
+    every_nth: Count = 1
     early_stop: Flag = False
 
     @model_validator(mode="before")
@@ -233,6 +236,9 @@ class Strategy(Table):
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if not runtime.has_replicas and parallel.replicate > 1:
             yield refusal("parallel.replicate", parallel.replicate, f"is not modelled for {name}")
+        if self.activations.every_nth > 1 and not runtime.checkpoints_every_nth:
+            why = f"is not in {name}, allowed is 1"
+            yield refusal("activations.every_nth", self.activations.every_nth, why)
         for option, value, why in runtime.refusals(stage=zero.stage, moments=self.moments):
             yield refusal(f"zero.{name.lower()}.{option}", value, why)
         own: dict[str, tuple[object, object]] = {
@@ -276,6 +282,9 @@ class Strategy(Table):
         if activations.checkpointing is not Checkpointing.FULL:
             if activations.partition:
                 yield refusal("activations.partition", None, "true needs checkpointing = full")
+            if activations.every_nth > 1:
+                why = "needs checkpointing = full"
+                yield refusal("activations.every_nth", activations.every_nth, why)
             if self.offload.checkpoints is not MemoryTier.DEVICE:
                 why = "needs activations.checkpointing = full"
                 yield refusal("offload.checkpoints", self.offload.checkpoints, why)

@@ -80,7 +80,6 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
     checkpointed as one, and brought back before its first backward one. What others are given, too,
     stays where it is.
     """
-    full = strategy.activations.checkpointing is Checkpointing.FULL
     blocks = _blocks(model, strategy)
     forward: list[UnitVisit] = []
     backward: list[UnitVisit] = []
@@ -91,7 +90,7 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
                 UnitVisit(
                     unit=index,
                     backward=False,
-                    again=full and unit.checkpoint,
+                    again=block.again,
                     segments=tuple(
                         SegmentVisit(
                             Action.FORWARD,
@@ -109,7 +108,7 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
                 )
             )
     for block in reversed(blocks):
-        backward += _backward(model, block, again=full and model.units[block.units[0]].checkpoint)
+        backward += _backward(model, block, again=block.again)
     found = [*forward, *backward]
     _end_values(found, {name for block in blocks for name in block.parts})
     return tuple(found)
@@ -117,24 +116,35 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _CheckpointedUnits:
-    """Units that are checkpointed as one, what they make, and which checkpoints are put away."""
+    """Units that are checkpointed as one, what they make, and which checkpoints are put away.
+
+    They are run `again` before their backward, or keep what it reads.
+    """
 
     units: tuple[int, ...]
     own: frozenset[str]
     given: tuple[str, ...]
+    again: bool
     parts: tuple[str, ...] = ()
 
 
 def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
     """Return all units by what is checkpointed as one."""
     found: list[_CheckpointedUnits] = []
-    first = 0
+    full = strategy.activations.checkpointing is Checkpointing.FULL
+    first = blocks = 0
     for units in model.checkpointed_together:
         segments = [segment for unit in units for segment in unit.segments]
         own = frozenset(value.name for segment in segments for value in segment.outputs)
         read = dict.fromkeys(name for segment in segments for name in segment.inputs)
         given = tuple(name for name in read if name not in own and name != BATCH)
-        found.append(_CheckpointedUnits(tuple(range(first, first + len(units))), own, given))
+        again = False
+        if full and units[0].checkpoint:
+            # as _apply_layer_sac (torchtitan, distributed/activation_checkpoint.py) counts
+            blocks += 1
+            again = blocks % strategy.activations.every_nth == 0
+        indices = tuple(range(first, first + len(units)))
+        found.append(_CheckpointedUnits(indices, own, given, again))
         first += len(units)
     readers = Counter(name for block in found for name in block.given)
     return [replace(each, parts=_parts(model, strategy, each, readers)) for each in found]
@@ -146,7 +156,7 @@ def _parts(
     """Return checkpoints that are put away: of what is run again, what no other block reads."""
     units = [model.units[index] for index in block.units]
     differentiated = any(_differentiated(model, unit) for unit in units)
-    if not (units[0].checkpoint and strategy.moves_checkpoints and differentiated):
+    if not (block.again and strategy.moves_checkpoints and differentiated):
         return ()
     return tuple(
         name for name in block.given if readers[name] == 1 and model.values[name].requires_gradient

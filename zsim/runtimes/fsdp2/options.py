@@ -53,6 +53,7 @@ class FSDP2(RuntimeOptions):
 
     stages = (3,)
     takes_frozen = True
+    checkpoints_every_nth = True
 
     reshard_after_forward: Flag | Annotated[Count, Field(ge=2)] = True
     reshard_after_backward: Flag = True
