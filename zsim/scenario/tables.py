@@ -37,8 +37,9 @@ from zsim.strategy.config_table import (
 )
 from zsim.strategy.learning_rate import LearningRateShape
 from zsim.strategy.offload import Offload
+from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import names, registered
-from zsim.strategy.strategy import Activations, ParallelAxes, Stage, ZeroKnobs
+from zsim.strategy.strategy import Activations, Stage, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
 
