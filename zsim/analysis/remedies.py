@@ -128,7 +128,7 @@ def _buckets(subject: TightScenario) -> list[RemedyChange]:
 def _of_runtime(subject: TightScenario, option: str | None) -> list[RemedyChange]:
     """Set an option of the runtime, unless a configuration of its own sets them all."""
     zero = subject.scenario.zero
-    if option is None or zero.deepspeed_config is not None:
+    if option is None or zero.is_configured:
         return []
     return [_set(f"zero.{zero.emulate}.{option}")]
 
@@ -203,7 +203,7 @@ def _tiers(subject: TightScenario) -> list[RemedyChange]:
 def _micro_batches(subject: TightScenario) -> list[RemedyChange]:
     """Return smaller micro-batches, with as many more of them."""
     size = subject.model.micro_batch_size
-    if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
+    if subject.model.architecture is None or subject.scenario.zero.is_configured:
         return []
     return [RemedyChange(parts=parts) for parts in range(2, MOST_PARTS + 1) if size % parts == 0]
 
@@ -211,7 +211,7 @@ def _micro_batches(subject: TightScenario) -> list[RemedyChange]:
 def _stages(subject: TightScenario) -> list[RemedyChange]:
     """Return higher stages that the runtime has."""
     strategy, zero = subject.strategy, subject.scenario.zero
-    if zero.deepspeed_config is not None:
+    if zero.is_configured:
         return []
     known = STAGES if strategy.zero.emulate is None else strategy.zero.emulate.stages
     return [_set(f"zero.stage={stage}") for stage in known if stage > strategy.zero.stage]
@@ -220,7 +220,7 @@ def _stages(subject: TightScenario) -> list[RemedyChange]:
 def _tensor(subject: TightScenario) -> list[RemedyChange]:
     """Yield higher degrees inside a node; the fewer replicas take more micro-batches each."""
     strategy, parallel = subject.strategy, subject.scenario.parallel
-    if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
+    if subject.model.architecture is None or subject.scenario.zero.is_configured:
         return []
     found: list[RemedyChange] = []
     fewer = 2

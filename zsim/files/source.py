@@ -241,24 +241,25 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         MistakeError: a file cannot be read.
         ScenarioError: what it says cannot be used.
     """
-    from zsim.scenario import deepspeed_config
+    from zsim.scenario import deepspeed_config, megatron_arguments
     from zsim.scenario.hugging_face import configured
     from zsim.scenario.model_catalogue import named
 
     if scenario.model.name is not None:
         scenario = named(scenario, model_catalogue())
-    paths = {
-        "model.hf_config": scenario.model.hf_config,
-        "zero.deepspeed_config": scenario.zero.deepspeed_config,
-    }
-    text = {key: _config_text(name, key, path) for key, path in paths.items() if path is not None}
-    if "model.hf_config" in text:
-        scenario = configured(scenario, text["model.hf_config"])
-    if "zero.deepspeed_config" not in text:
-        return scenario, ""
-    config = scenario.zero.deepspeed_config
-    scenario, ignored = deepspeed_config.configured(scenario, text["zero.deepspeed_config"])
-    return scenario, f"{config}: not modelled: {', '.join(ignored)}" if ignored else ""
+    if (path := scenario.model.hf_config) is not None:
+        scenario = configured(scenario, _config_text(name, "model.hf_config", path))
+    ignored: list[str] = []
+    for key, path, read in (
+        ("deepspeed_config", scenario.zero.deepspeed_config, deepspeed_config.configured),
+        ("megatron_arguments", scenario.zero.megatron_arguments, megatron_arguments.configured),
+    ):
+        if path is None:
+            continue
+        scenario, left = read(scenario, _config_text(name, f"zero.{key}", path))
+        if left:
+            ignored.append(f"{path}: not modelled: {', '.join(left)}")
+    return scenario, "; ".join(ignored)
 
 
 def settled(

@@ -8,13 +8,9 @@ in DeepSpeed. Options that are not modelled are named, less those of
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from pydantic import ValidationError
-
-from zsim.config_error import wrong_fields
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 from zsim.scenario.deepspeed_ignored_options import is_silent
 from zsim.scenario.deepspeed_values import (
@@ -27,17 +23,14 @@ from zsim.scenario.deepspeed_values import (
     read_pair,
     read_whole,
 )
-from zsim.scenario.tables import Scenario, ScenarioError, TrainTable, ZeroTable
+from zsim.scenario.said_options import Said, Tables, put, validated
+from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.schedule.json import shown
-from zsim.strategy.config_table import Table
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing
+from zsim.strategy.strategy import Checkpointing
 
 Options = dict[str, object]
 """Options by dotted name; what has been taken is no longer among them."""
-
-Tables = dict[str, dict[str, Any]]
-"""`[zero]`, `[train]` and `[activations]` as far as they are said."""
 
 Betas = tuple[float, float]
 
@@ -60,14 +53,6 @@ SECTIONS = (
     "data_types",
 )
 """Options that hold options; those inside others behind them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """An option of the file, and its value as a scenario has it."""
-
-    option: str
-    value: object
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
@@ -97,14 +82,14 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     if stage != 3:
         _drop_stage3(said)
     for field, what in said.items():
-        _put(tables, field, what)
+        put(tables, field, what, source=FIELD)
     _complete(tables["train"], precision)
     named = tuple(
         name
         for name, value in options.items()
         if not is_silent(name, value, stage=stage) and _applies(name, precision)
     )
-    return _validated(scenario, tables, said), named
+    return validated(scenario, tables, said, source=FIELD), named
 
 
 def _applies(name: str, precision: Precision) -> bool:
@@ -319,19 +304,6 @@ def _drop_stage3(said: dict[str, Said]) -> None:
         said.pop(f"{PARAM_FIELD}.{name}", None)
 
 
-def _put(tables: Tables, field: str, what: Said) -> None:
-    """Say `field` too; if the scenario has it, it must be the same."""
-    *path, name = field.split(".")
-    table: dict[str, Any] = cast("dict[str, Any]", tables)
-    for inner in path:
-        table = table.setdefault(inner, {})
-    if table.setdefault(name, what.value) != what.value:
-        raise ScenarioError(
-            f"{field}: {shown(table[name])} contradicts deepspeed_config, "
-            f"whose {what.option} means {shown(what.value)}"
-        )
-
-
 def _complete(train: dict[str, Any], precision: Precision) -> None:
     """Fill in defaults of DeepSpeed that differ from those of a scenario."""
     sizes = {"micro_batch_size", "global_batch_size"} & train.keys()
@@ -339,24 +311,3 @@ def _complete(train: dict[str, Any], precision: Precision) -> None:
         train.setdefault("gradient_accumulation_steps", 1)
     if precision is Precision.FP16:
         train.setdefault("loss_scale", {}).setdefault("interval", 1000)
-
-
-def _validated(scenario: Scenario, tables: Tables, said: Mapping[str, Said]) -> Scenario:
-    """Return `scenario` with `tables`; a wrong value is named by the option that says it."""
-    kinds: dict[str, type[Table]] = {
-        "zero": ZeroTable,
-        "train": TrainTable,
-        "activations": Activations,
-    }
-    read: dict[str, object] = {}
-    wrong: list[str] = []
-    for name, kind in kinds.items():
-        try:
-            read[name] = kind.model_validate(tables[name])
-        except ValidationError as error:
-            for each in wrong_fields(error.errors(include_url=False), kind):
-                option = said[f"{name}.{each.field}"].option
-                wrong.append(f"{FIELD}: {option}: {each.why}")
-    if wrong:
-        raise ScenarioError(*wrong)
-    return scenario.model_copy(update=read)

@@ -12,8 +12,9 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
     Raises:
         ScenarioError: options stand without their runtime.
     """
-    if zero.deepspeed_config is not None:
-        raise ScenarioError(f"zero.deepspeed_config: {zero.deepspeed_config!r} was not read")
+    for key in ("deepspeed_config", "megatron_arguments"):
+        if (path := getattr(zero, key)) is not None:
+            raise ScenarioError(f"zero.{key}: {path!r} was not read")
     for name in runtimes():
         if getattr(zero, name) is not None and zero.emulate != name:
             raise ScenarioError(f'zero.{name}: stands with emulate = "{name}"')

@@ -133,11 +133,18 @@ class _ZeroTable(ZeroKnobs):
     """`[zero]`: the stage and the knobs of the schedule.
 
     With `emulate` the order is that of another runtime, whose options stand in a table of its name.
+    `deepspeed_config` and `megatron_arguments` are files that say them in the runtime's own words.
     """
 
     stage: Stage | None = None
     emulate: str | None = None
     deepspeed_config: str | None = None
+    megatron_arguments: str | None = None
+
+    @property
+    def is_configured(self) -> bool:
+        """True if a file of another program says the options of the runtime."""
+        return self.deepspeed_config is not None or self.megatron_arguments is not None
 
 
 def _options(runtime: str, given: dict[str, Any] | None) -> dict[str, Any] | None:

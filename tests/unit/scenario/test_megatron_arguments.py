@@ -1,0 +1,150 @@
+"""Arguments of Megatron-LM are what the scenario means; what they cannot say is one line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.api.scenario import load
+from zsim.files.installed import model_catalogue
+from zsim.scenario.megatron_arguments import configured
+from zsim.scenario.model_catalogue import named
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.toml import parse
+
+TEXT = """
+title = "from a command line"
+[model]
+[cluster]
+topology = "dgx_h100_infiniband"
+nodes = 1
+[zero]
+megatron_arguments = "arguments.txt"
+[train]
+"""
+SHAPE = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --vocab-size 1000"
+    " --use-distributed-optimizer --micro-batch-size 1"
+)
+LLAMA3_8B = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32"
+    " --group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192"
+    " --max-position-embeddings 8192 --position-embedding-type rope --attention-dropout 0.0"
+    " --hidden-dropout 0.0 --swiglu --normalization RMSNorm --disable-bias-linear"
+    " --untie-embeddings-and-output-weights --vocab-size 128256 --micro-batch-size 1"
+    " --global-batch-size 128 --bf16 --use-distributed-optimizer"
+)
+
+
+def read(words: str, *changes: str) -> Scenario:
+    return configured(parse(TEXT, changes), words)[0]
+
+
+def left(words: str) -> tuple[str, ...]:
+    return configured(parse(TEXT), words)[1]
+
+
+def refusal(words: str, *changes: str) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        read(words, *changes)
+    return str(caught.value)
+
+
+def test_a_command_line_of_llama_3_8b_is_the_published_shape() -> None:
+    published = named(parse(TEXT, ["model.name=llama3-8b"]), model_catalogue()).model
+    found = read(LLAMA3_8B).model
+    for key in ("layers", "hidden_size", "attention_heads", "key_value_heads", "vocab_size"):
+        assert getattr(found, key) == getattr(published, key), key
+
+
+def test_a_file_is_read_beside_the_scenario_and_what_is_left_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
+    words = LLAMA3_8B.replace(" --hidden", " \\\n  --hidden")
+    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --fp8-format hybrid  # a run\n"
+    (tmp_path / "arguments.txt").write_text(command, "utf-8")
+    loaded = load(tmp_path / "scenario.toml")
+    elements = sum(parameter.elements for parameter in loaded.model.parameters)
+    assert elements == 8_030_261_248  # Llama 3 8B
+    assert loaded.strategy.train.gradient_accumulation_steps == 128 // 8
+    said = capsys.readouterr().err
+    assert said == "zsim: arguments.txt: not modelled: --fp8-format\n"
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([1, 2, 4, 8]),
+    st.booleans(),
+    st.sampled_from(["", "--bf16", "--fp16"]),
+    st.booleans(),
+    st.integers(1, 5000),
+)
+def test_options_are_what_megatron_makes_of_them(
+    tensor: int, cuts: bool, precision: str, overlaps: bool, vocabulary: int
+) -> None:
+    words = f"{SHAPE} --tensor-model-parallel-size {tensor} {precision}"
+    words += f" --vocab-size={vocabulary}" + " --sequence-parallel" * cuts
+    words += " --overlap-grad-reduce --overlap-param-gather" * overlaps
+    found = read(words)
+    assert found.parallel.tensor == tensor
+    padded = found.model.vocab_size
+    assert padded is not None
+    assert padded % (128 * tensor) == 0 <= padded - vocabulary < 128 * tensor
+    assert found.train.precision == (precision.removeprefix("--") or "fp32")
+    runtime = found.zero.model_dump()["megatron"]
+    assert runtime["sequence_parallel"] is (cuts and tensor > 1)
+    assert runtime["overlap_grad_reduce"] is runtime["overlap_param_gather"] is overlaps
+    # validate_args: bf16 sums in fp32 unless it is told not to
+    assert runtime["grad_reduce_in_fp32"] is (precision == "--bf16")
+    assert found.train.clip_norm == 1.0
+    assert found.train.gradient_accumulation_steps == 1
+    assert left(words) == (("--hysteresis",) if precision == "--fp16" else ())
+    assert left(f"{words} --hysteresis 1") == (() if precision == "--fp16" else ("--hysteresis",))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (SHAPE.replace("--use-distributed-optimizer ", ""), "--use-distributed-optimizer: missing"),
+        (f"{SHAPE} --pipeline-model-parallel-size 2", "2 is not modelled, only 1"),
+        (f"{SHAPE} --num-experts 8", "--num-experts: experts: not modelled"),
+        (f"{SHAPE} --num-layers $LAYERS", "'$LAYERS': must be written out"),
+        (f"{SHAPE} --num-layers 0", "--num-layers: '0' must be a whole number of at least 1"),
+        (f"{SHAPE} --hidden-size 64 65", "--hidden-size: has 2 values, must have one"),
+        (f"{SHAPE} --bf16 yes", "--bf16: 'yes' must not be there: it is a flag"),
+        (f"{SHAPE} --bf16 --fp16", "--bf16: contradicts --fp16"),
+        (f"{SHAPE} --normalization none", "'none' must be LayerNorm or RMSNorm"),
+        (f"{SHAPE} --lr nan", "--lr: 'nan' must be a number"),
+        (f"{SHAPE} --recompute-granularity full --recompute-num-layers 4", "only 1"),
+        ("hello", "'hello': must be an argument"),
+        ("--num-layers '3", "no command line: no closing quotation"),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_the_argument(words: str, why: str) -> None:
+    said = refusal(words)
+    assert said.startswith("zero.megatron_arguments: ")
+    assert why in said
+    assert "\n" not in said
+
+
+def test_a_scenario_that_says_otherwise_is_a_contradiction() -> None:
+    assert refusal(SHAPE, "model.layers=3") == (
+        "model.layers: 3 contradicts megatron_arguments, whose --num-layers means 2"
+    )
+
+
+def test_recomputation_and_flags_of_the_optimizer_are_read() -> None:
+    words = f"{SHAPE} --recompute-granularity full --recompute-method uniform --bf16"
+    words += " --tensor-model-parallel-size 2 --distribute-saved-activations --grad-reduce-in-bf16"
+    found = read(f"{words} --clip-grad 0 --lr 1e-4 --adam-beta2 0.95 --ddp-bucket-size 1000")
+    assert found.activations.checkpointing == "full"
+    assert found.activations.partition
+    assert found.train.clip_norm is None
+    assert (found.train.learning_rate, found.train.beta2) == (1e-4, 0.95)
+    options = found.zero.model_dump()["megatron"]
+    assert (options["bucket_size"], options["grad_reduce_in_fp32"]) == (1000, False)
+    assert left(f"{words} --save /x --log-interval 3 --cross-entropy-loss-fusion") == (
+        "--cross-entropy-loss-fusion",
+    )

@@ -1,0 +1,328 @@
+"""A scenario from the command line that a run of Megatron-LM is given.
+
+The arguments stand in a file as a shell has them, with every variable written out: what `set -x`
+prints of a script. What comes before the name of a Python file is the launcher's. They say
+`[model]`, `[parallel]`, `[zero]`, `[activations]` and `[train]`, with the defaults of
+`megatron/training/arguments.py` (2026-08); the cluster, and the vocabulary where a tokenizer has
+it, are the scenario's. Arguments that are not modelled are named.
+"""
+
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from math import isfinite
+
+from zsim.scenario.said_options import Said, Tables, put, validated
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing
+
+FIELD = "zero.megatron_arguments"
+
+DIGITS = 19
+"""Of a whole number at most."""
+
+WITHOUT_EFFECT = (
+    *("adlr", "async-save", "ckpt", "data", "decay", "dist-ckpt", "distributed", "eval", "exit"),
+    *("init-method", "inference", "load", "log", "lr-", "manual-gc", "merge-file", "min-lr"),
+    *("mock-data", "no-load", "no-mmap", "no-save", "num-workers", "override-opt", "profile"),
+    *("rampup", "rotary-base", "save", "seed", "split", "step-batch-size", "tensorboard"),
+    *("test-data", "tiktoken", "timing", "tokenizer", "train-data", "train-iters"),
+    *("train-samples", "transformer-impl", "use-checkpoint", "use-mcore-models", "valid-data"),
+    *("vocab-file", "wandb", "no-create-attention-mask", "rotary-percent", "attention-softmax"),
+    *("no-masked-softmax-fusion", "use-rotary-position-embeddings", "norm-epsilon", "no-rope-f"),
+)
+"""Beginnings of arguments that change neither time nor memory of a step of training."""
+
+REFUSED = {
+    "num-experts": "experts",
+    "multi-latent-attention": "multi-latent attention",
+    "hybrid-layer-pattern": "layers of several kinds",
+    "mtp-num-layers": "heads of several tokens",
+    "use-megatron-fsdp": "Megatron-FSDP",
+    "use-torch-fsdp2": "FSDP2 inside Megatron-LM; write a scenario with emulate = fsdp2",
+    "squared-relu": "a squared ReLU",
+    "quick-geglu": "quick GEGLU",
+    "no-position-embedding": "a model without positions",
+    "optimizer-cpu-offload": "its optimizer on the host",
+}
+"""Arguments with which another model, or another runtime, would be trained."""
+
+
+def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
+    """Return `scenario` with what the arguments in `text` say, and those that are not modelled.
+
+    Raises:
+        ScenarioError: they are no arguments, say what is not modelled, or contradict the scenario.
+    """
+    arguments = _Arguments(text)
+    tables: Tables = {
+        name: getattr(scenario, name).model_dump(exclude_unset=True, exclude={"megatron_arguments"})
+        for name in ("model", "parallel", "zero", "activations", "train")
+    }
+    for name, other in REFUSED.items():
+        if name in arguments.given:
+            raise ScenarioError(f"{FIELD}: --{name}: {other}: not modelled")
+    _parallel(arguments)
+    _model(arguments)
+    _train(arguments)
+    _optimizer(arguments)
+    _checkpoints(arguments)
+    _runtime(arguments)
+    for field, what in arguments.said.items():
+        put(tables, field, what, source=FIELD)
+    if "global_batch_size" not in tables["train"]:  # the default is a micro-batch a replica
+        tables["train"].setdefault("gradient_accumulation_steps", 1)
+    left = tuple(f"--{name}" for name in arguments.given if not name.startswith(WITHOUT_EFFECT))
+    return validated(scenario, tables, arguments.said, source=FIELD), left
+
+
+class _Arguments:
+    """Arguments that nobody has taken yet, and what those that were taken say."""
+
+    def __init__(self, text: str) -> None:
+        self.given = _parsed(text)
+        self.said: dict[str, Said] = {}
+
+    def flag(self, name: str) -> bool:
+        """Take an argument without a value."""
+        values = self.given.pop(name, None)
+        if values:
+            raise ScenarioError(f"{FIELD}: --{name}: {values[0]!r} must not be there: it is a flag")
+        return values is not None
+
+    def word(self, name: str, default: str, allowed: Sequence[str] = ()) -> str:
+        """Take an argument with one value, one of `allowed` unless they are none."""
+        if name not in self.given:
+            return default
+        value = self._value(name)
+        if allowed and value not in allowed:
+            raise ScenarioError(f"{FIELD}: --{name}: {value!r} must be {' or '.join(allowed)}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Take a finite number."""
+        if name not in self.given:
+            return default
+        value = self._value(name)
+        with suppress(ValueError):
+            if isfinite(found := float(value)):
+                return found
+        raise ScenarioError(f"{FIELD}: --{name}: {value!r} must be a number")
+
+    def whole(self, name: str, default: int | None = None) -> int | None:
+        """Take a whole number of at least 1."""
+        if name not in self.given:
+            return default
+        value = self._value(name)
+        if value.isdecimal() and int(value[:DIGITS]) > 0 and len(value) < DIGITS:
+            return int(value)
+        raise ScenarioError(f"{FIELD}: --{name}: {value!r} must be a whole number of at least 1")
+
+    def say(self, field: str, value: object, option: str) -> None:
+        """Say a field of the scenario, as `option` has it; nothing if the value is None."""
+        if value is not None:
+            self.said[field] = Said(f"--{option}", value)
+
+    def _value(self, name: str) -> str:
+        values = self.given.pop(name)
+        if len(values) != 1:
+            raise ScenarioError(f"{FIELD}: --{name}: has {len(values)} values, must have one")
+        return values[0]
+
+
+def _parsed(text: str) -> dict[str, list[str]]:
+    """Return the values of each argument by its name; of one given twice the last count.
+
+    Raises:
+        ScenarioError: it is no command line, or has variables.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ScenarioError(f"{FIELD}: no command line: {str(error).lower()}") from None
+    scripts = [at for at, word in enumerate(words) if word.endswith(".py")]
+    found: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for word in words[scripts[0] + 1 :] if scripts else words:
+        if "$" in word:
+            raise ScenarioError(f"{FIELD}: {word!r}: must be written out, a variable has no value")
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            values = found[name.replace("_", "-")] = [value] if equals else []
+        elif values is None:
+            raise ScenarioError(f"{FIELD}: {word!r}: must be an argument, such as --num-layers 32")
+        else:
+            values.append(word)
+    return found
+
+
+def _parallel(arguments: _Arguments) -> None:
+    arguments.say(
+        "parallel.tensor",
+        arguments.whole("tensor-model-parallel-size", 1),
+        "tensor-model-parallel-size",
+    )
+    for axis in ("pipeline-model", "context", "expert-model"):
+        name = f"{axis}-parallel-size"
+        if (degree := arguments.whole(name, 1)) != 1:
+            raise ScenarioError(f"{FIELD}: --{name}: {degree} is not modelled, only 1")
+
+
+def _model(arguments: _Arguments) -> None:
+    """Say the shape: that of a GPT, of which every part may be another."""
+    for name, field in (
+        ("num-layers", "layers"),
+        ("hidden-size", "hidden_size"),
+        ("num-attention-heads", "attention_heads"),
+        ("seq-length", "sequence_length"),
+        ("kv-channels", "head_size"),
+    ):
+        arguments.say(f"model.{field}", arguments.whole(name), name)
+    groups = arguments.whole("num-query-groups", 1)
+    if arguments.flag("group-query-attention"):
+        arguments.say("model.key_value_heads", groups, "num-query-groups")
+    kinds = {"learned_absolute": "learned", "rope": "rotary"}
+    kind = arguments.word("position-embedding-type", "learned_absolute", tuple(kinds))
+    arguments.say("model.positions", kinds[kind], "position-embedding-type")
+    most = arguments.whole("max-position-embeddings")
+    if kind == "learned_absolute":
+        arguments.say("model.position_embeddings", most, "max-position-embeddings")
+    norms = {"LayerNorm": "layer", "RMSNorm": "rms"}
+    norm = arguments.word("normalization", "LayerNorm", tuple(norms))
+    arguments.say("model.norm", norms[norm], "normalization")
+    _mlp(arguments)
+    has_bias = not arguments.flag("disable-bias-linear")
+    arguments.say("model.bias", has_bias, "disable-bias-linear")
+    arguments.say("model.norm_bias", norm == "LayerNorm" or None, "normalization")
+    arguments.say("model.qkv_bias", arguments.flag("add-qkv-bias") or None, "add-qkv-bias")
+    if arguments.flag("qk-layernorm"):
+        arguments.say("model.qk_norm", "head", "qk-layernorm")
+    untied = arguments.flag("untie-embeddings-and-output-weights")
+    arguments.say("model.tied_embeddings", not untied, "untie-embeddings-and-output-weights")
+    _vocabulary(arguments)
+    backend = arguments.word("attention-backend", "auto", BACKENDS)
+    plain = backend in {"unfused", "local"} and not arguments.flag("use-flash-attn")
+    arguments.given.pop("use-flash-attn", None)
+    arguments.say("model.attention", "plain" if plain else "flash2", "attention-backend")
+    dropout = arguments.number("hidden-dropout", 0.1)
+    arguments.say("model.dropout", dropout, "hidden-dropout")
+    if arguments.number("attention-dropout", 0.1) != dropout:
+        arguments.given["attention-dropout"] = []  # one rate is modelled
+
+
+BACKENDS = ("auto", "flash", "fused", "unfused", "local")
+"""Implementations of attention; but for the last two they keep no scores."""
+
+
+def _mlp(arguments: _Arguments) -> None:
+    """Say the MLP; without its width it is as in `validate_args`."""
+    is_gated = arguments.flag("swiglu")
+    arguments.say("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
+    hidden = arguments.said.get("model.hidden_size")
+    width = arguments.whole("ffn-hidden-size")
+    if width is None and is_gated and hidden is not None and isinstance(hidden.value, int):
+        width = int(4 * hidden.value * 2 / 3 / 64) * 64
+    arguments.say("model.intermediate_size", width, "ffn-hidden-size")
+
+
+def _vocabulary(arguments: _Arguments) -> None:
+    """Say the size of the vocabulary as it is padded for the tensor axis."""
+    size = arguments.whole("vocab-size")
+    divisor = arguments.whole("make-vocab-size-divisible-by", 128)
+    tensor = arguments.said["parallel.tensor"].value
+    if size is not None and divisor is not None and isinstance(tensor, int):
+        multiple = divisor * tensor
+        arguments.say("model.vocab_size", -(-size // multiple) * multiple, "vocab-size")
+
+
+def _train(arguments: _Arguments) -> None:
+    for name in ("micro-batch-size", "global-batch-size"):
+        arguments.say(f"train.{name.replace('-', '_')}", arguments.whole(name), name)
+    formats = [name for name in ("bf16", "fp16") if arguments.flag(name)]
+    if len(formats) > 1:
+        raise ScenarioError(f"{FIELD}: --bf16: contradicts --fp16")
+    precision = Precision(formats[0]) if formats else Precision.FP32
+    arguments.say("train.precision", precision, formats[0] if formats else "fp32")
+    clip = arguments.number("clip-grad", 1.0)
+    arguments.say("train.clip_norm", clip or None, "clip-grad")
+    if precision is not Precision.FP16:
+        return
+    scale = "train.loss_scale"
+    constant = arguments.number("loss-scale", 0.0)
+    first = arguments.number("initial-loss-scale", 2.0**32)
+    least = arguments.number("min-loss-scale", 1.0)
+    interval = int(arguments.number("loss-scale-window", 1000.0))
+    if constant:
+        first = least = constant
+        for name in ("growth", "backoff"):
+            arguments.say(f"{scale}.{name}", 1.0, "loss-scale")
+        arguments.given.pop("hysteresis", None)
+    elif arguments.number("hysteresis", 2.0) != 1:
+        arguments.given["hysteresis"] = []  # here the scale falls at the first overflow
+    arguments.say(f"{scale}.initial", first, "initial-loss-scale")
+    arguments.say(f"{scale}.minimum", least, "min-loss-scale")
+    arguments.say(f"{scale}.interval", interval, "loss-scale-window")
+
+
+def _optimizer(arguments: _Arguments) -> None:
+    kind = arguments.word("optimizer", "adam", ("adam", "sgd"))
+    arguments.say("train.optimizer", kind, "optimizer")
+    if "lr" in arguments.given:
+        arguments.say("train.learning_rate", arguments.number("lr", 0.0), "lr")
+    arguments.say("train.weight_decay", arguments.number("weight-decay", 0.01), "weight-decay")
+    constants = {"sgd-momentum": ("momentum", 0.9)}
+    if kind == "adam":
+        constants = {
+            "adam-beta1": ("beta1", 0.9),
+            "adam-beta2": ("beta2", 0.999),
+            "adam-eps": ("epsilon", 1e-8),
+        }
+    for name, (field, default) in constants.items():
+        arguments.say(f"train.{field}", arguments.number(name, default), name)
+
+
+def _checkpoints(arguments: _Arguments) -> None:
+    """Say what is recomputed: whole layers one by one, or the core of attention."""
+    granularity = arguments.word("recompute-granularity", "", ("full", "selective"))
+    if arguments.flag("recompute-activations"):
+        granularity = "selective"
+    kinds = {"full": Checkpointing.FULL, "selective": Checkpointing.SELECTIVE}
+    kind = kinds.get(granularity, Checkpointing.NONE)
+    arguments.say("activations.checkpointing", kind, "recompute-granularity")
+    if kind is Checkpointing.FULL:
+        arguments.word("recompute-method", "uniform", ("uniform",))
+        if (layers := arguments.whole("recompute-num-layers", 1)) != 1:
+            why = f"{layers} is not modelled, only 1"
+            raise ScenarioError(f"{FIELD}: --recompute-num-layers: {why}")
+    cuts = "distribute-saved-activations"
+    arguments.say("activations.partition", arguments.flag(cuts) or None, cuts)
+
+
+def _runtime(arguments: _Arguments) -> None:
+    """Say the options of the runtime, of which the distributed optimizer is modelled."""
+    if not arguments.flag("use-distributed-optimizer"):
+        why = "missing; Megatron-LM is modelled with it alone"
+        raise ScenarioError(f"{FIELD}: --use-distributed-optimizer: {why}")
+    arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
+    arguments.say("zero.stage", 1, "use-distributed-optimizer")
+    is_bf16 = arguments.said["train.precision"].value is Precision.BF16
+    in_bf16 = arguments.flag("grad-reduce-in-bf16")
+    in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_bf16
+    options: dict[str, tuple[str, object]] = {
+        "bucket_size": ("ddp-bucket-size", arguments.whole("ddp-bucket-size")),
+        "grad_reduce_in_fp32": ("accumulate-allreduce-grads-in-fp32", in_fp32 and not in_bf16),
+        **{
+            field: (name, arguments.flag(name))
+            for field, name in (
+                ("overlap_grad_reduce", "overlap-grad-reduce"),
+                ("overlap_param_gather", "overlap-param-gather"),
+                ("average_in_collective", "ddp-average-in-collective"),
+            )
+        },
+    }
+    cuts_tokens = arguments.flag("sequence-parallel")
+    tensor = arguments.said["parallel.tensor"].value
+    options["sequence_parallel"] = ("sequence-parallel", cuts_tokens and tensor != 1)
+    for field, (name, value) in options.items():
+        arguments.say(f"zero.megatron.{field}", value, name)

@@ -1,0 +1,62 @@
+"""What the configuration of another program says, as fields of a scenario beside what that says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from zsim.config_error import wrong_fields
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.schedule.json import shown
+
+Tables = dict[str, dict[str, Any]]
+"""Tables of a scenario as far as they are said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An option of the file, and its value as a scenario has it."""
+
+    option: str
+    value: object
+
+
+def put(tables: Tables, field: str, what: Said, *, source: str) -> None:
+    """Say `field` too, by the key `source`; if the scenario has it, it must be the same.
+
+    Raises:
+        ScenarioError: it is not.
+    """
+    *path, name = field.split(".")
+    table: dict[str, Any] = cast("dict[str, Any]", tables)
+    for inner in path:
+        table = table.setdefault(inner, {})
+    if table.setdefault(name, what.value) != what.value:
+        raise ScenarioError(
+            f"{field}: {shown(table[name])} contradicts {source.rpartition('.')[2]}, "
+            f"whose {what.option} means {shown(what.value)}"
+        )
+
+
+def validated(
+    scenario: Scenario, tables: Tables, said: Mapping[str, Said], *, source: str
+) -> Scenario:
+    """Return `scenario` with `tables`; a wrong value is named by the option that says it.
+
+    Raises:
+        ScenarioError: a value is wrong.
+    """
+    read: dict[str, object] = {}
+    wrong: list[str] = []
+    for name, table in tables.items():
+        kind = type(getattr(scenario, name))
+        try:
+            read[name] = kind.model_validate(table)
+        except ValidationError as error:
+            for each in wrong_fields(error.errors(include_url=False), kind):
+                option = said[f"{name}.{each.field}"].option
+                wrong.append(f"{source}: {option}: {each.why}")
+    if wrong:
+        raise ScenarioError(*wrong)
+    return scenario.model_copy(update=read)
