@@ -1,6 +1,7 @@
 """Hidden states cut by tokens in FSDP2, in Megatron-LM and in zsim's own stages."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from exact_training import STEPS, trained
@@ -71,8 +72,9 @@ def made_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Schedule:
     return make_schedule(fitting(shape, strategy), strategy)
 
 
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("shape", [LLAMA, TIED_GPT], ids=["Llama", "tied GPT"])
+@pytest.mark.parametrize(
+    ("name", "shape"), list(zip(WAYS, cycle([LLAMA, TIED_GPT]), strict=False)), ids=list(WAYS)
+)
 def test_it_trains_what_plain_data_parallelism_does(name: str, shape: Llama | GPT) -> None:
     strategy = WAYS[name]
     model = fitting(shape, strategy)
