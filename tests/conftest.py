@@ -3,12 +3,13 @@
 `make test` takes the profile `ci`, which draws the same each time; all else draws anew.
 
 A process has one fork server, which loads what its first user names. Ranks that come from a server
-which was started for a sweep import torch, 2 s of CPU each, at every start of a pool; so the server
+which was started for a sweep import torch, 3 s of CPU each, at every start of a pool; so the server
 of a test process loads what ranks run, torch's own FSDP and the modules of tests included.
 """
 
 from multiprocessing import forkserver
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 RANKS_LOAD = (
@@ -33,4 +34,4 @@ def _with_what_ranks_load(modules: list[str]) -> None:
     _preload([*modules, *RANKS_LOAD])
 
 
-forkserver.set_forkserver_preload = _with_what_ranks_load
+pytest.MonkeyPatch().setattr(forkserver, "set_forkserver_preload", _with_what_ranks_load)
