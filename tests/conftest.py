@@ -4,7 +4,8 @@
 
 A process has one fork server, which loads what its first user names. Ranks that come from a server
 which was started for a sweep import torch, 3 s of CPU each, at every start of a pool; so the server
-of a test process loads what ranks run, torch's own FSDP and the modules of tests included.
+of a test process loads what ranks run, with what torch imports when a module is described and when
+FSDP shards it, and what modules of tests import.
 """
 
 from multiprocessing import forkserver
@@ -14,7 +15,8 @@ from hypothesis import HealthCheck, settings
 
 RANKS_LOAD = (
     "zsim_torch.supervise.rank_process",
-    "zsim_torch.supervise.loaded_late",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._dynamo",
     "torch.distributed.fsdp",
     "hypothesis.strategies",
     "pytest",

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-LOADED_LATE = "zsim_torch.supervise.loaded_late"
-"""Imports what torch imports in its first step: a second that no step should pay."""
+LOADED_LATE = "torch.fx.experimental.symbolic_shapes"
+"""What `torch.autograd.grad` imports in its first call: half a second that no step should pay."""
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each process (torch.distributed.run, "Environment Variables")."""

@@ -1,4 +1,3 @@
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -57,8 +56,8 @@ def alike(case: Case) -> Case:
 @pytest.mark.parametrize(
     ("ranks", "cases_of", "share"),
     [
-        (1, grid, slice(0, None, 4)),
-        (2, grid, slice(0, None, 3)),  # each combination once on two, three or four ranks
+        (1, grid, slice(0, None, 3)),
+        (2, grid, slice(None)),
         (3, grid, slice(1, None, 3)),
         (4, grid, slice(2, None, 3)),
         *(
@@ -158,8 +157,7 @@ KNOBS = (
 )
 
 
-@pytest.mark.parametrize("poison", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_no_knob_changes_what_is_trained_and_nothing_reads_poison(*, poison: bool) -> None:
+def test_no_knob_changes_what_is_trained_and_nothing_reads_poison() -> None:
     cases = [
         Case(
             knobs.but(
@@ -173,27 +171,13 @@ def test_no_knob_changes_what_is_trained_and_nothing_reads_poison(*, poison: boo
             poison=poison,
         )
         for knobs in KNOBS
+        for poison in (False, True)
     ]
     with RankPool(2) as pool:
         found = pool.run(all_by_schedule, cases)[0]
     for case, result in zip(cases, found, strict=True):
         before, after, _ = by_plain_loop(case)
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP64], case
-
-
-def modules_of_a_first_step(case: Case) -> set[str]:
-    """What of torch is imported while this rank trains, to be called first of all."""
-    before = set(sys.modules)
-    by_schedule(case)
-    return {name for name in set(sys.modules) - before if name.startswith("torch.")}
-
-
-def test_a_rank_has_what_torch_loads_late_before_its_first_step() -> None:
-    """torch._dynamo is 200 modules: half a second of every rank, while the others wait."""
-    case = Case(Strategy(parallel=Parallel(data=2), zero=Zero(stage=3)), steps=1)
-    with RankPool(2) as pool:
-        for modules in pool.run(modules_of_a_first_step, case):
-            assert len(modules) < 10
 
 
 @pytest.mark.parametrize("stage", [0, 2])
