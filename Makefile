@@ -9,13 +9,17 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --require-hashes
 ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run test test-long test-studies docs lint bench bench-predicted bench-real lock sbom format clean python
+.PHONY: run test test-long test-studies docs lint mypy pyright bench bench-predicted bench-real lock sbom format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
 
+# Files in their order: those of real ranks, the longest, have short ones behind them. Commands that
+# tests start find bytecode, also where PYTHONDONTWRITEBYTECODE is set: else a third of each goes
+# into compiling zsim.
 test: lint  ## everything that has to pass, a file at a time on each of two cores
-	@.venv/bin/pytest --numprocesses 2 --dist loadfile --hypothesis-profile ci
+	@PYTHONDONTWRITEBYTECODE= .venv/bin/pytest --numprocesses 2 --dist loadfile \
+	  --no-loadscope-reorder --hypothesis-profile ci
 
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP
@@ -29,8 +33,10 @@ docs: .venv/docs  ## the documentation, in build/site; a broken link is an error
 lint: .venv/installed
 	@.venv/bin/ruff check
 	@.venv/bin/ruff format --check
-	@.venv/bin/mypy
-	@.venv/bin/pyright
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync mypy pyright
+
+mypy pyright: .venv/installed
+	@.venv/bin/$@
 
 bench-predicted: .venv/installed  ## predicted steps of the ranks at hand beside measured ones; nothing else may run
 	.venv/bin/python -m benchmarks.predicted

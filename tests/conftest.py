@@ -1,12 +1,39 @@
-"""How Hypothesis runs: by no clock (machines are shared), and with a line that replays a failure.
+"""How Hypothesis runs, by no clock (machines are shared), and what forked processes have loaded.
 
 `make test` takes the profile `ci`, which draws the same each time; all else draws anew.
+
+A process has one fork server, which loads what its first user names. Ranks that come from a server
+which was started for a sweep import torch, 3 s of CPU each, at every start of a pool; so the server
+of a test process loads what ranks run, with what torch imports when a module is described and when
+FSDP shards it, and what modules of tests import.
 """
 
+from multiprocessing import forkserver
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+RANKS_LOAD = (
+    "zsim_torch.supervise.rank_process",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "hypothesis.strategies",
+    "pytest",
+)
 
 settings.register_profile(
     "zsim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("ci", settings.get_profile("zsim"), derandomize=True)
 settings.load_profile("zsim")
+
+
+_preload = forkserver.set_forkserver_preload
+
+
+def _with_what_ranks_load(modules: list[str]) -> None:
+    _preload([*modules, *RANKS_LOAD])
+
+
+pytest.MonkeyPatch().setattr(forkserver, "set_forkserver_preload", _with_what_ranks_load)

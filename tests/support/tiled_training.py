@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from tiny_training import Parameters, Result
@@ -50,6 +51,7 @@ class TiledCase:
         module = transformer(self.architecture, dtype=TORCH_DTYPE[precision.optimizer])
         return describe(module, self.units(), self.batch(0, 0, 0), precision=precision)
 
+    @cache  # noqa: B019  # cases are few, and tests ask for what their ranks follow, too
     def schedule(self) -> Schedule:
         strategy = self.strategy.but({"zero.tiles": 1}) if self.by_block else self.strategy
         return make_schedule(self.model(), strategy)

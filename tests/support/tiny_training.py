@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -88,14 +89,11 @@ class Case:
     poison: bool = False
     witness: bool = False
 
+    @cache  # noqa: B019  # cases are few, and tests ask for what their ranks follow, too
     def schedule(self) -> Schedule:
-        model = describe(
-            Tiny(self.strategy.train.precision),
-            UNITS,
-            self.batch(0, 0, 0),
-            precision=self.strategy.train.precision,
-        )
-        return make_schedule(model, self.strategy)
+        precision = self.strategy.train.precision
+        units = Tiny(precision), UNITS, self.batch(0, 0, 0)
+        return make_schedule(describe(*units, precision=precision), self.strategy)
 
     def batch(self, step: int, micro_batch: int, rank: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1 + step + 100 * micro_batch + 10_000 * rank)

@@ -6,13 +6,13 @@ A backend is registered as an entry point of the group "zsim.backends": its name
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
 from zsim.cluster.files.measured_node import MeasuredNode
+from zsim.entry_point import entries
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
@@ -131,7 +131,7 @@ class Trier(Backend, Protocol):
 
 def names() -> tuple[str, ...]:
     """Return the names of all registered backends, sorted."""
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+    return tuple(sorted({entry.name for entry in entries(GROUP)}))
 
 
 class RecordedScript(Protocol):
@@ -211,7 +211,7 @@ def load_backend(name: str) -> type[Backend]:
         BackendUnavailableError: a package the backend needs is not installed.
         BackendError: two are registered under it, or it does not say what it is.
     """
-    found = tuple(entry_points(group=GROUP, name=name))
+    found = tuple(entry for entry in entries(GROUP) if entry.name == name)
     if not found:
         raise UnknownBackendError(f"backend: {one_of(name, names())}")
     if len(found) > 1:

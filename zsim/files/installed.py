@@ -8,7 +8,6 @@ has `names(part)` and `text(name, part)` for systems, nodes, fabrics and GPUs; `
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -20,6 +19,7 @@ from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
+from zsim.entry_point import entries
 from zsim.files.given import read_config, read_file
 from zsim.mistake import reason_of
 from zsim.network.algorithm.installed_algorithms import check
@@ -86,6 +86,7 @@ class Topologies(Protocol):
         ...
 
 
+@cache
 def scenarios() -> dict[str, str]:
     """Return TOML of every scenario that ships, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
@@ -271,5 +272,5 @@ def _gpu_by_device(device: str) -> str | None:
 
 
 def _packages(group: str) -> Iterator[object]:
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+    for entry in entries(group):
         yield entry.load()

@@ -6,12 +6,12 @@ Runtimes are found by the entry points "zsim.runtimes" of installed packages.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Annotated, ClassVar, Protocol, cast
 
 from pydantic import AfterValidator
 
 from zsim.dtype import DType
+from zsim.entry_point import entries
 from zsim.strategy.config_table import Table
 from zsim.strategy.offload import MemoryTier
 
@@ -135,7 +135,7 @@ class RuntimeOptions(Table):
 
 def names() -> tuple[str, ...]:
     """Return the names of all runtimes that are installed; imports none of them."""
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+    return tuple(sorted({entry.name for entry in entries(GROUP)}))
 
 
 class Registered(Protocol):
@@ -155,7 +155,7 @@ def registered() -> dict[str, Registered]:
         ValueError: two packages register one name.
     """
     found: dict[str, Registered] = {}
-    for entry in sorted(entry_points(group=GROUP)):
+    for entry in entries(GROUP):
         if entry.name in found:
             raise ValueError(f"runtime {entry.name!r} is registered more than once")
         found[entry.name] = cast("Registered", entry.load())

@@ -1,5 +1,6 @@
 """A module that is called twice in a forward: one set of parameters, whose gradients add up."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from zsim_torch.module.description import describe
 from zsim_torch.module.meta_model import model_from
 from zsim_torch.module.transformer import transformer
 from zsim_torch.module.unit import UnitChoice
-from zsim_torch.supervise.ranks import run_ranks
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import Option, train
 
 
@@ -51,9 +52,17 @@ def by_schedule(case: Case, made: Schedule) -> dict[str, torch.Tensor]:
     return trained.full_parameters()
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(2) as made:
+        yield made
+
+
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
-def test_it_trains_as_one_process_does(stage: int, checkpointing: Checkpointing) -> None:
+def test_it_trains_as_one_process_does(
+    pool: RankPool, stage: int, checkpointing: Checkpointing
+) -> None:
     strategy = Strategy(
         parallel=Parallel(data=2),
         zero=Zero(stage=stage, bucket_elements=60),
@@ -75,7 +84,7 @@ def test_it_trains_as_one_process_does(stage: int, checkpointing: Checkpointing)
             for micro_batch in range(2):
                 (module(case.batch(step, micro_batch, rank)) / 4).backward()
         optimizer.step()
-    for found in run_ranks(by_schedule, case, made, ranks=2):
+    for found in pool.run(by_schedule, case, made):
         assert distance(found, values(module), before) <= BOUND[strategy.train.precision]
 
 

@@ -73,10 +73,14 @@ def of_checkpoints(plain: Strategy) -> Iterator[Strategy]:
 
 
 def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
-    """Trainings, and each offloaded in every way; else some of them, on 4 ranks stage 3 alone."""
+    """Trainings, and each offloaded in every way; else two of them on two ranks, one on others.
+
+    Four ranks train stage 3 alone. All eight ways are drawn.
+    """
     found: list[tuple[Case, list[Case]]] = []
     for stage in (3,) if ranks == 4 and not whole else (0, 1, 2, 3):
-        ways = WAYS if whole else [WAYS[(3 * stage + 2 * ranks) % 8], WAYS[(3 * stage + 5) % 8]]
+        drawn = [WAYS[(3 * stage + 2 * ranks) % 8], WAYS[(3 * stage + 5) % 8]]
+        ways = WAYS if whole else drawn[: 2 if ranks == 2 else 1]
         for way in ways:
             one = plain(ranks, stage, way)
             strategies = [

@@ -27,7 +27,8 @@ BOUND = {Precision.FP32: 1e-4, Precision.BF16: 0.02}
 """Largest difference of a parameter from that of the layer as one, after two steps of Adam of
 0.01: bf16 has 8 bits, so a sum over tiles differs by up to 2^-8 of itself."""
 CLIP = 0.05
-NVME = Offload(optimizer=MemoryTier.NVME, parameters=MemoryTier.NVME, sub_group_elements=7)
+SMALL = 31
+"""Elements of all ranks' parts of a sub-group: cuts that no vector and no block of a file knows."""
 
 
 def tiled(ranks: int, way: tuple[Precision, int, Checkpointing]) -> TiledCase:
@@ -51,7 +52,12 @@ def moved(case: TiledCase) -> TiledCase:
     """The same with states on files, checkpoints on the host where there are some, and poison."""
     full = case.strategy.activations.checkpointing is Checkpointing.FULL
     checkpoints = MemoryTier.HOST if full else MemoryTier.DEVICE
-    offload = NVME.model_copy(update={"checkpoints": checkpoints})
+    offload = Offload(
+        optimizer=MemoryTier.NVME,
+        parameters=MemoryTier.NVME,
+        checkpoints=checkpoints,
+        sub_group_elements=SMALL // case.strategy.ranks,
+    )
     strategy = case.strategy.model_copy(update={"offload": offload})
     return replace(case, strategy=strategy, poison=True)
 

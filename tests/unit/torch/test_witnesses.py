@@ -1,7 +1,8 @@
 """What the executor is seen to do is what its schedule says, and no planted fault passes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from planted_faults import traced
@@ -11,6 +12,7 @@ from witnessed_jobs import CALLS, FOUR, RANKS, STRATEGIES, job
 from zsim.backend.document import decode_trace, encode_trace
 from zsim.proof import against_trace as refinement
 from zsim.trace.kineto import kineto
+from zsim.trace.trace import Trace
 from zsim.trace.witness import Call, Witness
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.ranks import RankPool
@@ -23,14 +25,25 @@ def pool() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="module")
+def right(pool: RankPool) -> Callable[[str], Trace]:
+    """Return what is seen of a job without a fault, which runs once."""
+
+    @cache
+    def trace(name: str) -> Trace:
+        return merged(pool.run(traced, name, None))
+
+    return trace
+
+
+@pytest.fixture(scope="module")
 def pool_of_four() -> Iterator[RankPool]:
     with RankPool(4) as made:
         yield made
 
 
 @pytest.mark.parametrize("name", [CALLS, *STRATEGIES])
-def test_a_run_without_a_fault_has_no_finding(pool: RankPool, name: str) -> None:
-    trace = merged(pool.run(traced, name, None))
+def test_a_run_without_a_fault_has_no_finding(right: Callable[[str], Trace], name: str) -> None:
+    trace = right(name)
     assert refinement.examine(job(name).schedule, trace) == []
 
 
@@ -59,8 +72,8 @@ def test_wrong_members_and_wrong_ends_of_messages_are_named(
     assert [each for each in found if why in each.why] if fault else found == []
 
 
-def test_clocks_of_real_ranks_may_have_begun_at_any_moments(pool: RankPool) -> None:
-    trace = merged(pool.run(traced, "stage 3", None))
+def test_clocks_of_real_ranks_may_have_begun_at_any_moments(right: Callable[[str], Trace]) -> None:
+    trace = right("stage 3")
     for by_ps in (-(10**15), 7, 10**15):
         late = tuple(
             replace(each, start_ps=each.start_ps + by_ps, end_ps=each.end_ps + by_ps)
@@ -72,15 +85,15 @@ def test_clocks_of_real_ranks_may_have_begun_at_any_moments(pool: RankPool) -> N
         assert refinement.examine(job("stage 3").schedule, shifted) == []
 
 
-def test_a_trace_keeps_its_witnesses_in_a_file(pool: RankPool) -> None:
-    trace = merged(pool.run(traced, CALLS, None))
+def test_a_trace_keeps_its_witnesses_in_a_file(right: Callable[[str], Trace]) -> None:
+    trace = right(CALLS)
     assert all(one.witness is not None for one in trace.ranks)
     profile = kineto(job(CALLS).schedule, trace, trace.ranks[0])
     assert decode_trace(encode_trace(trace, profile)) == trace
 
 
-def test_what_has_no_witness_is_not_shown(pool: RankPool) -> None:
-    trace = merged(pool.run(traced, CALLS, None))
+def test_what_has_no_witness_is_not_shown(right: Callable[[str], Trace]) -> None:
+    trace = right(CALLS)
     first, second = trace.ranks
     assert refinement.says(trace, []) == (("run (2 ranks, by witnesses)",), ())
     half = replace(trace, ranks=(first, replace(second, witness=None)))
@@ -90,8 +103,10 @@ def test_what_has_no_witness_is_not_shown(pool: RankPool) -> None:
     assert refinement.examine(job(CALLS).schedule, half) == []
 
 
-def test_a_witness_of_other_operations_is_told_where_it_departs(pool: RankPool) -> None:
-    trace = merged(pool.run(traced, CALLS, None))
+def test_a_witness_of_other_operations_is_told_where_it_departs(
+    right: Callable[[str], Trace],
+) -> None:
+    trace = right(CALLS)
     first, second = trace.ranks
     assert first.witness is not None
     marks = (first.witness.marks[0], *first.witness.marks[2:])
@@ -109,9 +124,9 @@ def test_a_witness_of_other_operations_is_told_where_it_departs(pool: RankPool) 
 @pytest.mark.parametrize("by_thread", [True, False])
 @pytest.mark.parametrize("marks_late", [-1, 1, 10**6])
 def test_a_thread_of_torch_distributed_may_drop_memory_late_and_nobody_else(
-    pool: RankPool, by_thread: bool, marks_late: int
+    right: Callable[[str], Trace], by_thread: bool, marks_late: int
 ) -> None:
-    trace = merged(pool.run(traced, "stage 3", None))
+    trace = right("stage 3")
     first, second = trace.ranks
     assert first.witness is not None
     marks = [mark.tick for mark in first.witness.marks]
