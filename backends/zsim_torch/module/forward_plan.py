@@ -131,11 +131,13 @@ class UnitPlan:
 class PlannedParts:
     """A module as a planner knows it.
 
-    `stand_ins` are what stands for each parameter, by its id, with its name; `blocks` are by path.
+    `names` are those of parameters, by their ids, and `stand_in` gives what stands for one, by its
+    name: of a block a new tensor each time, else the same one. `blocks` are by path.
     """
 
     blocks: Mapping[str, nn.Module]
-    stand_ins: Mapping[int, tuple[str, torch.Tensor]]
+    names: Mapping[int, str]
+    stand_in: Callable[[str], torch.Tensor]
     buffers: frozenset[int]
     device: torch.device
 
