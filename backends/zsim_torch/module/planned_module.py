@@ -152,11 +152,9 @@ class PlannedModule:
         with unchanged(self.module), torch.no_grad():
             planned = self.plan(batch)
             for place, (unit, shape) in enumerate(zip(self.units, self._shapes, strict=True)):
-                own = zip(unit.local_names, unit.names, strict=True)
-                named = {local: self._value(name) * scale for local, name in own}
-                made = unit.run(named, [*(values[each] for each in shape.inputs), planned])
+                given = [*(values[each] for each in shape.inputs), planned]
+                made = unit.run([self._value(name) * scale for name in unit.names], given)
                 values |= {(place, number): each for number, each in enumerate(made)}
-                named.clear()
         with unchanged(self.module), torch.no_grad(), ExitStack() as stack:
             for block in self._blocks.values():
                 stack.enter_context(called_instead(block, partial(self._called, block, scale)))
