@@ -51,6 +51,7 @@ class _Enter(torch.autograd.Function):
 _ENTERED: Final = f"{_Enter.__name__}Backward"
 """How autograd calls the node of entered tensors."""
 
+_FORWARD: Final = "forward"
 _ANCHOR: Final = torch.empty(0, requires_grad=True)
 
 
@@ -255,8 +256,8 @@ def _forward_of(unit: TorchUnit) -> Generator[None]:
             f"{RECOMPUTE_INSTEAD}"
         )
 
-    own = vars(CheckpointFunction)["forward"]
-    CheckpointFunction.forward = refuse
+    own = vars(CheckpointFunction)[_FORWARD]
+    setattr(CheckpointFunction, _FORWARD, refuse)
     try:
         yield
     except AbsentParameterError as error:
@@ -265,7 +266,7 @@ def _forward_of(unit: TorchUnit) -> Generator[None]:
             "another unit's, or one that a function kept?"
         ) from error
     finally:
-        CheckpointFunction.forward = own
+        setattr(CheckpointFunction, _FORWARD, own)
 
 
 @contextmanager
@@ -329,14 +330,16 @@ def forward(
             read.append(value)
         trained = unit.trained(range(len(unit.names)))
         entered = _enter([*(views[place] for place in trained), *read])
-        edges = _edges(entered)
+        own = _edges(entered)
         parameters = [view.detach() for view in views] if unit.frozen else list(views)
         record.parameters = [None] * len(views)
-        for place, parameter, edge in zip(trained, entered, edges, strict=False):
-            parameters[place], record.parameters[place] = parameter, edge
+        for place, parameter in zip(trained, entered, strict=False):
+            parameters[place] = parameter
+        for place, own_edge in zip(trained, own, strict=False):
+            record.parameters[place] = own_edge
         for position, value in zip(differentiated, entered[len(trained) :], strict=True):
             given[position] = value
-        record.inputs = edges[len(trained) :]
+        record.inputs = own[len(trained) :]
         del entered, read
         hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
         with _forward_of(unit), hooks:
