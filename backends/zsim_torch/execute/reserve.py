@@ -24,7 +24,7 @@ ALIGNMENT: Final = 64
 
 
 @dataclass(slots=True, eq=False)
-class _Block:
+class _ReservedBlock:
     """Memory as numpy has it: a tensor on it counts among the references to `held`."""
 
     held: "np.ndarray[Any, np.dtype[np.uint8]]"
@@ -41,7 +41,7 @@ class Reserve:
     """Blocks, those used last behind."""
 
     peak_bytes: int = 0
-    _blocks: list[_Block] = field(default_factory=list[_Block])
+    _blocks: list[_ReservedBlock] = field(default_factory=list[_ReservedBlock])
 
     def take(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory on the CPU for a buffer, with whatever is in it."""
@@ -55,7 +55,7 @@ class Reserve:
         """Bytes of all blocks, used or free."""
         return sum(block.size for block in self._blocks)
 
-    def _block(self, size: int) -> _Block:
+    def _block(self, size: int) -> _ReservedBlock:
         free = [block for block in self._blocks if block.is_free]
         found = next((block for block in free if block.size == size), None)
         if found is not None:
@@ -68,7 +68,7 @@ class Reserve:
                 if total + size > self.peak_bytes:
                     self._blocks.remove(block)
                     total -= block.size
-            found = _Block(_aligned(size), size)
+            found = _ReservedBlock(_aligned(size), size)
         self._blocks.append(found)
         return found
 
