@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from zsim_torch.backend import TorchBackend as TorchBackend
 from zsim_torch.module.description import describe as describe
+from zsim_torch.module.initializer import Initializer as Initializer
 from zsim_torch.module.meta_model import model_from as model_from
 from zsim_torch.run_option import Option as Option
 from zsim_torch.supervise.ranks import RankPool as RankPool

@@ -69,11 +69,14 @@ def _need_module(module: nn.Module, program: Program, option: Option) -> None:
     """
     if option.initial is None:
         if any(parameter.is_meta for parameter in module.parameters()):
-            raise RefusedError("module: its parameters have no values, and `initial` is not given")
+            raise RefusedError(
+                "module: its parameters have no values, and `initial` is not given: say "
+                "Option(initial=...), the path of a checkpoint or an Initializer"
+            )
         if any(is_emptied(parameter) for parameter in module.parameters()):
             raise RefusedError(
-                "module: an earlier run with write_back=False left it no parameters, and `initial` "
-                "is not given"
+                "module: an earlier run with write_back=False, or one that failed, left it no "
+                "parameters, and `initial` is not given"
             )
     lost = () if option.restart else lost_state(module, program, given=option.initial is not None)
     if lost:

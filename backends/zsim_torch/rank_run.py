@@ -19,12 +19,13 @@ from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Trace
 from zsim_torch.execute.agreement import agree
+from zsim_torch.execute.compute import Initial
 from zsim_torch.execute.executor import Executor, RankMachine
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.poison import Poison, Sighting
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.execute.run_state import leave_state
-from zsim_torch.execute.whole_parameters import collect
+from zsim_torch.execute.whole_parameters import collect, holders
 from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module
 from zsim_torch.module.module_state import SharedBuffers
@@ -39,7 +40,8 @@ from zsim_torch.supervise.progress_record import note, step_done
 class RankRun:
     """Setup has run when one is made; steps follow, and an end.
 
-    `prepare` makes of a micro-batch on the device what units are given.
+    `prepare` makes of a micro-batch on the device what units are given. In poison mode `sighting`
+    is where memory that is not valid was read, once the run has ended.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class RankRun:
         rank: int,
         device: torch.device,
         option: Option,
+        initial: Initial | None,
         seed: int,
     ) -> None:
         self.module = module
@@ -65,6 +68,7 @@ class RankRun:
         self.steps = 0
         self.losses = StepLosses(option.journal, rank)
         self.has_ended = False
+        self.sighting: Sighting | None = None
         self._norm: tuple[torch.Tensor, float] | None = None
         self._batches: Iterator[object] = iter(())
         self._recorder = Recorder() if option.witness else None
@@ -72,10 +76,10 @@ class RankRun:
         self._buffers = SharedBuffers(module, device)
         self._life.callback(self._buffers.back)
         with self.guarded():
-            taken = self._life.enter_context(emptied(module, keep=option.write_back))
+            self._taken = self._life.enter_context(emptied(module, keep=option.write_back))
             self._bench = self._life.enter_context(self._new_bench(rank))
-            self.executor = self._new_executor(units, taken)
-            self._set_up(taken)
+            self.executor = self._new_executor(units, initial or self._taken.values.__getitem__)
+            self._set_up()
 
     def _new_bench(self, rank: int) -> Bench:
         """Return memory, streams and communicators, watched as the option says."""
@@ -97,14 +101,12 @@ class RankRun:
             ),
         )
 
-    def _new_executor(
-        self, units: Sequence[TorchUnit], taken: Mapping[str, torch.Tensor]
-    ) -> Executor:
+    def _new_executor(self, units: Sequence[TorchUnit], initial: Initial) -> Executor:
         rank = self.schedule.mesh.rank(self._bench.coordinates)
         generator = np.random.default_rng((self.seed, rank)) if self.option.poison else None
         executor = self._bench.executor(
             units,
-            initial=self.option.initial or taken.__getitem__,
+            initial=initial,
             next_batch=self._next_batch,
             on_loss=self.losses.add,
             on_norm=self._note_norm,
@@ -114,11 +116,11 @@ class RankRun:
         executor.keeps_trace = self.option.keep_trace
         return executor
 
-    def _set_up(self, taken: dict[str, torch.Tensor]) -> None:
-        """Run setup; afterwards `taken` is empty, and what is counted is zero."""
+    def _set_up(self) -> None:
+        """Run setup; afterwards nothing that was taken is held for it, and what is counted is 0."""
         with self.watched():
             self.executor.run_setup()
-        taken.clear()
+        self._taken.values.clear()
         if distributed.is_initialized():
             distributed.barrier()
         if self._bench.observer is not None:
@@ -150,6 +152,7 @@ class RankRun:
                 self.machine.streams.follow_caller()
                 self.executor.run_step(self.steps, given)
             self._buffers.share()
+            self._taken.kept.clear()
             self.steps += 1
             step_done(self.steps)
 
@@ -185,11 +188,14 @@ class RankRun:
                 self.machine.streams.drain()
             note("the last step is over")
             agree(self.schedule, self.executor.book.issued)
-            whole = self.full_parameters() if self.option.write_back else {}
+            if self.option.poison:
+                executor = self.executor
+                self.sighting = executor.sightings.of_run(self.losses.means(), executor.step)
+            wanted = self._wanted() if self.option.write_back else {}
+            whole = self._whole(wanted)
         self.has_ended = True
         self._life.close()
-        if self.option.write_back:
-            refill_module(self.module, whole)
+        refill_module(self.module, whole)
         leave_state(self.module, self.program)
 
     def abort(self, error: BaseException) -> None:
@@ -202,11 +208,34 @@ class RankRun:
         """Give back the files that the run has; there are no full parameters then."""
         self._bench.pools.close()
 
+    def _wanted(self) -> dict[str, torch.dtype]:
+        """Return formats of the parameters that the module is to have in the end."""
+        named = self.module.named_parameters()
+        return {name: each.dtype for name, each in named if not each.is_meta}
+
+    def _whole(self, wanted: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+        """Return the parameters that are wanted, as the module is to have them.
+
+        Memory of moments and of all else is freed first: the module takes its place. Where the
+        module is on "meta", nothing is wanted, on every rank.
+        """
+        if not wanted:
+            return {}
+        kept = {buffer.name for buffer in holders(self.machine)}
+        for name in self.program.persistent:
+            if name not in kept:
+                self.machine.memory.take_away(name)
+        return {
+            name: each.view(self.shapes.get(name, each.shape)).to(wanted[name])
+            for name, each in collect(self.machine)
+            if name in wanted
+        }
+
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """Return every parameter by name, in its shape if it has one; every rank calls it."""
         return {
             name: each.view(self.shapes.get(name, each.shape))
-            for name, each in collect(self.machine).items()
+            for name, each in collect(self.machine)
         }
 
     def trace(self) -> Trace:
@@ -226,13 +255,6 @@ class RankRun:
             origin=self._origin,
         )
         return replace(made, observed=observed_by(self._bench, self.executor))
-
-    def sighting(self) -> Sighting | None:
-        """Return where memory that is not valid was read, in poison mode."""
-        if not self.option.poison:
-            return None
-        executor = self.executor
-        return executor.sightings.of_run(self.losses.means(), executor.step)
 
     def need_life(self) -> None:
         """Return if the run has not ended.

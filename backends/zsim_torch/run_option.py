@@ -8,7 +8,7 @@ import torch
 
 from zsim.backend.backend import RefusedError
 from zsim.schedule.schedule import Schedule
-from zsim_torch.execute.compute import Initial
+from zsim_torch.initial_values import InitialValues
 
 Given = Mapping[str, Callable[[int], float]]
 """By host scalar what the caller gives in it before a step, counted from 0."""
@@ -21,12 +21,16 @@ class Option:
     Attributes:
         device: where the rank computes; by default where the module is if that is a GPU, or the
             current GPU if the process group has NCCL for it, else the CPU.
-        initial: the initial value of a parameter, by name; by default what the module holds.
+        initial: the initial value of a parameter, by name; or an `Initializer`, with which modules
+            make their own; or the path of a checkpoint, or of a folder or file of safetensors. By
+            default what the module holds. A module on "meta" needs one; no rank ever holds more
+            of it than its part and one unit.
         observe: watch live storages and collectives; each operator takes longer.
         witness: record what torch is seen to do (`zsim.trace.witness`); each operator takes longer.
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
-        write_back: the module ends with the trained parameters; else it keeps none. If the run
-            raises, it has those that it came with, which stay in host memory meanwhile.
+        write_back: the module ends with the trained parameters, unless it is on "meta"; else it
+            keeps none. If setup or the first step raises, it has those that it came with; they
+            stay in host memory until then.
         keep_trace: keep what ran and when in every step, for `trace`; memory grows with the steps.
         given: by name of a host scalar what the caller gives in it before each step, counted from
             0: a learning rate. By default the strategy's learning rates, if it says some.
@@ -39,7 +43,7 @@ class Option:
     """
 
     device: torch.device | None = None
-    initial: Initial | None = None
+    initial: InitialValues | None = None
     observe: bool = False
     witness: bool = False
     poison: bool = False

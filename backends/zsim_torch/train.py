@@ -82,7 +82,7 @@ def train(
         losses=mean_over_ranks(run.losses.means(), run.device, steps=run.steps),
         trace=run.trace(),
         scalars=trainer.scalars,
-        sighting=run.sighting(),
+        sighting=run.sighting,
         _collect=run.full_parameters,
         _close=run.close_files,
     )

@@ -21,6 +21,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
 from zsim_torch.execute.evaluation import Evaluation
 from zsim_torch.feed import micro_batches
+from zsim_torch.initial_values import initial_values, need_buffers
 from zsim_torch.module.module_state import evaluating
 from zsim_torch.module.planned_module import LossOf, PlannedModule, loss_of
 from zsim_torch.module.unit import UnitChoice, resolve
@@ -69,7 +70,8 @@ class Trainer:
                 loss = trainer.step(batch)
 
     While it trains, the module holds no parameters: the schedule has them. At the end of `with`, or
-    with `finish`, the module has those that were trained; after an error those that it came with.
+    with `finish`, the module has those that were trained; after an error in the first step those
+    that it came with, and later none. A module on "meta" stays there.
 
     Attributes:
         schedule: what the ranks do.
@@ -115,12 +117,13 @@ class Trainer:
             RefusedError: schedule, units or optimizer cannot be run here; nothing was started.
             ModuleUnitError: the units do not make up the module.
         """
+        option = option or Option()
+        need_buffers(module, option.initial)
         planned = planned_module(module, source, units, batch, loss=loss)
         chosen = planned or unit_choices(module, units)
         made = schedule_of(module, source, chosen, batch, reads, optimizer)
-        source, rates, shapes, self.model = made
-        self.schedule = schedule = source
-        option = option or Option()
+        self.schedule, rates, shapes, self.model = made
+        schedule = self.schedule
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
         resolved = chosen.units if isinstance(chosen, PlannedModule) else resolve(module, chosen)
@@ -131,9 +134,9 @@ class Trainer:
         self._given = given_in(schedule, option, known)
         self.micro_batches = micro_batches(schedule)
         self.steps_done, self._on_step = 0, on_step
-        self.run = RankRun(
-            module, resolved, schedule, rank=rank, device=device, option=option, seed=seed
-        )
+        with initial_values(module, resolved, option.initial) as initial:
+            make = partial(RankRun, rank=rank, device=device, option=option, initial=initial)
+            self.run = make(module, resolved, schedule, seed=seed)
         self.run.machine.computer.expect(shapes)
         self.run.prepare = None if planned is None else planned.plan
 

@@ -251,7 +251,7 @@ def hazards_of(
     with emptied(module, keep=False) as taken, bench:
         executor = bench.executor(
             resolve(module, units),
-            initial=taken.__getitem__,
+            initial=taken.values.__getitem__,
             next_batch=lambda: next(source),
             on_loss=lambda loss: None,
             on_norm=lambda *_: None,

@@ -35,7 +35,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return made
 
     def see(self, tensor: torch.Tensor) -> None:
-        """Know of the storage of `tensor` from now on."""
+        """Know of the storage of `tensor` from now on; on "meta" there is none."""
+        if tensor.is_meta:
+            return
         storage = tensor.untyped_storage()
         if id(storage) not in self._storages:
             number = id(storage)

@@ -122,12 +122,36 @@ def read(folder: Path, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: they cannot be read; some tensors may have been.
     """
-    alone = not distributed.is_initialized()
+    _read(folder, state, FileSystemReader(folder), alone=not distributed.is_initialized())
+
+
+def read_alone(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
+    """As `read`, on this rank alone, of a folder whose metadata is known.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    _read(folder, state, _KnownReader(folder, metadata), alone=True)
+
+
+class _KnownReader(FileSystemReader):
+    """Reads a folder whose metadata was read before."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self._known = metadata
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:  # noqa: ANN401  (torch's own)
+        """Return what is known."""
+        return self._known
+
+
+def _read(folder: Path, state: dict[str, Any], reader: FileSystemReader, *, alone: bool) -> None:
     try:
         with _alone_unsaid():
             load_state(
                 state,
-                storage_reader=FileSystemReader(folder),
+                storage_reader=reader,
                 planner=DefaultLoadPlanner(flatten_sharded_tensors=False),
                 no_dist=alone,
             )

@@ -185,7 +185,7 @@ def _need_same_model(
         if found.size != held.shape:
             raise CheckpointError(
                 f"checkpoint {folder}: it is of another model: parameter {name} is "
-                f"{_extents(found.size)} there, {_extents(held.shape)} here"
+                f"{extents(found.size)} there, {extents(held.shape)} here"
             )
     if others := sorted(there.keys() - known):
         raise CheckpointError(
@@ -193,7 +193,8 @@ def _need_same_model(
         )
 
 
-def _extents(shape: Sequence[int]) -> str:
+def extents(shape: Sequence[int]) -> str:
+    """Return a shape in words."""
     return " x ".join(map(str, shape)) or "a number"
 
 

@@ -78,7 +78,11 @@ def _move_all(moves: list[_Move], copy: Copy) -> None:
             target.zero_()
         elif copy.accumulate:
             target.add_(source, alpha=1 / copy.divisor)
+        elif copy.divisor == 1:
+            target.copy_(source, non_blocking=True)  # the stream waits, not the host
+        elif (source.dtype, source.device) == (target.dtype, target.device) and (
+            source.is_contiguous() and target.is_contiguous()
+        ):
+            torch.div(source, copy.divisor, out=target)  # in one pass, to the same bits
         else:
-            target.copy_(source, non_blocking=copy.divisor == 1)  # the stream waits, not the host
-            if copy.divisor != 1:
-                target.div_(copy.divisor)
+            target.copy_(source).div_(copy.divisor)

@@ -16,6 +16,7 @@ from zsim.schedule.schedule import Buffer, Program, Schedule
 from zsim_torch.execute.host_memory import FileRange, HostBlock, HostPools
 from zsim_torch.execute.host_workers import Awaitable
 from zsim_torch.execute.range_file import RangeFile, aligned
+from zsim_torch.execute.reserve import Reserve
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 _SETTLE_S: Final = 0.2
@@ -83,6 +84,7 @@ class LiveMemory:
         self.program = program
         self.coordinates = coordinates
         self.setting = setting
+        self._reserve = Reserve()
         self._held: dict[str, HostBlock | FileRange] = {}
         self._flat: dict[str, torch.Tensor] = {}
         self._parts: dict[str, list[ProducedPart]] = {}
@@ -115,7 +117,10 @@ class LiveMemory:
     def _take(self, buffer: Buffer) -> torch.Tensor:
         device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
         with self.setting.making(), self.setting.on_home(buffer.home):
-            made = torch.empty(buffer.elements, dtype=dtype, device=device)
+            if device.type == "cpu":
+                made = self._reserve.take(buffer.elements, dtype)
+            else:
+                made = torch.empty(buffer.elements, dtype=dtype, device=device)
             if self.setting.poison:
                 spoil(made)
         return made

@@ -53,20 +53,19 @@ class StateMemory:
             self._staged = None
 
 
-def collect(machine: RankMachine) -> dict[str, torch.Tensor]:
-    """Every parameter by name, flat, on the CPU: from masters where there are some.
+def collect(machine: RankMachine) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every parameter with its name, flat, on the CPU: from masters where there are some.
 
-    Every rank calls it, and gets those of all roles. Of ranks that hold the same the last is
-    believed. What ranks of the tensor axis have parts of comes as the part of this rank.
+    Every rank calls it, and gets those of all roles, a buffer at a time. Of ranks that hold the
+    same the last is believed. What ranks of the tensor axis have parts of comes as the part of this
+    rank.
     """
-    found: dict[str, torch.Tensor] = {}
     for program in machine.schedule.programs:
         own = program.role == machine.program.role
         for buffer in holders(machine, program):
             flat = machine.memory.left(buffer.name) if own else None
             for name, value in whole(machine, buffer, flat, program).items():
-                found[name] = value.cpu()
-    return found
+                yield name, value.cpu()
 
 
 def holders(machine: RankMachine, program: Program | None = None) -> list[Buffer]:

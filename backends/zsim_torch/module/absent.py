@@ -8,6 +8,7 @@ are not numbers, for what reads it past Python.
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import new_class
 from typing import Any, Final, cast
 
@@ -146,25 +147,33 @@ def is_emptied(parameter: nn.Parameter) -> bool:
     return alone and bool(parameter.detach().flatten()[:1].isnan())
 
 
+@dataclass(frozen=True, slots=True)
+class TakenParameters:
+    """Parameters by name: `values` as they were taken, and `kept` those to be given back."""
+
+    values: dict[str, torch.Tensor]
+    kept: dict[str, torch.Tensor]
+
+
 @contextmanager
-def emptied(module: nn.Module, *, keep: bool) -> Generator[dict[str, torch.Tensor]]:
+def emptied(module: nn.Module, *, keep: bool) -> Generator[TakenParameters]:
     """Empty `module` of its parameters inside the context; they are in what is given.
 
-    After an error in there, and with `keep`, it has them again; until then host memory holds them.
+    After an error in there, and with `keep`, it has those again that are still kept then; they are
+    in host memory.
     """
-    taken = empty_module(module)
-    kept = {name: each if each.is_meta else each.cpu() for name, each in taken.items() if keep}
+    values = empty_module(module)
+    kept = {name: each.cpu() for name, each in values.items() if keep and not each.is_meta}
     try:
         with Absence(module):
-            yield taken
+            yield TakenParameters(values, kept)
     except BaseException:
-        if keep:
-            refill_module(module, kept)
+        refill_module(module, kept)
         raise
 
 
 def refill_module(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Parameters of `module` are `values`, in the format that they had; not on device "meta"."""
+    """Parameters of `module` are `values` where there are some, in the format that they had."""
     for name, parameter in module.named_parameters():
-        if not parameter.is_meta:
+        if name in values:
             parameter.data = values[name].to(dtype=parameter.dtype, device=parameter.device)

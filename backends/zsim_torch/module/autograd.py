@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple, Never
-from unittest.mock import patch
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
@@ -34,27 +33,41 @@ class UnitRunError(RuntimeError):
 
 
 class _Enter(torch.autograd.Function):
-    """A tensor without history becomes the output of a node that holds nothing."""
+    """Tensors without history become outputs of one node, which holds nothing."""
 
     @staticmethod
-    def forward(ctx: object, anchor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Return the one tensor of `tensors`, as an output of this node."""
-        return tensors[0].detach()
+    def forward(
+        ctx: object, anchor: torch.Tensor, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return `tensors`, as outputs of this node."""
+        return tuple(each.detach() for each in tensors)
 
     @staticmethod
     def backward(ctx: object, *gradients: torch.Tensor) -> tuple[None, None]:
-        """Never reached: gradients are taken at this node's edge."""
+        """Never reached: gradients are taken at this node's edges."""
         return None, None
 
 
 _ENTERED: Final = f"{_Enter.__name__}Backward"
-"""How autograd calls the node of an entered tensor."""
+"""How autograd calls the node of entered tensors."""
+
+_FORWARD: Final = "forward"
+_ANCHOR: Final = torch.empty(0, requires_grad=True)
 
 
-def _enter(tensor: torch.Tensor) -> torch.Tensor:
-    anchor = torch.empty(0, requires_grad=True)
-    entered: torch.Tensor = _Enter.apply(anchor, [tensor])  # type: ignore[no-untyped-call]
+def _enter(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    if not tensors:
+        return ()
+    entered: tuple[torch.Tensor, ...] = _Enter.apply(_ANCHOR, tensors)  # type: ignore[no-untyped-call]
     return entered
+
+
+def _edges(entered: Sequence[torch.Tensor]) -> list[GradientEdge]:
+    """Return the edges of tensors that were entered together: one node, which the first keeps."""
+    if not entered:
+        return []
+    node, _, token = get_gradient_edge(entered[0])
+    return [GradientEdge(node, number, token) for number in range(len(entered))]
 
 
 class _Handle(NamedTuple):
@@ -95,6 +108,7 @@ class _Saving:
 
     def __init__(self, unit: TorchUnit, views: Sequence[torch.Tensor]) -> None:
         self.unit = unit.name
+        self.device = views[0].device.type if views else "cpu"
         self.views: Sequence[torch.Tensor] | None = None
         self.windows: dict[int, list[tuple[int, int, int]]] = {}
         self.binds_inputs = False
@@ -141,7 +155,7 @@ class _Saving:
 
     def pack(self, tensor: torch.Tensor) -> _Handle | _Kept:
         """Return a handle for a part of a parameter, anything else as it is."""
-        if torch.is_autocast_enabled(tensor.device.type):
+        if torch.is_autocast_enabled(self.device):
             raise UnitRunError(
                 f"unit {self.unit}: autocast inside the unit keeps cast copies of its parameters; "
                 "choose a precision in the strategy instead"
@@ -221,8 +235,7 @@ def call(
     Raises:
         UnitRunError: it returns something that is no tensor.
     """
-    named = dict(zip(unit.local_names, parameters, strict=True))
-    return _outputs(unit, unit.run(named, inputs))
+    return _outputs(unit, unit.run(parameters, inputs))
 
 
 @contextmanager
@@ -243,14 +256,17 @@ def _forward_of(unit: TorchUnit) -> Generator[None]:
             f"{RECOMPUTE_INSTEAD}"
         )
 
+    own = vars(CheckpointFunction)[_FORWARD]
+    setattr(CheckpointFunction, _FORWARD, refuse)
     try:
-        with patch.object(CheckpointFunction, "forward", refuse):
-            yield
+        yield
     except AbsentParameterError as error:
         raise UnitRunError(
             f"unit {unit.name}: its forward reads {error.what}, which is not given to it: "
             "another unit's, or one that a function kept?"
         ) from error
+    finally:
+        setattr(CheckpointFunction, _FORWARD, own)
 
 
 @contextmanager
@@ -280,7 +296,7 @@ def evaluate(
 ) -> list[torch.Tensor]:
     """Run `unit` without a graph and return its outputs."""
     with torch.enable_grad():
-        entered = [_enter(view) for view in views]  # so that one that is kept is known again
+        entered = _enter(views)  # so that one that is kept is known again
     with torch.no_grad(), _forward_of(unit):
         return [output.detach() for output in call(unit, entered, inputs)]
 
@@ -300,29 +316,34 @@ def forward(
     """
     record = Record(unit)
     with torch.enable_grad():
-        entered = [
-            view.detach() if name in unit.frozen else _enter(view)
-            for name, view in zip(unit.names, views, strict=True)
-        ]
         given = list(inputs)
         record.saving = _Saving(unit, views)
         for position, entry in (entries or {}).items():
             value = given[position]
             assert isinstance(value, torch.Tensor)
             record.saving.enter_input(position, value, entry)
+        read: list[torch.Tensor] = []
         for position in differentiated:
             value = given[position]
             if not isinstance(value, torch.Tensor):
                 raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
-            given[position] = entered_input = _enter(value)
-            record.inputs.append(get_gradient_edge(entered_input))
-        record.parameters = [
-            get_gradient_edge(parameter) if parameter.requires_grad else None
-            for parameter in entered
-        ]
+            read.append(value)
+        trained = unit.trained(range(len(unit.names)))
+        entered = _enter([*(views[place] for place in trained), *read])
+        own = _edges(entered)
+        parameters = [view.detach() for view in views] if unit.frozen else list(views)
+        record.parameters = [None] * len(views)
+        for place, parameter in zip(trained, entered, strict=False):
+            parameters[place] = parameter
+        for place, own_edge in zip(trained, own, strict=False):
+            record.parameters[place] = own_edge
+        for position, value in zip(differentiated, entered[len(trained) :], strict=True):
+            given[position] = value
+        record.inputs = own[len(trained) :]
+        del entered, read
         hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
         with _forward_of(unit), hooks:
-            outputs = call(unit, entered, given)
+            outputs = call(unit, parameters, given)
     record.saving.end_forward()
     for output in outputs:
         edge = get_gradient_edge(output) if output.requires_grad else None
@@ -344,7 +365,7 @@ def _need_own_inputs(record: Record) -> None:
         node = waiting.pop()
         if node in seen or node in own:
             continue
-        if node.name() == _ENTERED:
+        if type(node).__name__ == _ENTERED:
             raise UnitRunError(
                 f"unit {record.unit.name}: its forward reads what another forward was given or "
                 "made, past its inputs (a module or function that kept it?): the gradient is lost"

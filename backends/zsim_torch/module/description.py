@@ -17,6 +17,7 @@ from zsim_torch.module.autograd import call
 from zsim_torch.module.forward_plan import Symbol
 from zsim_torch.module.module_state import unchanged
 from zsim_torch.module.planned_module import PlannedModule
+from zsim_torch.module.probe import value_or_probe
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 
@@ -62,10 +63,6 @@ def describe(
     size = size or BatchSize()
     batch = entering(batch, precision.compute)
     dtype = TORCH_DTYPE[precision.compute]
-    parameters = {
-        key: parameter.detach().to(dtype).requires_grad_(parameter.requires_grad)
-        for key, parameter in module.named_parameters()
-    }
     values: dict[str, object] = {BATCH: batch}
     described: list[Unit] = []
     for position, unit in enumerate(resolved):
@@ -76,7 +73,7 @@ def describe(
             )
         given = [_entering(name, values[name]) for name in names]
         with unchanged(unit.module):
-            measured = _measure(unit, [parameters[key] for key in unit.names], given)
+            measured = _measure(unit, _parameters(module, unit, dtype), given)
         if len(measured.outputs) != 1:
             raise ModuleUnitError(
                 f"unit {unit.name}: it returns {len(measured.outputs)} tensors, 1 is described"
@@ -98,7 +95,6 @@ def describe_planned(
     planned: PlannedModule, *, name: str = "module", size: BatchSize | None = None
 ) -> Model:
     """As `describe`, of any module whose forward is planned ahead, on its first micro-batch."""
-    parameters = planned.parameters()
     values: dict[Symbol, tuple[Value, torch.Tensor]] = {}
     described: list[Unit] = []
     batch = Value(
@@ -112,9 +108,7 @@ def describe_planned(
         known = [values[symbol] for symbol in plan.inputs]
         given = [each.requires_grad_(value.requires_gradient) for value, each in known]
         with unchanged(planned.module):
-            measured = _measure(
-                unit, [parameters[key] for key in unit.names], [*given, planned.first]
-            )
+            measured = _measure(unit, planned.values_of(unit), [*given, planned.first])
         for number, (symbol, made) in enumerate(zip(plan.outputs, measured.outputs, strict=True)):
             sloped = number < plan.sloped
             value = replace(_value(f"{unit.name}/output{number}", made), requires_gradient=sloped)
@@ -157,6 +151,14 @@ class _MeasuredUnit:
     saves_input: bool
     flops: int
     touched_bytes: int
+
+
+def _parameters(module: nn.Module, unit: TorchUnit, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the parameters of a unit in a format, or on "meta" what stands for them."""
+    found = {name: value_or_probe(module.get_parameter(name), name, dtype) for name in unit.names}
+    return [
+        each.contiguous().requires_grad_(name not in unit.frozen) for name, each in found.items()
+    ]
 
 
 def _measure(

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 from zsim_torch.module.block_result import BlockResult
@@ -77,18 +76,19 @@ class UnitPlan:
 
     def run(
         self,
-        module: nn.Module,
-        parameters: Mapping[str, torch.Tensor],
+        unit: TorchUnit,
+        parameters: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """Return the outputs; `values` are the inputs, `parameters` by their names in `module`."""
+        """Return the outputs; `values` are the inputs, `parameters` in the order of `unit`."""
+        named = dict(zip(unit.local_names, parameters, strict=True))
         known: dict[object, Any] = dict(zip(self.inputs, values, strict=True))
         wanted = set(self.outputs)
         for number, call in enumerate(self.calls):
             leaves = [
                 known[each]
                 if isinstance(each, Symbol)
-                else parameters[each.name]
+                else named[each.name]
                 if isinstance(each, ParameterSymbol)
                 else each
                 for each in call.leaves
@@ -97,7 +97,7 @@ class UnitPlan:
             if call.function in _OF_GRADIENTS and not torch.is_grad_enabled():
                 continue
             if call.function is None:
-                result = functional_call(module, dict(parameters), args, kwargs)
+                result = unit.call(parameters, args, kwargs)
             else:
                 with torch.set_grad_enabled(call.with_grad and torch.is_grad_enabled()):
                     result = call.function(*args, **kwargs)
@@ -111,7 +111,7 @@ class UnitPlan:
             for symbol in self.last_uses.get(number, ()):
                 if symbol not in wanted:
                     del known[symbol]
-        shared = {_storage(each) for each in (*parameters.values(), *values)}
+        shared = {_storage(each) for each in (*parameters, *values)}
         found = (known[symbol] for symbol in self.outputs)
         return tuple(each.clone() if _storage(each) in shared else each for each in found)
 
@@ -131,11 +131,13 @@ class UnitPlan:
 class PlannedParts:
     """A module as a planner knows it.
 
-    `stand_ins` are what stands for each parameter, by its id, with its name; `blocks` are by path.
+    `names` are those of parameters, by their ids, and `stand_in` gives what stands for one, by its
+    name: of a block a new tensor each time, else the same one. `blocks` are by path.
     """
 
     blocks: Mapping[str, nn.Module]
-    stand_ins: Mapping[int, tuple[str, torch.Tensor]]
+    names: Mapping[int, str]
+    stand_in: Callable[[str], torch.Tensor]
     buffers: frozenset[int]
     device: torch.device
 
@@ -166,10 +168,10 @@ class PlannedUnit(TorchUnit):
     """A unit that does what the plan of a micro-batch says: its last input."""
 
     def run(
-        self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[object]
+        self, parameters: Sequence[torch.Tensor], inputs: Sequence[object]
     ) -> tuple[torch.Tensor, ...]:
         """Return what the unit makes of values and a planned micro-batch."""
         *values, batch = inputs
         assert isinstance(batch, PlannedBatch)
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
-        return batch.plans[self.name].run(self.module, parameters, tensors)
+        return batch.plans[self.name].run(self, parameters, tensors)

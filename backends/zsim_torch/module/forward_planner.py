@@ -204,14 +204,14 @@ class ForwardPlanner(TorchFunctionMode):
         return found
 
     def _depends(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._parts.stand_ins or getattr(tensor, MARK, None) is not None
+        return id(tensor) in self._parts.names or getattr(tensor, MARK, None) is not None
 
     def _planned(self, leaf: object) -> object:
         """Return the argument that a plan has for `leaf`."""
         if not isinstance(leaf, Tensor):
             return leaf
-        if id(leaf) in self._parts.stand_ins:
-            return ParameterSymbol(self._parts.stand_ins[id(leaf)][0])
+        if id(leaf) in self._parts.names:
+            return ParameterSymbol(self._parts.names[id(leaf)])
         return self._symbol(leaf) or leaf
 
     def _stand_in(self, leaf: object) -> object:
@@ -220,8 +220,8 @@ class ForwardPlanner(TorchFunctionMode):
             return torch.device("meta")
         if not isinstance(leaf, Tensor):
             return leaf
-        if id(leaf) in self._parts.stand_ins:
-            return self._parts.stand_ins[id(leaf)][1]
+        if id(leaf) in self._parts.names:
+            return self._parts.stand_in(self._parts.names[id(leaf)])
         if self._known is None or self._symbol(leaf) is not None:
             return leaf
         if id(leaf) not in self._twins:
@@ -236,7 +236,7 @@ class ForwardPlanner(TorchFunctionMode):
             ModuleUnitError: one was not.
         """
         for each in tensors:
-            if id(each) in self._parts.stand_ins or id(each) in self._parts.buffers:
+            if id(each) in self._parts.names or id(each) in self._parts.buffers:
                 continue
             symbol, block = self._symbol(each), getattr(each, INSIDE, None)
             if symbol is not None and symbol not in self._symbols:
@@ -269,10 +269,10 @@ class ForwardPlanner(TorchFunctionMode):
             ModuleUnitError: it does.
         """
         for each in leaves:
-            if id(each) in self._parts.stand_ins and func not in READS_NOTHING:
+            if id(each) in self._parts.names and func not in READS_NOTHING:
                 raise ModuleUnitError(
                     f"unit {self._inside}: its forward reads parameter "
-                    f"{self._parts.stand_ins[id(each)][0]}, which is not one of its own"
+                    f"{self._parts.names[id(each)]}, which is not one of its own"
                 )
 
     def _need_writable(self, func: object, tensor: Tensor) -> None:
@@ -286,7 +286,7 @@ class ForwardPlanner(TorchFunctionMode):
             return
         if id(tensor) in self._parts.buffers and name_of(func) in _WRITES_BUFFERS:
             return
-        what = "a parameter" if id(tensor) in self._parts.stand_ins else "a tensor"
+        what = "a parameter" if id(tensor) in self._parts.names else "a tensor"
         raise ModuleUnitError(
             f"module: {name_of(func)} writes {what} in place that another unit or no unit has made"
         )
@@ -320,7 +320,7 @@ class ForwardPlanner(TorchFunctionMode):
         leaves, spec = tree_flatten((args, kwargs))
         # A parameter of another unit enters as a value, not as memory that may be freed.
         leaves = [
-            each.clone() if isinstance(each, Tensor) and id(each) in self._parts.stand_ins else each
+            each.clone() if isinstance(each, Tensor) and id(each) in self._parts.names else each
             for each in leaves
         ]
         self._need_own(block.__class__, [each for each in leaves if isinstance(each, Tensor)])
@@ -379,8 +379,10 @@ class ForwardPlanner(TorchFunctionMode):
     ) -> object:
         """Run a block on values."""
         args, kwargs = tree_unflatten(given, spec)
+        # In memory of its own for the time of the call: a block may view a parameter as it likes.
         names = {
-            name: self._parts.stand_ins[id(each)][1] for name, each in block.named_parameters()
+            name: self._parts.stand_in(self._parts.names[id(each)]).contiguous()
+            for name, each in block.named_parameters()
         }
         self._inside, self._quiet = path, False
         try:

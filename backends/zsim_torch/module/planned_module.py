@@ -1,7 +1,9 @@
 """Any module as units: its repeated blocks, and what its forward does between them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch.func import functional_call
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from zsim.dtype import DType
-from zsim_torch.module.block_result import BlockResult
+from zsim_torch.module.block_result import BlockResult, called_instead
 from zsim_torch.module.forward_plan import (
     ParameterSymbol,
     PlannedBatch,
@@ -20,7 +22,9 @@ from zsim_torch.module.forward_plan import (
 )
 from zsim_torch.module.forward_planner import ForwardPlanner
 from zsim_torch.module.module_state import evaluating, unchanged
-from zsim_torch.module.unit import ModuleUnitError, choose
+from zsim_torch.module.probe import value_or_probe
+from zsim_torch.module.repeated_blocks import blocks_of, names_outside
+from zsim_torch.module.unit import ModuleUnitError, TorchUnit, choose
 from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
 LossOf = Callable[[nn.Module, object], Tensor]
@@ -56,24 +60,6 @@ def _described(made: object) -> str:
 def has_forward(module: nn.Module) -> bool:
     """Return whether a module can be called, and is more than a sequence of its children."""
     return type(module).forward not in (nn.Module.forward, nn.Sequential.forward)
-
-
-def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return members of lists of modules by path, or of sequences of equal ones; else children.
-
-    Lists inside other ones are not looked at. A member without parameters is none.
-    """
-    found: dict[str, nn.Module] = {}
-    for path, each in module.named_modules():
-        if any(path.startswith(f"{known}.") for known in found):
-            continue
-        members = dict(each.named_children())
-        repeated = isinstance(each, nn.Sequential) and len(members) > 1
-        repeated = repeated and len({type(member) for member in members.values()}) == 1
-        if path and (isinstance(each, nn.ModuleList) or repeated):
-            found |= {f"{path}.{key}": member for key, member in members.items()}
-    found = found or dict(module.named_children())
-    return {path: each for path, each in found.items() if any(True for _ in each.parameters())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +104,7 @@ class PlannedModule:
         self._blocks = blocks_of(module)
         self._names = {id(each): name for name, each in module.named_parameters()}
         self._frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
+        self._between = names_outside(module, self._blocks)
         batch = self._entering(batch)
         self._extents = _extents(batch)
         self._results: Sequence[BlockResult] | None = None
@@ -161,40 +148,56 @@ class PlannedModule:
 
     def _losses(self, batch: object, scale: float) -> tuple[Tensor, Tensor]:
         """Return the loss by units, and by the module itself, both from one state of generators."""
-        parameters = {name: each.detach() * scale for name, each in self.parameters().items()}
         values: dict[tuple[int, int], Tensor] = {}
         with unchanged(self.module), torch.no_grad():
             planned = self.plan(batch)
             for place, (unit, shape) in enumerate(zip(self.units, self._shapes, strict=True)):
-                named = {
-                    local: parameters[name]
-                    for local, name in zip(unit.local_names, unit.names, strict=True)
-                }
-                made = unit.run(named, [*(values[each] for each in shape.inputs), planned])
+                given = [*(values[each] for each in shape.inputs), planned]
+                made = unit.run([self._value(name) * scale for name in unit.names], given)
                 values |= {(place, number): each for number, each in enumerate(made)}
-        with unchanged(self.module), torch.no_grad():
+        with unchanged(self.module), torch.no_grad(), ExitStack() as stack:
+            for block in self._blocks.values():
+                stack.enter_context(called_instead(block, partial(self._called, block, scale)))
             whole = _WithLoss(self.module, self._loss)
-            named = {f"module.{name}": each for name, each in parameters.items()}
+            named = {f"module.{name}": self._value(name) * scale for name in self._between}
             itself = functional_call(whole, named, (batch,))
         return values[len(self.units) - 1, 0], itself.reshape(())
 
     def _entering(self, batch: object) -> object:
         return entering(dict(batch) if isinstance(batch, Mapping) else batch, self.dtype)
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Return parameters by name in the format in which units have them."""
-        return dict(self._stand_ins(None).values())
+    def _called(self, block: nn.Module, scale: float, *args: object, **kwargs: object) -> object:
+        """Call a block with its parameters, which have memory for the time of the call."""
+        named = {
+            local: self._value(self._names[id(each)]) * scale
+            for local, each in block.named_parameters()
+        }
+        with called_instead(block, None):
+            return functional_call(block, named, args, kwargs)
 
-    def _stand_ins(self, device: str | None) -> dict[int, tuple[str, Tensor]]:
-        dtype = TORCH_DTYPE[self.dtype]
-        found: dict[int, tuple[str, Tensor]] = {}
-        for name, each in self.module.named_parameters():
-            if device is None:
-                stand = each.detach().to(dtype)
-            else:
-                stand = torch.empty(each.shape, dtype=dtype, device=device)
-            found[id(each)] = (name, stand.requires_grad_(name not in self._frozen))
-        return found
+    def values_of(self, unit: TorchUnit) -> list[Tensor]:
+        """Return the parameters of a unit, in its order and in the format in which it has them."""
+        return [
+            self._value(name).contiguous().requires_grad_(name not in self._frozen)
+            for name in unit.names
+        ]
+
+    def _value(self, name: str) -> Tensor:
+        return value_or_probe(self.module.get_parameter(name), name, TORCH_DTYPE[self.dtype])
+
+    def _stand_in(self, known: dict[str, Tensor], name: str, *, has_values: bool) -> Tensor:
+        """Return what stands for a parameter; `known` are those of one forward between blocks."""
+        if name in known:
+            return known[name]
+        if has_values:
+            made = self._value(name)
+        else:
+            shape = self.module.get_parameter(name).shape
+            made = torch.empty(shape, dtype=TORCH_DTYPE[self.dtype], device="meta")
+        made.requires_grad_(name not in self._frozen)
+        if name in self._between:
+            known[name] = made
+        return made
 
     def _planned(self, batch: object) -> tuple[list[UnitPlan], list[BlockResult]]:
         """Run the forward ahead; the first time with values."""
@@ -202,7 +205,8 @@ class PlannedModule:
         device = next((each.device for each in tree_tensors(batch)), torch.device("cpu"))
         parts = PlannedParts(
             blocks=self._blocks,
-            stand_ins=self._stand_ins(None if is_first else "meta"),
+            names=self._names,
+            stand_in=partial(self._stand_in, {}, has_values=is_first),
             buffers=frozenset(id(each) for each in self.module.buffers()),
             device=device,
         )

@@ -1,12 +1,11 @@
 """The units of a user's module: what is gathered, run and differentiated as one."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 
 class SegmentChoice(NamedTuple):
@@ -45,20 +44,65 @@ class TorchUnit:
     shapes: tuple[torch.Size, ...]
     frozen: frozenset[str] = frozenset()
     segment: int = 0
+    _slots: list[tuple[int, dict[str, torch.Tensor], str]] = field(
+        default_factory=list[tuple[int, dict[str, torch.Tensor], str]], compare=False, repr=False
+    )
+    """Places of the parameters in tables of the module, once it was called: which, and where."""
 
     @property
     def key(self) -> SegmentKey:
         """Return what an operation names it by."""
         return self.name, self.segment
 
-    def run(self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[object]) -> object:
-        """Call the module with `parameters`, by their names in it, in place of its own."""
-        result: object = functional_call(self.module, dict(parameters), tuple(inputs))
-        return result
+    def run(self, parameters: Sequence[torch.Tensor], inputs: Sequence[object]) -> object:
+        """Return what the unit makes of inputs, with `parameters` in place of its own."""
+        return self.call(parameters, tuple(inputs), {})
+
+    def call(
+        self,
+        parameters: Sequence[torch.Tensor],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> object:
+        """Call the module with `parameters`, in its order, in place of its own.
+
+        As `torch.func.functional_call` does it, which looks for the places of parameters in each
+        call: that takes longer than a small layer.
+        """
+        if self.names and not self._slots:
+            self._slots.extend(_slots_of(self.module, self.local_names))
+        kept = [table[key] for _, table, key in self._slots]
+        try:
+            for place, table, key in self._slots:
+                table[key] = parameters[place]
+            return self.module(*args, **kwargs)
+        finally:
+            for (_, table, key), own in zip(self._slots, kept, strict=True):
+                table[key] = own
 
     def trained(self, order: Iterable[int]) -> list[int]:
         """Return those places of parameters in `order` that are trained."""
         return [place for place in order if self.names[place] not in self.frozen]
+
+
+def _slots_of(
+    module: nn.Module, names: Sequence[str]
+) -> list[tuple[int, dict[str, torch.Tensor], str]]:
+    """Return every place of parameters in tables of `module`; a tied one has several.
+
+    Raises:
+        ModuleUnitError: it is compiled to TorchScript, which has no tables.
+    """
+    places = {id(module.get_parameter(name)): place for place, name in enumerate(names)}
+    found: list[tuple[int, dict[str, torch.Tensor], str]] = []
+    for path, each in module.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            raise ModuleUnitError(
+                f"module {path}: TorchScript has parameters that none can replace"
+            )
+        table: dict[str, torch.Tensor] = vars(each)["_parameters"]
+        found += [(places[id(one)], table, key) for key, one in table.items() if id(one) in places]
+    return found
 
 
 def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, ...]:

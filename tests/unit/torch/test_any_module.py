@@ -236,12 +236,10 @@ def test_what_cannot_be_followed_is_told_before_a_parameter_changes(name: str) -
 
 def test_an_order_that_changes_with_the_data_is_told_in_the_step_that_has_it() -> None:
     module = Chain(order_by_batch).double()
-    before = [each.detach().clone() for each in module.parameters()]
     trainer = Trainer(module, strategy(), batch=batch(0).abs())
     trainer.step(batch(0).abs())
     with pytest.raises(ModuleUnitError, match=r"module: its forward calls blocks\.1 as block 1"):
         trainer.step(-batch(0).abs())
-    assert all(map(torch.equal, before, module.parameters()))
 
 
 def test_a_block_that_returns_another_number_than_at_first_is_told() -> None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,17 +183,37 @@ def test_what_does_not_fit_is_refused_in_one_line_and_nothing_is_lost() -> None:
         trainer.step(batch(0))
 
 
-def test_after_an_error_the_module_has_what_it_came_with() -> None:
+def test_after_an_error_in_the_first_step_the_module_has_what_it_came_with() -> None:
     module = net()
     before = [parameter.clone() for parameter in module.parameters()]
     trainer = Trainer(module, in_fp64(), batch=batch(0))
-    trainer.step(batch(0))
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         trainer.step(torch.ones(3, 5).double())
     for parameter, was in zip(module.parameters(), before, strict=True):
         assert torch.equal(parameter, was)
     with pytest.raises(RefusedError, match="its training has ended"):
         trainer.step(batch(0))
+
+
+def test_after_an_error_in_a_later_step_the_module_has_nothing_and_says_so() -> None:
+    module = net()
+    trainer = Trainer(module, in_fp64(), batch=batch(0))
+    trainer.step(batch(0))
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        trainer.step(torch.ones(3, 5).double())
+    assert all(parameter.isnan().all() for parameter in module.parameters())
+    with pytest.raises(RefusedError, match="or one that failed, left it no parameters"):
+        Trainer(module, in_fp64(), batch=batch(0))
+
+
+def test_no_value_that_the_module_came_with_lives_past_the_first_step() -> None:
+    module = net()
+    came_with = [weakref.ref(each.untyped_storage()) for each in module.parameters()]
+    trainer = Trainer(module, in_fp64(), batch=batch(0))
+    assert any(each() is not None for each in came_with)
+    trainer.step(batch(0))
+    assert not any(each() is not None for each in came_with)
+    trainer.finish()
 
 
 def test_finish_gives_the_module_what_was_trained() -> None:

@@ -1,0 +1,164 @@
+"""Parameters and buffers of a module in a folder: a checkpoint of torch, or files of safetensors.
+
+One tensor is read at a time, when it is asked for. Names are those of the module's `state_dict`; a
+tied parameter may have any of its names.
+"""
+
+import json
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from zsim_torch.checkpoint import checkpoint_folder
+from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
+from zsim_torch.checkpoint.rank_state import PREFIXES, extents
+
+SUFFIX: Final = ".safetensors"
+
+_FORMATS: Final = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""Formats by the names that safetensors has for them (its README, "Format")."""
+
+_HEADER: Final = 8
+"""Bytes that tell how long the header is."""
+
+
+class StoredTensor(NamedTuple):
+    """The shape of a stored tensor, and what reads it."""
+
+    shape: torch.Size
+    read: Callable[[], Tensor]
+
+
+class StoredValues:
+    """Values of `module` in a folder, or one file of safetensors, by the names of its parameters.
+
+    Nothing is read before it is asked for.
+    """
+
+    def __init__(self, folder: Path, module: nn.Module) -> None:
+        """Check that all parameters are there in their shapes.
+
+        Raises:
+            CheckpointError: the folder has no values, one is missing or of another shape.
+        """
+        self._folder = folder
+        names: dict[int, list[str]] = {}
+        for name, each in module.named_parameters(remove_duplicate=False):
+            names.setdefault(id(each), []).append(name)
+        self._stored = _stored_in(folder, next(iter(names.values()), []))
+        self._keys: dict[str, str] = {}
+        for name, each in module.named_parameters():
+            keys = [key for key in names[id(each)] if key in self._stored]
+            if not keys:
+                raise CheckpointError(f"checkpoint {folder}: it has no parameter {name}")
+            self._keys[name] = self._need_shape(keys[0], each)
+
+    def __call__(self, name: str) -> Tensor:
+        """Return the value of a parameter.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        return self._stored[self._keys[name]].read()
+
+    def buffer(self, name: str, buffer: Tensor) -> Tensor | None:
+        """Return the value of a buffer, None where the folder has none.
+
+        Raises:
+            CheckpointError: it cannot be read, or has another shape.
+        """
+        if name not in self._stored:
+            return None
+        return self._stored[self._need_shape(name, buffer)].read().to(buffer.dtype, copy=True)
+
+    def forget(self) -> None:
+        """Close the files."""
+        self._stored.clear()
+
+    def _need_shape(self, key: str, tensor: Tensor) -> str:
+        found = self._stored[key].shape
+        if found != tensor.shape:
+            raise CheckpointError(
+                f"checkpoint {self._folder}: it is of another model: {key} is "
+                f"{extents(found)} there, {extents(tensor.shape)} here"
+            )
+        return key
+
+
+def _stored_in(folder: Path, first: Sequence[str]) -> dict[str, StoredTensor]:
+    """Return the tensors in a folder or file; one of the names `first` tells what stands before.
+
+    Raises:
+        CheckpointError: it has nothing that is known, or is broken.
+    """
+    files = [folder] if folder.suffix == SUFFIX else sorted(folder.glob(f"*{SUFFIX}"))
+    if files:
+        return {key: each for path in files for key, each in _in_file(path).items()}
+    metadata = checkpoint_folder.metadata_of(folder)
+    there = metadata.state_dict_metadata
+    starts = [f"{prefix}model." for prefix in PREFIXES]
+    start = next((each for each in starts if any(each + name in there for name in first)), "")
+    return {
+        key.removeprefix(start): StoredTensor(
+            each.size, partial(_from_checkpoint, folder, metadata, key)
+        )
+        for key, each in there.items()
+        if isinstance(each, TensorStorageMetadata) and key.startswith(start)
+    }
+
+
+def _from_checkpoint(folder: Path, metadata: Metadata, key: str) -> Tensor:
+    """Return a tensor of a checkpoint of torch, read by this rank alone."""
+    stored = metadata.state_dict_metadata[key]
+    assert isinstance(stored, TensorStorageMetadata)
+    found = torch.empty(stored.size, dtype=stored.properties.dtype)
+    checkpoint_folder.read_alone(folder, metadata, {key: found})
+    return found
+
+
+def _in_file(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file of safetensors, as views of what is mapped of it.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            # Private, so that torch may have it as memory that can be written.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        start = _HEADER + int.from_bytes(mapped[:_HEADER], "little")
+        header: dict[str, dict[str, Any]] = json.loads(mapped[_HEADER:start])
+        header.pop("__metadata__", None)
+        return {key: _in_bytes(mapped, start, each) for key, each in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"{error}"
+        raise CheckpointError(f"checkpoint {path}: cannot be read: {what}") from error
+
+
+def _in_bytes(mapped: mmap.mmap, start: int, entry: Mapping[str, Any]) -> StoredTensor:
+    """Return the tensor that an entry of the header of a mapped file tells of.
+
+    Raises:
+        ValueError: the file has no such bytes.
+    """
+    dtype, shape = _FORMATS[entry["dtype"]], torch.Size(entry["shape"])
+    low, high = entry["data_offsets"]
+    count = shape.numel()
+    if high - low != count * dtype.itemsize or not 0 <= low <= high <= len(mapped) - start:
+        raise ValueError(f"bytes {low} to {high} do not hold {extents(shape)} of {entry['dtype']}")
+    if not count:
+        return StoredTensor(shape, lambda: torch.empty(shape, dtype=dtype))
+    return StoredTensor(
+        shape,
+        lambda: torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + low).view(shape),
+    )

@@ -1,0 +1,221 @@
+"""Values of a module on "meta", made by its own modules one unit at a time, as FSDP2 defers them.
+
+A unit is given memory, its modules fill it, what this rank keeps is copied, and the rest is freed
+when the next one is made. Every unit begins with a generator of its own, so that values depend
+neither on the ranks nor on the strategy, nor on what was made before.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from os import PathLike
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zsim.backend.backend import RefusedError
+from zsim_torch.module.absent import Absence, AbsentParameterError
+
+RESET: Final = "reset_parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """A way to make the values of a module, for `Option(initial=...)`.
+
+    Attributes:
+        call: is called with each module of a unit, inner ones first, and fills its parameters and
+            buffers, as `_init_weights` of a model of Hugging Face does; by default it calls the
+            module's `reset_parameters`.
+        seed: of the generator with which each unit begins, on every rank.
+        stored: the path of a checkpoint, or of a folder or file of safetensors, which has all
+            parameters; buffers that it lacks are made.
+    """
+
+    call: Callable[[nn.Module], object] | None = None
+    seed: int = 0
+    stored: str | PathLike[str] | None = None
+
+
+class _Maker(NamedTuple):
+    """Modules that are given memory and filled at once, inner ones first."""
+
+    path: str
+    modules: tuple[nn.Module, ...]
+
+
+class MadeValues:
+    """Parameters of `module` by name, made when they are asked for; one unit is kept at a time.
+
+    `units` are modules inside it that are made as one. What lies in none is made by the module that
+    holds it, alone. Tied parameters are made by the first one.
+    """
+
+    def __init__(self, module: nn.Module, units: Iterable[nn.Module], how: Initializer) -> None:
+        """Check that somebody makes each parameter.
+
+        Raises:
+            RefusedError: nobody does.
+        """
+        self._how = how
+        self._names = {id(each): name for name, each in module.named_parameters()}
+        self._makers: dict[str, _Maker] = {}
+        self._made: tuple[_Maker, dict[int, Tensor]] | None = None
+        self._ids = {name: number for number, name in self._names.items()}
+        wholes = {id(unit) for unit in units} - {id(module)}
+        unit: _Maker | None = None
+        for path, each in module.named_modules():
+            if unit is None or not path.startswith(f"{unit.path}."):
+                unit = _Maker(path, tuple(_inner_first(each))) if id(each) in wholes else None
+            for parameter in each.parameters(recurse=False):
+                name = self._names[id(parameter)]
+                maker = self._makers.setdefault(name, unit or _Maker(path, (each,)))
+                if how.call is None and not any(hasattr(one, RESET) for one in maker.modules):
+                    raise _nobody(f"parameter {name}", each)
+
+    def __call__(self, name: str) -> Tensor:
+        """Return the value of a parameter.
+
+        Raises:
+            RefusedError: it cannot be made.
+        """
+        maker = self._makers[name]
+        if self._made is None or self._made[0] is not maker:
+            self._made = None
+            self._made = (maker, _make(maker, self._how))
+        found = self._made[1][self._ids[name]].detach()
+        if _lacks_values(found):
+            raise RefusedError(f"parameter {name}: what initializes it leaves it without a value")
+        return found
+
+    def forget(self) -> None:
+        """Free the unit that was made last."""
+        self._made = None
+
+
+def fill_buffers(module: nn.Module, how: Initializer) -> None:
+    """Give buffers on "meta" the values that their modules make.
+
+    Raises:
+        RefusedError: one has none then; the line names it.
+    """
+    for path, each in module.named_modules():
+        absent = {key: one for key, one in each.named_buffers(recurse=False) if one.is_meta}
+        if not absent:
+            continue
+        names = {key: f"{path}.{key}" if path else key for key in absent}
+        if how.call is None and not hasattr(each, RESET):
+            raise _nobody(f"buffer {next(iter(names.values()))}", each)
+        with Absence(module):
+            made = _make(_Maker(path, (each,)), how)
+        for key, one in absent.items():
+            if _lacks_values(made[id(one)]):
+                raise RefusedError(
+                    f"buffer {names[key]}: what initializes {type(each).__name__} leaves it "
+                    "without a value; build the module with its buffers in memory"
+                )
+            put_buffer(module, one, made[id(one)])
+
+
+def put_buffer(module: nn.Module, buffer: Tensor, value: Tensor) -> None:
+    """Put `value` wherever `module` has `buffer`."""
+    for each in module.modules():
+        for key, one in each.named_buffers(recurse=False, remove_duplicate=False):
+            if one is buffer:
+                each.register_buffer(key, value, key not in _not_persistent(each))
+
+
+def _not_persistent(module: nn.Module) -> set[str]:
+    found: set[str] = vars(module)["_non_persistent_buffers_set"]
+    return found
+
+
+def _make(maker: _Maker, how: Initializer) -> dict[int, Tensor]:
+    """Return what modules make of their parameters and buffers, by the ids of these.
+
+    Raises:
+        RefusedError: they need others than their own, or fail.
+    """
+    slots = [
+        (table, key, each)
+        for module in maker.modules
+        for table in (vars(module)["_parameters"], vars(module)["_buffers"])
+        for key, each in table.items()
+        if each is not None
+    ]
+    rooms = {id(each): _room(each) for _, _, each in slots}
+    try:
+        for table, key, each in slots:
+            table[key] = rooms[id(each)]
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(zlib.crc32(f"{how.seed} {maker.path}".encode()))
+            for module in maker.modules:
+                _initialize(module, how)
+        made = {id(each): (table[key], each.shape) for table, key, each in reversed(slots)}
+    except AbsentParameterError as error:
+        raise RefusedError(
+            f"module {maker.path}: what initializes it reads or writes {error.what}, which is made "
+            "with another unit"
+        ) from error
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RefusedError(f"module {maker.path}: what initializes it fails: {line}") from error
+    finally:
+        for table, key, each in slots:
+            table[key] = each
+    for value, shape in made.values():
+        if value.shape != shape or value.is_meta:
+            raise RefusedError(
+                f"module {maker.path}: what initializes it makes {tuple(value.shape)} of a "
+                f"parameter or buffer of {tuple(shape)}"
+            )
+    return {number: value for number, (value, _) in made.items()}
+
+
+def _initialize(module: nn.Module, how: Initializer) -> None:
+    if how.call is not None:
+        how.call(module)
+    elif hasattr(module, RESET):
+        getattr(module, RESET)()
+
+
+def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
+    for each in module.children():
+        yield from _inner_first(each)
+    yield module
+
+
+def _room(tensor: Tensor) -> Tensor:
+    """Return memory for a parameter or buffer, with what is no number in it unless it has values.
+
+    What has values keeps them: it is a copy.
+    """
+    if not isinstance(tensor, nn.Parameter) and not tensor.is_meta:
+        return tensor.clone()
+    made = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if tensor.dtype is not torch.bool:
+        made.fill_(_no_value(tensor.dtype))
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made
+
+
+def _no_value(dtype: torch.dtype) -> float:
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
+
+
+def _lacks_values(tensor: Tensor) -> bool:
+    """Return whether an element is as it was when memory was given; of booleans nobody can tell."""
+    if tensor.dtype is torch.bool:
+        return tensor.numel() > 0
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().any())
+    return bool((tensor == _no_value(tensor.dtype)).any())
+
+
+def _nobody(what: str, module: nn.Module) -> RefusedError:
+    return RefusedError(
+        f"{what}: it has no values, and {type(module).__name__} has no {RESET}; say "
+        "initial=Initializer(call), which is called with each module"
+    )

@@ -1,0 +1,31 @@
+"""Repeated blocks of a module: what is gathered and run as one where nobody chooses units."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+
+def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return members of lists of modules by path, or of sequences of equal ones; else children.
+
+    Lists inside other ones are not looked at. A member without parameters is none.
+    """
+    found: dict[str, nn.Module] = {}
+    for path, each in module.named_modules():
+        if any(path.startswith(f"{known}.") for known in found):
+            continue
+        members = dict(each.named_children())
+        repeated = isinstance(each, nn.Sequential) and len(members) > 1
+        repeated = repeated and len({type(member) for member in members.values()}) == 1
+        if path and (isinstance(each, nn.ModuleList) or repeated):
+            found |= {f"{path}.{key}": member for key, member in members.items()}
+    found = found or dict(module.named_children())
+    return {path: each for path, each in found.items() if any(True for _ in each.parameters())}
+
+
+def names_outside(module: nn.Module, blocks: Mapping[str, nn.Module]) -> set[str]:
+    """Return names of the parameters that modules outside the blocks have."""
+    names = {id(each): name for name, each in module.named_parameters()}
+    inside = {id(part) for block in blocks.values() for part in block.modules()}
+    parts = (part for part in module.modules() if id(part) not in inside)
+    return {names[id(each)] for part in parts for each in part.parameters(recurse=False)}
