@@ -13,7 +13,6 @@ from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.access import accesses
 from zsim.schedule.operation import Action, Compute, Copy, Role, View, walk
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
@@ -44,7 +43,6 @@ class StateDifference:
     parameter: str
     rank: int
     why: str
-    writer: str = ""
 
 
 class Persistent:
@@ -269,7 +267,6 @@ class Persistent:
             parameter=parameter,
             rank=number_of,
             why=why,
-            writer=_writer(ranks, name),
         )
 
     def missing(self, layout: list[LaidOut]) -> Iterator[StateDifference]:
@@ -309,12 +306,3 @@ class Persistent:
         whole = self.grid.tracked[TENSOR].coordinates
         own = [whole.index(each) for each in ranks.along[place].coordinates]
         return found + np.array(own, np.int64).reshape(shape)
-
-
-def _writer(ranks: RankArray, name: str) -> str:
-    """Return the last operation of a step that writes a buffer."""
-    found = ""
-    for operation in walk(ranks.program.step):
-        if any(access.writes and access.view.buffer == name for access in accesses(operation)):
-            found = operation.id
-    return found
