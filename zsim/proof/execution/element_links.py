@@ -71,7 +71,11 @@ class ElementLinks:
 
     def _add(self, ranks: RankArray, operation: Operation) -> None:
         match operation:
-            case Compute():
+            case Compute(action=action, unit=unit, segment=segment):
+                key = (ranks.index, id(operation.operands), action, unit, segment)
+                if key in self._done:  # the same of another micro-batch
+                    return
+                self._done.add(key)
                 for access in accesses(operation):
                     self.tensors.cut(ranks, access.view)
                 self._compute(ranks, operation)

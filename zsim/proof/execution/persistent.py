@@ -13,7 +13,8 @@ from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.operation import Action, Compute, Copy, Role, View, walk
+from zsim.schedule.access import accesses, touching
+from zsim.schedule.operation import Action, Branch, Compute, Copy, Role, View, walk
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
 
@@ -141,7 +142,39 @@ class Persistent:
                 datum = memory.buffers.get(name)
                 if datum is not None:
                     layout[name] = self._laid_out(ranks, name, datum)
+            for name, over in self._written_first(ranks, layout).items():
+                layout[name] = np.where(over & (layout[name] >= CONSTANT), ANY, layout[name])
             found.append(layout)
+        return found
+
+    def _written_first(self, ranks: RankArray, layout: LaidOut) -> dict[str, Marks]:
+        """Return where a step writes a constant over before anything reads it.
+
+        Whatever is there when a step begins makes no difference, and no step leaves the constant:
+        to find that out would take a run of the step. What ranks do not do alike counts as read.
+        """
+        unread = {
+            name: (kinds >= CONSTANT).reshape(-1, kinds.shape[-1]).any(axis=0)
+            for name, kinds in layout.items()
+            if (kinds >= CONSTANT).any()
+        }
+        found = {name: np.zeros_like(places) for name, places in unread.items()}
+        seen: set[tuple[int, int]] = set()
+        for outside in ranks.program.step if unread else ():
+            for operation in touching(walk((outside,))):
+                if isinstance(operation, Compute | Copy):
+                    key = _views_of(operation)
+                    if key in seen:  # another micro-batch begins what is no beginning any more
+                        continue
+                    seen.add(key)
+                for view, reads, writes in accesses(operation):
+                    if view.buffer not in unread:
+                        continue
+                    index, left = self.tensors.index(ranks, view), unread[view.buffer]
+                    place = slice(index.low, index.high) if index.take is None else slice(None)
+                    if writes and not (reads or isinstance(outside, Branch)) and index.take is None:
+                        found[view.buffer][place] |= left[place]
+                    left[place] = False
         return found
 
     def _laid_out(self, ranks: RankArray, name: str, datum: Datum) -> Integers:
@@ -306,3 +339,10 @@ class Persistent:
         whole = self.grid.tracked[TENSOR].coordinates
         own = [whole.index(each) for each in ranks.along[place].coordinates]
         return found + np.array(own, np.int64).reshape(shape)
+
+
+def _views_of(operation: Compute | Copy) -> tuple[int, int]:
+    """Return what operations have in common that touch the same views."""
+    if isinstance(operation, Compute):
+        return id(operation.operands), 0
+    return id(operation.source), id(operation.target)
