@@ -74,6 +74,7 @@ def _made(
 ) -> tuple[BookEntry, ...]:
     entries: list[BookEntry] = []
     by_name = program.by_name
+    sizes = {name: buffer.size_bytes for name, buffer in by_name.items()}
     judge: Returns | None = None
     if any(isinstance(op, Free) and op.mode is FreeMode.DEFERRED for op in program.by_id.values()):
         judge = WorstCase() if returns is None else returns
@@ -81,18 +82,18 @@ def _made(
     for step, operation in issued(program, steps, overflow_steps):
         if judge is not None:
             judge.issue(step, operation)
-        if isinstance(operation, Allocate):
-            for free in pending.returned():
-                buffer = by_name[free.buffer]
-                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
-            buffer = by_name[operation.buffer]
-            entries.append(entry_of(operation.id, step, buffer, buffer.size_bytes))
-        elif isinstance(operation, Free):
+        if type(operation) is Allocate:
+            for free in pending.returned() if judge is not None else ():
+                name = free.buffer
+                entries.append(entry_of(operation.id, step, by_name[name], -sizes[name]))
+            name = operation.buffer
+            entries.append(entry_of(operation.id, step, by_name[name], sizes[name]))
+        elif type(operation) is Free:
+            name = operation.buffer
             if operation.mode is FreeMode.DEFERRED:
                 pending.add(step, operation)
             else:
-                buffer = by_name[operation.buffer]
-                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
+                entries.append(entry_of(operation.id, step, by_name[name], -sizes[name]))
     return tuple(entries)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zsim.proof.overlap import Overlap
 from zsim.proof.step_boundary import StepBoundary
-from zsim.schedule.access import Access, accesses, touching
+from zsim.schedule.access import Access, accesses, touching, views_of
 from zsim.schedule.happens_before import Timeline, Way
 from zsim.schedule.operation import CollectiveOperation, Copy, Operation, View
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST
@@ -48,13 +48,22 @@ class Collisions:
         self.views: list[View] = []
         self.touched: dict[int, list[tuple[int, bool, bool]]] = {}
         numbers: dict[View, int] = {}
+        alike: dict[tuple[int, ...], list[tuple[int, bool, bool]]] = {}
         for number, code in zip(self.history.numbers, self.history.codes, strict=True):
             if code in (ALLOCATE, FREE):
                 continue
-            found = self.touched[number] = []
-            for view, reads, writes in accesses(self.numbered.operations[number]):
-                if view.buffer == name:
-                    found.append((numbers.setdefault(view, len(numbers)), reads, writes))
+            operation = self.numbered.operations[number]
+            views = views_of(operation)
+            found = alike.get(views)
+            if found is None:
+                found = [
+                    (numbers.setdefault(view, len(numbers)), reads, writes)
+                    for view, reads, writes in accesses(operation)
+                    if view.buffer == name
+                ]
+                if views:
+                    alike[views] = found
+            self.touched[number] = found
         self.views = list(numbers)
         self.beside = _beside(self.views, overlap)
         self.reads: list[Marks] = []

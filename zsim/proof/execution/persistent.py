@@ -13,7 +13,7 @@ from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.access import accesses, touching
+from zsim.schedule.access import accesses, touching, views_of
 from zsim.schedule.operation import Action, Branch, Compute, Copy, Role, View, walk
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
@@ -159,14 +159,14 @@ class Persistent:
             if (kinds >= CONSTANT).any()
         }
         found = {name: np.zeros_like(places) for name, places in unread.items()}
-        seen: set[tuple[int, int]] = set()
+        seen: set[tuple[int, ...]] = set()
         for outside in ranks.program.step if unread else ():
             for operation in touching(walk((outside,))):
-                if isinstance(operation, Compute | Copy):
-                    key = _views_of(operation)
-                    if key in seen:  # another micro-batch begins what is no beginning any more
-                        continue
-                    seen.add(key)
+                views = views_of(operation)
+                if views in seen:  # what another micro-batch has begun
+                    continue
+                if views:
+                    seen.add(views)
                 for view, reads, writes in accesses(operation):
                     if view.buffer not in unread:
                         continue
@@ -339,10 +339,3 @@ class Persistent:
         whole = self.grid.tracked[TENSOR].coordinates
         own = [whole.index(each) for each in ranks.along[place].coordinates]
         return found + np.array(own, np.int64).reshape(shape)
-
-
-def _views_of(operation: Compute | Copy) -> tuple[int, int]:
-    """Return what operations have in common that touch the same views."""
-    if isinstance(operation, Compute):
-        return id(operation.operands), 0
-    return id(operation.source), id(operation.target)
