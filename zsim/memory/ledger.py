@@ -76,7 +76,7 @@ def _made(
     by_name = program.by_name
     sizes = {name: buffer.size_bytes for name, buffer in by_name.items()}
     judge: Returns | None = None
-    if any(isinstance(op, Free) and op.mode is FreeMode.DEFERRED for op in program.by_id.values()):
+    if program.defers:
         judge = WorstCase() if returns is None else returns
     pending = _PendingUntilSure(judge) if isinstance(judge, WorstCase) else _Pending(judge)
     for step, operation in issued(program, steps, overflow_steps):
@@ -131,6 +131,7 @@ class WorstCase:
         self._count: dict[str, int] = {}
         self._clock: dict[str, Mapping[str, int]] = {}
         self._tail: dict[str, Mapping[str, int]] = {}
+        self._knows_of: dict[str, Mapping[str, int]] = {}
         self._host: dict[str, int] = {}
         self._uses: dict[tuple[int, str], list[Mapping[str, int]]] = {}
         self._step = SETUP
@@ -155,7 +156,11 @@ class WorstCase:
                 stream = operation.stream
                 count = self._count[stream] = self._count.get(stream, 0) + 1
                 before = self._tail.get(stream, {})
-                clock = _later([before, self._host, *self._clocks(operation.after)])
+                if operation.after or self._knows_of.get(stream) is not self._host:
+                    clock = _later([before, self._host, *self._clocks(operation.after)])
+                    self._knows_of[stream] = self._host
+                else:  # the host has waited for nothing since
+                    clock = dict(before)
                 clock[stream] = count
                 self._clock[operation.id] = self._tail[stream] = clock
 

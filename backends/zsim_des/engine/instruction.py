@@ -192,12 +192,8 @@ class _Lowering:
         self._has_host = len(set(self._places.values())) > 1
         self._streams = {name: index for index, name in enumerate(schedule.streams)}
         self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
-        deferred = any(
-            isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
-            for operation in program.by_id.values()
-        )
         self._asks = asks
-        self._noted: tuple[type[Operation], ...] = (Allocate,) if deferred else ()
+        self._noted: tuple[type[Operation], ...] = (Allocate,) if program.defers else ()
         if watched:
             self._noted = (Allocate, Free, SetScalar)
         elif asks:
