@@ -85,10 +85,10 @@ def examine(context: Context) -> list[Finding]:
     cycles: dict[frozenset[str], Finding] = {}
     for choice in product((True, False), repeat=len(branches)):
         taken = {name for name, then in zip(branches, choice, strict=True) if then}
-        if not any(_Waits(context, among, taken, of=_CommunicationWalker).graph.cycles()):
+        if not any(RankWaits(context, among, taken, of=CommunicationWalker).graph.cycles()):
             continue
-        in_order = list(_Waits(context, among, taken, in_order=True).cycles())
-        stuck = list(_Waits(context, among, taken).cycles()) if in_order else []
+        in_order = list(RankWaits(context, among, taken, in_order=True).cycles())
+        stuck = list(RankWaits(context, among, taken).cycles()) if in_order else []
         for operations, finding in stuck or in_order:
             cycles.setdefault(operations, finding)
     return found + list(cycles.values())
@@ -251,7 +251,7 @@ class _Walker:
             self.graph.wait(node, self.previous.get(name), why)
 
 
-class _CommunicationWalker(_Walker):
+class CommunicationWalker(_Walker):
     """Adds communications alone, each behind the one that the host issued before."""
 
     def _issue(self, numbered: Numbered, items: list[int]) -> None:
@@ -270,7 +270,7 @@ class _CommunicationWalker(_Walker):
                 self._issue(numbered, then if is_taken else otherwise)
 
 
-class _Waits:
+class RankWaits:
     """The graph of setup and the steps, for one way through the branches.
 
     With `in_order`, a rank's communications run one after the other, whatever their communicators.

@@ -153,12 +153,12 @@ class Persistent:
         Whatever is there when a step begins makes no difference, and no step leaves the constant:
         to find that out would take a run of the step. What ranks do not do alike counts as read.
         """
-        unread = {
-            name: (kinds >= CONSTANT).reshape(-1, kinds.shape[-1]).any(axis=0)
+        unread: dict[str, Marks] = {
+            name: np.logical_or.reduce((kinds >= CONSTANT).reshape(-1, kinds.shape[-1]))
             for name, kinds in layout.items()
             if (kinds >= CONSTANT).any()
         }
-        found = {name: np.zeros_like(places) for name, places in unread.items()}
+        found = {name: np.zeros(places.shape, bool) for name, places in unread.items()}
         seen: set[tuple[int, ...]] = set()
         for outside in ranks.program.step if unread else ():
             for operation in touching(walk((outside,))):
