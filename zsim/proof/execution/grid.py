@@ -134,8 +134,9 @@ class Grid:
             group = self.schedule.group_by_name[message.group]
             at = self.at(ranks, (0,) * len(ranks.shape))
             members, own = group.members(self.mesh, at), group.index(self.mesh, at)
-            ends = members[own], members[(own + message.offset) % len(members)]
-            self._routes[key] = (group.name, *(ends if sends else reversed(ends)))
+            mine, peer = members[own], members[(own + message.offset) % len(members)]
+            ends = (mine, peer) if sends else (peer, mine)
+            self._routes[key] = (group.name, *ends)
         return self._routes[key]
 
 
