@@ -7,8 +7,6 @@ steps, recorded. Values and order are proved. In processor time of one process, 
 """
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import zsim
 from zsim.proof import check
@@ -22,23 +20,20 @@ def main() -> None:
     """Print a line for each case."""
     zsim.run(_tables(2, 2))  # imports
     for stages, micro_batches in CASES:
-        tables = _tables(stages, micro_batches)
-        job, made_s = _timed(lambda tables=tables: zsim.load(tables).job)
-        found, proved_s = _timed(lambda job=job: check(job.schedule, job.model))
-        _, run_s = _timed(lambda job=job: zsim.run(job, check=False).step_time_s)
+        begin = time.process_time()
+        job = zsim.load(_tables(stages, micro_batches)).job
+        made = time.process_time()
+        found = check(job.schedule, job.model)
+        proved = time.process_time()
+        zsim.run(job, check=False)
+        end = time.process_time()
         count = sum(len(program.by_id) for program in job.schedule.programs)
         print(
             f"{stages} stages, {micro_batches} micro-batches, {count:,} operations: "
-            f"made in {made_s:.2f} s, proved in {proved_s:.2f} s, simulated in {run_s:.2f} s, "
-            f"{made_s + proved_s + run_s:.2f} s in all, target {TARGET_S:g} s, "
-            f"{len(found)} findings"
+            f"made in {made - begin:.2f} s, proved in {proved - made:.2f} s, "
+            f"simulated in {end - proved:.2f} s, {end - begin:.2f} s in all, "
+            f"target {TARGET_S:g} s, {len(found)} findings"
         )
-
-
-def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
-    begin = time.process_time()
-    found = act()
-    return found, time.process_time() - begin
 
 
 def _tables(stages: int, micro_batches: int) -> dict[str, object]:
