@@ -41,13 +41,14 @@ mypy pyright: .venv/installed
 bench-predicted: .venv/installed  ## predicted steps of the ranks at hand beside measured ones; nothing else may run
 	.venv/bin/python -m benchmarks.predicted
 
-bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages
+bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages, pipelines
 	.venv-run/bin/python benchmarks/step_96_layers.py
 	.venv-run/bin/python benchmarks/check.py
 	.venv-run/bin/python -m benchmarks.scale
 	.venv-run/bin/python -m benchmarks.study
 	.venv-run/bin/python -m benchmarks.allocator
 	.venv-run/bin/python -m benchmarks.page
+	.venv-run/bin/python -m benchmarks.pipeline
 
 bench-real: .venv/installed  ## real steps on Gloo beside DDP, ZeroRedundancyOptimizer and FSDP2: ratios of time and memory
 	.venv/bin/python -m benchmarks.real 2

@@ -74,25 +74,26 @@ def _made(
 ) -> tuple[BookEntry, ...]:
     entries: list[BookEntry] = []
     by_name = program.by_name
+    sizes = {name: buffer.size_bytes for name, buffer in by_name.items()}
     judge: Returns | None = None
-    if any(isinstance(op, Free) and op.mode is FreeMode.DEFERRED for op in program.by_id.values()):
+    if program.defers:
         judge = WorstCase() if returns is None else returns
     pending = _PendingUntilSure(judge) if isinstance(judge, WorstCase) else _Pending(judge)
     for step, operation in issued(program, steps, overflow_steps):
         if judge is not None:
             judge.issue(step, operation)
-        if isinstance(operation, Allocate):
-            for free in pending.returned():
-                buffer = by_name[free.buffer]
-                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
-            buffer = by_name[operation.buffer]
-            entries.append(entry_of(operation.id, step, buffer, buffer.size_bytes))
-        elif isinstance(operation, Free):
+        if type(operation) is Allocate:
+            for free in pending.returned() if judge is not None else ():
+                name = free.buffer
+                entries.append(entry_of(operation.id, step, by_name[name], -sizes[name]))
+            name = operation.buffer
+            entries.append(entry_of(operation.id, step, by_name[name], sizes[name]))
+        elif type(operation) is Free:
+            name = operation.buffer
             if operation.mode is FreeMode.DEFERRED:
                 pending.add(step, operation)
             else:
-                buffer = by_name[operation.buffer]
-                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
+                entries.append(entry_of(operation.id, step, by_name[name], -sizes[name]))
     return tuple(entries)
 
 
@@ -130,6 +131,7 @@ class WorstCase:
         self._count: dict[str, int] = {}
         self._clock: dict[str, Mapping[str, int]] = {}
         self._tail: dict[str, Mapping[str, int]] = {}
+        self._knows_of: dict[str, Mapping[str, int]] = {}
         self._host: dict[str, int] = {}
         self._uses: dict[tuple[int, str], list[Mapping[str, int]]] = {}
         self._step = SETUP
@@ -154,7 +156,11 @@ class WorstCase:
                 stream = operation.stream
                 count = self._count[stream] = self._count.get(stream, 0) + 1
                 before = self._tail.get(stream, {})
-                clock = _later([before, self._host, *self._clocks(operation.after)])
+                if operation.after or self._knows_of.get(stream) is not self._host:
+                    clock = _later([before, self._host, *self._clocks(operation.after)])
+                    self._knows_of[stream] = self._host
+                else:  # the host has waited for nothing since
+                    clock = dict(before)
                 clock[stream] = count
                 self._clock[operation.id] = self._tail[stream] = clock
 

@@ -16,7 +16,7 @@ from zsim.memory.peak import peak_bytes, witness
 from zsim.memory.pinned import PinnedAllocator
 from zsim.memory.service import Deferred, Service
 from zsim.schedule.issue_order import NO_OVERFLOW, issued
-from zsim.schedule.operation import Allocate, Communication, Free, FreeMode, Together
+from zsim.schedule.operation import Allocate, Free, FreeMode
 from zsim.schedule.schedule import Discipline, Place, Pool, Program, Schedule, Scope
 from zsim.trace.trace import BookEntry, Reservation, Shortage
 
@@ -45,14 +45,6 @@ def reservations(
     )
 
 
-def defers(program: Program) -> bool:
-    """Return whether some free is deferred: then what is booked when depends on time."""
-    return any(
-        isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
-        for operation in program.by_id.values()
-    )
-
-
 def deferred_frees(
     program: Program,
     entries: tuple[BookEntry, ...],
@@ -63,9 +55,9 @@ def deferred_frees(
     found: list[tuple[int, str]] = []
     line = 0
     for step, operation in issued(program, steps, overflow_steps):
-        if isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED:
+        if type(operation) is Free and operation.mode is FreeMode.DEFERRED:
             found.append((line, operation.buffer))
-        elif isinstance(operation, Allocate | Free):
+        elif type(operation) is Allocate or type(operation) is Free:
             while line < len(entries) and (entries[line].operation, entries[line].step) == (
                 operation.id,
                 step,
@@ -117,7 +109,7 @@ def needed_bytes(program: Program, pool: Pool) -> int:
     That is what `torch.cuda.max_memory_allocated` says of the tensors, of which no other stream
     has to be waited for.
     """
-    at_once = book(program, 2, returns=AtOnce())
+    at_once = book(program, 2, returns=AtOnce() if program.defers else None)
     if pool.discipline is Discipline.EXACT:
         return peak_bytes(at_once, pool.name)
     return reserve(program, at_once, pool).needed_bytes
@@ -188,12 +180,7 @@ def node_bytes(pool: Pool, cluster: Cluster) -> int | None:
 
 def communicators(schedule: Schedule, program: Program) -> int:
     """Communicators of a rank that runs `program`: groups of several ranks that it uses."""
-    used = {
-        operation.group
-        for operation in program.by_id.values()
-        if isinstance(operation, Communication | Together)
-    }
-    return sum(schedule.group_by_name[name].size(schedule.mesh) > 1 for name in used)
+    return sum(schedule.group_by_name[name].size(schedule.mesh) > 1 for name in program.groups)
 
 
 def _exact(
@@ -201,7 +188,7 @@ def _exact(
 ) -> Reservation:
     changes = [entry.change_bytes for entry in entries if entry.pool == pool.name]
     course = tuple(accumulate(changes))
-    needed = needed_bytes(program, pool) if defers(program) else max(course, default=0)
+    needed = needed_bytes(program, pool) if program.defers else max(course, default=0)
     shortage: Shortage | None = None
     if capacity_bytes is not None and max(course, default=0) > capacity_bytes:
         found = witness(entries, pool.name, capacity_bytes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zsim.proof.overlap import Overlap
 from zsim.proof.step_boundary import StepBoundary
-from zsim.schedule.access import Access, accesses, touching
+from zsim.schedule.access import Access, accesses, touching, views_of
 from zsim.schedule.happens_before import Timeline, Way
 from zsim.schedule.operation import CollectiveOperation, Copy, Operation, View
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST
@@ -35,11 +35,34 @@ Of earlier steps every one that may be the last, since what is behind it stands 
 """
 
 
+class AccessesByBuffer:
+    """Accesses of operations, found once for those that touch the very same views."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], dict[str, list[Access]]] = {}
+
+    def of(self, operation: Operation) -> dict[str, list[Access]]:
+        """Return the accesses of `operation` by buffer."""
+        key = views_of(operation) or (id(operation),)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = {}
+            for access in accesses(operation):
+                found.setdefault(access.view.buffer, []).append(access)
+        return found
+
+
 class Collisions:
     """The accesses to one buffer, view by view."""
 
     def __init__(
-        self, order: Timeline, name: str, overlap: Overlap, boundary: StepBoundary
+        self,
+        order: Timeline,
+        name: str,
+        overlap: Overlap,
+        *,
+        boundary: StepBoundary,
+        known: AccessesByBuffer,
     ) -> None:
         self.way = order.ways[0]
         self.boundary = boundary
@@ -48,13 +71,19 @@ class Collisions:
         self.views: list[View] = []
         self.touched: dict[int, list[tuple[int, bool, bool]]] = {}
         numbers: dict[View, int] = {}
+        alike: dict[int, list[tuple[int, bool, bool]]] = {}
         for number, code in zip(self.history.numbers, self.history.codes, strict=True):
             if code in (ALLOCATE, FREE):
                 continue
-            found = self.touched[number] = []
-            for view, reads, writes in accesses(self.numbered.operations[number]):
-                if view.buffer == name:
-                    found.append((numbers.setdefault(view, len(numbers)), reads, writes))
+            found = known.of(self.numbered.operations[number])[name]
+            touched = alike.get(id(found))
+            if touched is None:
+                touched = [
+                    (numbers.setdefault(view, len(numbers)), reads, writes)
+                    for view, reads, writes in found
+                ]
+                alike[id(found)] = touched
+            self.touched[number] = touched
         self.views = list(numbers)
         self.beside = _beside(self.views, overlap)
         self.reads: list[Marks] = []
@@ -70,13 +99,23 @@ class Collisions:
         if lasts:
             self._enter_earlier()
         found: list[Race] = []
+        entered, turn = HOST, 0
+        ordered: dict[tuple[int, int], int] = {}
         for number, code in zip(self.history.numbers, self.history.codes, strict=True):
             if way.known[number] is None or code == FREE:
                 continue
             if code == ALLOCATE:
                 self._clear()
                 continue
-            found += self._unknown(number)
+            stream = self.numbered.stream[number]
+            if stream != entered:
+                entered, turn = stream, turn + 1
+            same = (stream, id(self.touched[number]))
+            if ordered.get(same) != turn:  # since then only its own stream has touched the buffer
+                races = self._unknown(number)
+                found += races
+                if not races:
+                    ordered[same] = turn
             self._enter(number)
         return found
 

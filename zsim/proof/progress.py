@@ -22,8 +22,12 @@ issued before, and only such edges are left to look for. Otherwise the graph is 
 ranks that nothing tells apart. That is exact: a cycle over classes is one over ranks, since from
 any rank of a class its edges lead to some rank of the next class, and ranks are finite. Where
 several classes send within one group, its axes are taken rank by rank (a pipeline's ends are unlike
-its middle), and the cost grows with their sizes. Operations on groups that do not match (a finding
-of matching) are not waited for here. Each further step adds the same waits as the second one.
+its middle), and the cost grows with their sizes. On one rank all waits point to what was issued
+before: with communications in the order of hosts, a cycle leads from communication to
+communication. So a graph of these alone, each behind the one before, tells whether there is one.
+
+Operations on groups that do not match (a finding of matching) are not waited for here. Each further
+step adds the same waits as the second one.
 """
 
 from collections import defaultdict
@@ -81,8 +85,10 @@ def examine(context: Context) -> list[Finding]:
     cycles: dict[frozenset[str], Finding] = {}
     for choice in product((True, False), repeat=len(branches)):
         taken = {name for name, then in zip(branches, choice, strict=True) if then}
-        in_order = list(_Waits(context, among, taken, in_order=True).cycles())
-        stuck = list(_Waits(context, among, taken).cycles()) if in_order else []
+        if not any(RankWaits(context, among, taken, of=CommunicationWalker).graph.cycles()):
+            continue
+        in_order = list(RankWaits(context, among, taken, in_order=True).cycles())
+        stuck = list(RankWaits(context, among, taken).cycles()) if in_order else []
         for operations, finding in stuck or in_order:
             cycles.setdefault(operations, finding)
     return found + list(cycles.values())
@@ -245,21 +251,46 @@ class _Walker:
             self.graph.wait(node, self.previous.get(name), why)
 
 
-class _Waits:
+class CommunicationWalker(_Walker):
+    """Adds communications alone, each behind the one that the host issued before."""
+
+    def _issue(self, numbered: Numbered, items: list[int]) -> None:
+        group_of, sides = numbered.group, numbered.sides
+        for number in items:
+            if group := group_of[number]:
+                name = numbered.operations[number].id
+                start, done = self.graph.node(self.role, name), self.graph.node(self.role, name)
+                self.graph.wait(start, self.host, IN_HOST_ORDER)
+                self.graph.wait(done, start, "it must start")
+                self.issued[group].append(_Issued(numbered, number, start, done))
+                self.host = done
+            elif number in sides:
+                then, otherwise = sides[number]
+                is_taken = numbered.operations[number].id in self.taken
+                self._issue(numbered, then if is_taken else otherwise)
+
+
+class RankWaits:
     """The graph of setup and the steps, for one way through the branches.
 
     With `in_order`, a rank's communications run one after the other, whatever their communicators.
     """
 
     def __init__(
-        self, context: Context, among: list[RankBox], taken: set[str], *, in_order: bool = False
+        self,
+        context: Context,
+        among: list[RankBox],
+        taken: set[str],
+        *,
+        in_order: bool = False,
+        of: type[_Walker] = _Walker,
     ) -> None:
         schedule = context.schedule
         self.in_order = in_order
         self.graph = WaitGraph()
         by_role = {each.program.role: each for each in context.programs}
         walkers = {
-            rank_class: _Walker(
+            rank_class: of(
                 self.graph, rank_class.role, taken, len(schedule.streams), in_order=in_order
             )
             for rank_class in among

@@ -28,7 +28,7 @@ suffice, one for each two views that overlap.
 from collections.abc import Iterable
 from functools import partial
 
-from zsim.proof.collision import Collisions, Race, inside
+from zsim.proof.collision import AccessesByBuffer, Collisions, Race, inside
 from zsim.proof.context import SETUP, STEP, Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.proof.overlap import Overlap, says
@@ -61,7 +61,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
     found: dict[tuple[int, int], Finding] = {}
     shared = [name for name, history in numbered.history.items() if history.away]
     exact: dict[str, Collisions] = {}
-    boundary = StepBoundary(order)
+    boundary, known = StepBoundary(order), AccessesByBuffer()
     first, *others = order.ways
     for way in (first, *others):
         races: list[Race] = []
@@ -72,7 +72,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
             lasts = name in persistent
             if not _is_ordered(way, history, lasts=lasts):
                 if name not in exact:
-                    exact[name] = Collisions(order, name, overlap, boundary)
+                    exact[name] = Collisions(order, name, overlap, boundary=boundary, known=known)
                 races += exact[name].find(way, lasts=lasts)
         for race in _roots(way, races):
             found.setdefault((race.later, race.earlier), _finding(each, way, race))

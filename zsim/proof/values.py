@@ -21,7 +21,8 @@ from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, trai
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
-from zsim.schedule.operation import Action, Compute
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import LogicalParameter, Schedule
 
 INVARIANT = "values"
@@ -97,7 +98,7 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
         return Shown(findings=(_finding("", "step", f"not followed: {error}"),))
     classes = prod(len(along.coordinates) for along in proof.grid.tracked.values())
     return Shown(
-        findings=tuple(_findings(outcome)),
+        findings=tuple(_findings(schedule, outcome)),
         not_shown=not_shown,
         training=training,
         assumed=tuple(assumed),
@@ -185,7 +186,7 @@ def _unknown(schedule: Schedule, model: Model) -> str:
     return ""
 
 
-def _findings(outcome: StepResult) -> list[Finding]:
+def _findings(schedule: Schedule, outcome: StepResult) -> list[Finding]:
     """Return one finding for one cause: where a schedule leaves plain training first."""
     if outcome.troubles:
         ((role, operation), why), *others = outcome.troubles.items()
@@ -203,7 +204,18 @@ def _findings(outcome: StepResult) -> list[Finding]:
         if not first.buffer:
             return [_finding("", "step", f"{first.parameter}: {first.why}")]
         why = f"leaves {first.why} in {first.buffer}"
-        return [_finding(first.role, first.writer or "step", why, *witness)]
+        last = _writer(schedule, first.role, first.buffer)
+        return [_finding(first.role, last or "step", why, *witness)]
     left = outcome.departures[0]
     why = f"reads another {left.operand} in {left.buffer} than plain training does"
     return [_finding(left.role, left.operation, why, *witness)]
+
+
+def _writer(schedule: Schedule, role: str, buffer: str) -> str:
+    """Return the last operation of a role's step that writes a buffer."""
+    found = ""
+    for program in schedule.programs:
+        for operation in walk(program.step) if program.role == role else ():
+            if any(each.writes and each.view.buffer == buffer for each in accesses(operation)):
+                found = operation.id
+    return found

@@ -100,6 +100,18 @@ def accesses(operation: Operation) -> list[Access]:
             assert_never(operation)
 
 
+def views_of(operation: Operation) -> tuple[int, ...]:
+    """Return what operations have in common that touch the very same views in the same way.
+
+    Those of one segment, or one copy, in several micro-batches do; of others nothing is said.
+    """
+    if isinstance(operation, Compute):
+        return id(operation.operands), id(operation.action)
+    if isinstance(operation, Copy):
+        return id(operation.source), id(operation.target), operation.accumulate
+    return ()
+
+
 def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Yield those that touch buffers, the members of a `Together` one by one."""
     for operation in operations:

@@ -32,6 +32,7 @@ class HostActions:
         self.operations: list[Operation] = []
         self._allocations: dict[str, int] = {}
         self._views: dict[str, View] = {}
+        self._parts: dict[tuple[str, int, int], View] = {}
 
     def add(self, operation: Operation) -> str:
         """Append an operation that was made elsewhere, and return its id."""
@@ -49,9 +50,13 @@ class HostActions:
             view = self._views[name] = View(buffer=name, size=self.buffers[name].elements)
         return view
 
-    def part(self, name: str, size: int) -> View:
-        """Return a view of the first `size` elements of the buffer called `name`."""
-        return View(buffer=name, size=size)
+    def part(self, name: str, size: int, start: int = 0) -> View:
+        """Return a view of `size` elements of the buffer called `name`, always the same one."""
+        key = (name, size, start)
+        view = self._parts.get(key)
+        if view is None:
+            view = self._parts[key] = View(buffer=name, start=start, size=size)
+        return view
 
     def view(self, memory: Memory) -> View:
         """Return the view, or that of all of the buffer that is named."""

@@ -27,9 +27,9 @@ def taken(
     counted = {} if scalars is None else scalars
     for operation in operations:
         yield operation
-        if isinstance(operation, SetScalar):
+        if type(operation) is SetScalar:
             set_scalar(operation, counted)
-        elif isinstance(operation, Branch):
+        elif type(operation) is Branch:
             known = overflows if operation.scalar is None else counted.get(operation.scalar, 0.0)
             side = operation.then if known else operation.otherwise
             yield from taken(side, overflows=overflows, scalars=counted)

@@ -6,6 +6,7 @@ runtimes write with.
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 from zsim.model.generator import Draw
 from zsim.model.kernel import Kernel
@@ -37,8 +38,13 @@ COMPUTE = "compute"
 COMMUNICATION = "communication"
 
 
-def _operand(given: tuple[Role, View] | Operand) -> Operand:
-    return given if isinstance(given, Operand) else Operand(role=given[0], view=given[1])
+def _operands(given: Iterable[tuple[Role, View] | Operand]) -> tuple[Operand, ...]:
+    """Return operands; a tuple of them as it is, by which proofs know what comes again."""
+    if isinstance(given, tuple) and all(isinstance(each, Operand) for each in given):
+        return cast("tuple[Operand, ...]", given)
+    return tuple(
+        each if isinstance(each, Operand) else Operand(role=each[0], view=each[1]) for each in given
+    )
 
 
 class OperationList(HostActions):
@@ -70,7 +76,7 @@ class OperationList(HostActions):
                 unit=unit,
                 segment=segment,
                 micro_batch=micro_batch,
-                operands=tuple(map(_operand, operands)),
+                operands=_operands(operands),
                 kernels=tuple(kernels),
                 scalars=tuple(scalars),
                 rule=rule,

@@ -11,7 +11,15 @@ from zsim.model.generator import Generator
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh
-from zsim.schedule.operation import Operation, Together, View, walk
+from zsim.schedule.operation import (
+    Communication,
+    Free,
+    FreeMode,
+    Operation,
+    Together,
+    View,
+    walk,
+)
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 
@@ -149,7 +157,8 @@ class RankRole:
 class Program:
     """The program of the ranks of one role: `setup` once, then `step` again and again.
 
-    `persistent` buffers are alive before and after every step, and no others are.
+    `persistent` buffers are alive before and after every step, and no others are. It uses `groups`,
+    and `defers` where some free is deferred: then what is alive when depends on time.
     """
 
     role: str
@@ -159,6 +168,8 @@ class Program:
     step: tuple[Operation, ...]
     by_name: dict[str, Buffer] = field(init=False, repr=False, compare=False)
     by_id: dict[str, Operation] = field(init=False, repr=False, compare=False)
+    groups: frozenset[str] = field(init=False, repr=False, compare=False)
+    defers: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         by_name = {buffer.name: buffer for buffer in self.buffers}
@@ -177,14 +188,23 @@ class Program:
                     raise ScheduleError(f"program {self.role}: id {operation.id} is used twice")
                 by_id[operation.id] = operation
         members: set[str] = set()
+        groups: set[str] = set()
+        defers = False
         for operation in by_id.values():
-            if isinstance(operation, Together):
+            if type(operation) is Free:
+                defers |= operation.mode is FreeMode.DEFERRED
+            elif isinstance(operation, Communication):
+                groups.add(operation.group)
+            elif type(operation) is Together:
+                groups.add(operation.group)
                 for member in operation.members:
                     if member.id in by_id or member.id in members:
                         raise ScheduleError(f"program {self.role}: id {member.id} is used twice")
                     members.add(member.id)
         object.__setattr__(self, "by_name", by_name)
         object.__setattr__(self, "by_id", by_id)
+        object.__setattr__(self, "groups", frozenset(groups))
+        object.__setattr__(self, "defers", defers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

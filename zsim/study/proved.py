@@ -5,7 +5,7 @@ from collections.abc import Callable
 from zsim.analysis.summary import Room, StepWork, room, step_of, summed_up, work
 from zsim.backend.backend import BackendError, Job, NoWayError, RunFailedError, Trier
 from zsim.config_error import ConfigError
-from zsim.memory import capacity_bytes, defers, node_bytes
+from zsim.memory import capacity_bytes, node_bytes
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -33,7 +33,7 @@ class Proved:
         self._backend = backend
         self._work: StepWork | None = None
         self._rooms: dict[Size, Room] = {}
-        self._defers = any(defers(program) for program in made.programs)
+        self._defers = any(program.defers for program in made.programs)
 
     def tried(self, resolved: ResolvedScenario) -> StudyOutcome:
         """Return the outcome of the schedule on the cluster and with the faults of `resolved`."""

@@ -17,7 +17,6 @@ from itertools import accumulate, pairwise
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.schedule.layout import Layout, Piece
-from zsim.schedule.operation import View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
@@ -55,10 +54,6 @@ class UnitRun:
     def start(self) -> int:
         """Start of the first parameter."""
         return self.starts[0]
-
-    def place(self, buffer: str) -> View:
-        """Return where they lie in a buffer of the whole bucket, if they lie in a row."""
-        return View(buffer=buffer, start=self.start, size=self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ def copy_run(
     return writer.copy(
         name,
         source,
-        run.place(target) if run.layout is None else target,
+        writer.part(target, run.size, run.start) if run.layout is None else target,
         accumulate=accumulate,
         divisor=divisor,
         by_parameter=run.layout is not None,

@@ -52,6 +52,11 @@ class Beside:
         self._changed_ps = 0
         self._version = 0
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether no kernel and no collective is under way."""
+        return not (self._kernels or self._collectives or self._traffic)
+
     def now_ps(self) -> int:
         """Return the time that it is."""
         return int(self._agenda.env.now)

@@ -192,12 +192,8 @@ class _Lowering:
         self._has_host = len(set(self._places.values())) > 1
         self._streams = {name: index for index, name in enumerate(schedule.streams)}
         self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
-        deferred = any(
-            isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
-            for operation in program.by_id.values()
-        )
         self._asks = asks
-        self._noted: tuple[type[Operation], ...] = (Allocate,) if deferred else ()
+        self._noted: tuple[type[Operation], ...] = (Allocate,) if program.defers else ()
         if watched:
             self._noted = (Allocate, Free, SetScalar)
         elif asks:
@@ -208,7 +204,7 @@ class _Lowering:
         read = {each.scalar for each in step if isinstance(each, Branch) and each.scalar}
         counters = {each.counter for each in step if isinstance(each, SetScalar) and each.counter}
         self.decides = frozenset(read | counters if read else ())
-        self._timed: dict[int, tuple[int, int]] = {}
+        self._timed: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
         """Instructions of setup or of the step."""
@@ -327,17 +323,23 @@ class _Lowering:
     def _times(self, operation: Compute | Copy | Fill) -> tuple[int, int]:
         """Return how long an operation takes alone, and how much of that only moves memory.
 
-        Segments of all micro-batches have the same kernels, which are timed once.
+        Segments of all micro-batches have the same kernels, and copies the same views: they are
+        timed once.
         """
-        kernels = operation.kernels if isinstance(operation, Compute) else ()
-        known = self._timed.get(id(kernels)) if kernels else None
+        key: tuple[int, ...] = ()
+        if isinstance(operation, Copy):
+            views = id(operation.source), id(operation.target)
+            key = (*views, operation.accumulate, operation.launches)
+        elif isinstance(operation, Compute) and operation.kernels:
+            key = (id(operation.kernels),)
+        known = self._timed.get(key)
         if known is not None:
             return known
         time_ps, moving = operation_ps(operation, self._program, self._gpu), 0
         if self._gpu.collective_share:
             moving = moving_ps(operation, self._program, self._gpu)
-        if kernels:
-            self._timed[id(kernels)] = time_ps, moving
+        if key:
+            self._timed[key] = time_ps, moving
         return time_ps, moving
 
     def _free(self, free: Free) -> Instruction | None:

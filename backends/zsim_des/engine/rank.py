@@ -59,6 +59,8 @@ class Rank:
             len(each.classes) > 1 for each in rank_class.communicators.values()
         )
         self._going: Iterator[Awaited | int] = iter(())
+        self._awaited: Awaited | None = None
+        self._has_ended = False
         beside = Beside(agenda, gpu) if gpu is not None and gpu.collective_share else None
         changes = pace is not None or durations is not None
         self._streams = [
@@ -69,6 +71,7 @@ class Rank:
                 rendezvous=rendezvous,
                 end_ps=self._end_ps if changes else None,
                 beside=beside,
+                is_alone=self._is_alone,
             )
             for name in program.streams
         ]
@@ -77,17 +80,34 @@ class Rank:
         """Place the host before `steps` (setup, or all others) at `begin_ps`."""
         self._host_ps = self._begin_ps = begin_ps
         self._going = self._host(steps, overflow_steps)
+        self._awaited, self._has_ended = None, False
         self._agenda.wake(self)
 
     def advance(self) -> None:
         """Advance the host until it has to wait."""
+        self._awaited = None
         for awaited in self._going:
             if isinstance(awaited, int):
                 self._agenda.wake_after(awaited, self)
             else:
-                instance, slot = awaited
+                instance, slot = self._awaited = awaited
                 instance.watch(slot, self)
             return
+        self._has_ended = True
+
+    def _is_alone(self, stream: Stream) -> bool:
+        """Return whether nothing else of the rank can begin before `stream` has gone on.
+
+        The other streams have nothing to do, and the host issues nothing: what it waits for is on
+        this one.
+        """
+        if not self._has_ended:
+            if self._awaited is None:
+                return False
+            instance, slot = self._awaited
+            if instance.ends[slot] != UNKNOWN:
+                return False
+        return all(other is stream or other.is_idle for other in self._streams)
 
     def _host(
         self, steps: Sequence[int], overflow_steps: frozenset[int]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from zsim.backend.backend import Job
-from zsim.memory import book, deferred_frees, defers, reservations
+from zsim.memory import book, deferred_frees, reservations
 from zsim.network.volume import transfer
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Free, Operation
@@ -71,7 +71,7 @@ class Records:
         if rank.memory is not None:
             return rank.memory.book(), rank.memory.reservations()
         job, program = self._job, rank.rank_class.program
-        if not defers(program):
+        if not program.defers:
             known = self._worst_cases.of(job, program)
             return known.book, known.reservations
         returns = _TimedBook(rank.instances, rank.program.slots)

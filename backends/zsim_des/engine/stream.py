@@ -82,6 +82,7 @@ class Stream:
     """A queue of entries, and what it stands at.
 
     `end_ps` says when a kernel ends that has the GPU to itself; with `beside` it may be later.
+    While the stream `is_alone` nothing else of the rank can begin before it has gone on.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Stream:
         rendezvous: Rendezvous,
         end_ps: Callable[[ProgramRun, Item, int], int] | None,
         beside: Beside | None,
+        is_alone: Callable[["Stream"], bool],
     ) -> None:
         self.name = name
         self.entry: Arrival | None = None
@@ -101,12 +103,18 @@ class Stream:
         self._rendezvous = rendezvous
         self._end_ps = end_ps
         self._beside = beside
+        self._is_alone = is_alone
         self._queue: deque[EntryBatch] = deque()
         self._batch: EntryBatch | None = None
         self._at = 0
         self._free_ps = 0
         self._could_ps = 0  # when it could have run more: waits without an operation are no work
         self._traffic = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether all that the host put on the stream has begun and ended."""
+        return self._batch is None
 
     def put(self, batch: EntryBatch) -> None:
         """Put entries of the host on the stream."""
@@ -120,26 +128,17 @@ class Stream:
         """Work off entries until one has to wait."""
         while (batch := self._batch) is not None:
             instance, offsets_ps, count = batch.instance, batch.offsets_ps, len(batch.items)
-            starts, ends = instance.starts, instance.ends
+            starts = instance.starts
             while self._at < count:
                 item = batch.items[self._at]
-                after_ps = 0
-                for slot in item.here:
-                    end_ps = ends[slot]
-                    if end_ps < 0:
-                        instance.watch(slot, self)
-                        return
-                    after_ps = max(after_ps, end_ps)
-                if item.looks_back:
-                    for where, slot in batch.links[item.slot]:
-                        if where.ends[slot] < 0:
-                            where.watch(slot, self)
-                            return
-                        after_ps = max(after_ps, where.ends[slot])
+                after_ps = self._after_ps(batch, item) if item.here or item.looks_back else 0
+                if after_ps == UNKNOWN:
+                    return
                 could_ps = max(self._could_ps, after_ps)
                 issued_ps = batch.begin_ps + offsets_ps[item.order]
                 ready_ps = max(self._free_ps, after_ps, issued_ps)
-                if self._beside is not None and ready_ps > self._beside.now_ps():
+                shares = self._beside is not None and self._may_share(self._beside, item)
+                if shares and ready_ps > self._agenda.env.now:
                     self._agenda.at(ready_ps, lambda: self._agenda.wake(self))
                     return
                 is_work = item.what.operation is not None
@@ -156,8 +155,8 @@ class Stream:
                 end_ps = ready_ps + item.time_ps
                 if self._end_ps is not None:
                     end_ps = self._end_ps(instance, item, ready_ps)
-                if self._beside is not None and end_ps > ready_ps:
-                    self._share(self._beside, item, end_ps - ready_ps)
+                if shares and end_ps > ready_ps:
+                    self._share(item, end_ps - ready_ps)
                     return
                 self._free_ps = end_ps
                 self._could_ps = end_ps if is_work else could_ps
@@ -166,8 +165,28 @@ class Stream:
             self._at = 0
             self._batch = self._queue.popleft() if self._queue else None
 
-    def _share(self, beside: Beside, item: Item, time_ps: int) -> None:
+    def _after_ps(self, batch: EntryBatch, item: Item) -> int:
+        """Return when all that an entry waits for has ended; what is UNKNOWN wakes the stream."""
+        waits = [(batch.instance, slot) for slot in item.here]
+        if item.looks_back:
+            waits += batch.links[item.slot]
+        after_ps = 0
+        for where, slot in waits:
+            end_ps = where.ends[slot]
+            if end_ps < 0:
+                where.watch(slot, self)
+                return UNKNOWN
+            after_ps = max(after_ps, end_ps)
+        return after_ps
+
+    def _may_share(self, beside: Beside, item: Item) -> bool:
+        """Return whether something may use the GPU, or the network, beside an entry."""
+        return item.is_met or item.is_carried or not (beside.is_free and self._is_alone(self))
+
+    def _share(self, item: Item, time_ps: int) -> None:
         """Run a kernel that takes `time_ps` alone, as much of it in moving memory as of its own."""
+        beside = self._beside
+        assert beside is not None
         moving_ps = item.what.moving_ps
         if time_ps != item.time_ps:
             moving_ps = moving_ps * time_ps // item.time_ps

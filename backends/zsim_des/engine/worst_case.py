@@ -8,7 +8,6 @@ from zsim.memory import (
     book,
     capacity_bytes,
     deferred_frees,
-    defers,
     reservations,
 )
 from zsim.schedule.schedule import Program
@@ -70,7 +69,7 @@ class WorstCases:
 
     def _made(self, job: Job, program: Program) -> RoleWorstCase:
         entries = book(program, job.steps, self._overflow_steps)
-        is_late = defers(program)
+        is_late = program.defers
         late: Deferred = ()
         if is_late:
             late = deferred_frees(program, entries, job.steps, self._overflow_steps)

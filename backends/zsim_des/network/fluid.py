@@ -15,10 +15,10 @@ from zsim_des.ready_queue import Alarm
 
 @dataclass(slots=True)
 class Flow:
-    """An activity in flight: what is left of it, in bytes of progress, since the last change.
+    """An activity in flight: what was left of it, in bytes of progress, when its rate changed.
 
-    One that has no end, a neighbour's, has None left. `moves` is told its rate whenever that
-    changes.
+    That was at `since_ps`; at that rate it ends at `ends_ps`. One that has no end, a neighbour's,
+    has None left. `moves` is told the rate whenever it changes.
     """
 
     shape: int
@@ -27,6 +27,14 @@ class Flow:
     finish: Callable[[], None]
     moves: Callable[[Fraction], None] | None = None
     rate: Fraction = Fraction(0)
+    since_ps: int = 0
+    ends_ps: int | None = None
+
+    def settle(self, now_ps: int) -> None:
+        """Take off what has moved by now."""
+        if self.left is not None and now_ps != self.since_ps:
+            self.left -= self.rate * (now_ps - self.since_ps)
+        self.since_ps = now_ps
 
 
 class Network:
@@ -52,7 +60,8 @@ class Network:
         self._numbers: dict[tuple[Shape, ...], int] = {}
         self._flows: list[Flow] = []
         self._rates: dict[tuple[int, ...], dict[int, Fraction]] = {}
-        self._changed_ps = 0
+        self._rates_beside: dict[tuple[int, ...], dict[int, Fraction]] = {}
+        self._links: dict[tuple[int, int], frozenset[int]] = {}
         self._version = 0
 
     def number(self, shapes: tuple[Shape, ...]) -> int:
@@ -82,19 +91,16 @@ class Network:
         if self.state in self._cuts:
             raise CutError(self._cuts[self.state])
         self._count(shape, step, size_bytes)
-        self._advance()
         self._flows.append(Flow(shape, step, size_bytes, finish, moves))
         self._arm()
 
     def occupy(self, shape: int) -> Callable[[], None]:
         """Traffic without end from now on; call what is returned to end it."""
         flow = Flow(shape, 0, None, _nothing)
-        self._advance()
         self._flows.append(flow)
         self._arm()
 
         def leave() -> None:
-            self._advance()
             self._flows.remove(flow)
             self._arm()
 
@@ -102,9 +108,8 @@ class Network:
 
     def scale(self, link: int, factor: Fraction) -> None:
         """Multiply the bandwidth of `link` from now on."""
-        self._advance()
         self._capacities[link] *= factor
-        self._rates.clear()
+        self._forget_rates()
         self._arm()
 
     def turn(self, state: int) -> None:
@@ -113,8 +118,8 @@ class Network:
         Raises:
             CutError: something is in flight that has no way then.
         """
-        self._advance()
         for flow in self._flows:
+            flow.settle(int(self.env.now))
             if flow.left is not None:
                 self._count(flow.shape, flow.step, -flow.left)
         self.state = state
@@ -123,7 +128,7 @@ class Network:
                 if state in self._cuts and flow.left > 0:
                     raise CutError(self._cuts[state])
                 self._count(flow.shape, flow.step, flow.left)
-        self._rates.clear()
+        self._forget_rates()
         self._arm()
 
     def _count(self, shape: int, step: int, size_bytes: int | Fraction) -> None:
@@ -136,52 +141,86 @@ class Network:
         key = tuple(sorted(numbers))
         rates = self._rates.get(key)
         if rates is None:
+            rates = self._rates[key] = {}
+            for beside in self._sharing(key):
+                rates |= self._rates_of(beside)
+        return [rates[number] for number in numbers]
+
+    def _rates_of(self, key: tuple[int, ...]) -> dict[int, Fraction]:
+        """Return the rates of activities that share links with no other, by shape."""
+        rates = self._rates_beside.get(key)
+        if rates is None:
             shapes = tuple([self._shapes[number][self.state] for number in key])
             per_second = _rates_of(shapes, tuple(self._capacities))
-            rates = {
+            rates = self._rates_beside[key] = {
                 number: rate / PICOSECONDS_PER_SECOND
                 for number, rate in zip(key, per_second, strict=True)
             }
-            self._rates[key] = rates
-        return [rates[number] for number in numbers]
+        return rates
 
-    def _advance(self) -> None:
-        """Take off what has moved since the last change."""
-        now = int(self.env.now)
-        passed_ps = now - self._changed_ps
-        self._changed_ps = now
-        if passed_ps and self._flows:
-            for flow, rate in zip(self._flows, self._rates_now(), strict=True):
-                if flow.left is not None:
-                    flow.left -= rate * passed_ps
+    def _sharing(self, key: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the shapes in `key`, those that are joined by links they share together.
+
+        What shares no link, not even through others, has no say in a rate.
+        """
+        found: list[tuple[list[int], frozenset[int]]] = []
+        for number in key:
+            links, own = self._links_of(number), [number]
+            apart: list[tuple[list[int], frozenset[int]]] = []
+            for numbers, taken in found:
+                if taken.isdisjoint(links):
+                    apart.append((numbers, taken))
+                else:
+                    own, links = [*numbers, *own], links | taken
+            found = [*apart, (own, links)]
+        return [tuple(sorted(numbers)) for numbers, _ in found]
+
+    def _links_of(self, number: int) -> frozenset[int]:
+        key = (number, self.state)
+        if key not in self._links:
+            self._links[key] = frozenset(link for link, _ in self._shapes[number][self.state])
+        return self._links[key]
+
+    def _forget_rates(self) -> None:
+        self._rates.clear()
+        self._rates_beside.clear()
 
     def _arm(self) -> None:
-        """Wake up when the next activity ends; an earlier alarm no longer counts."""
+        """Wake up when the next activity ends; an earlier alarm no longer counts.
+
+        What an activity has moved is taken off where its rate changes: until then its end stays.
+        """
         self._version = version = self._version + 1
-        wait_ps: int | None = None
+        now_ps = int(self.env.now)
+        next_ps: int | None = None
         for flow, rate in zip(self._flows, self._rates_now(), strict=True) if self._flows else ():
-            if flow.moves is not None and rate != flow.rate:
+            if rate is not flow.rate and rate != flow.rate:
+                flow.settle(now_ps)
                 flow.rate = rate
-                flow.moves(rate * PICOSECONDS_PER_SECOND)
-            if (left := flow.left) is not None:
-                under = left.denominator * rate.numerator
-                ends_ps = -(-left.numerator * rate.denominator // under)
-                if wait_ps is None or ends_ps < wait_ps:
-                    wait_ps = ends_ps
-        if wait_ps is not None:
-            Alarm(self.env, max(0, wait_ps), lambda: self._alarm(version))
+                if flow.left is not None:
+                    under = flow.left.denominator * rate.numerator
+                    taken_ps = -(-flow.left.numerator * rate.denominator // under)
+                    flow.ends_ps = now_ps + taken_ps
+                if flow.moves is not None:
+                    flow.moves(rate * PICOSECONDS_PER_SECOND)
+            if flow.ends_ps is not None and (next_ps is None or flow.ends_ps < next_ps):
+                next_ps = flow.ends_ps
+        if next_ps is not None:
+            Alarm(self.env, max(0, next_ps - now_ps), lambda: self._alarm(version))
 
     def _alarm(self, version: int) -> None:
         if version != self._version:
             return
         if len(self._flows) == 1:  # it was alone since the last change: it has ended
             (flow,) = self._flows
-            self._flows, self._changed_ps = [], int(self.env.now)
+            self._flows = []
             flow.finish()
             return
-        self._advance()
-        done = [flow for flow in self._flows if flow.left is not None and flow.left <= 0]
-        self._flows = [flow for flow in self._flows if flow.left is None or flow.left > 0]
+        now_ps = int(self.env.now)
+        done = [each for each in self._flows if each.ends_ps is not None and each.ends_ps <= now_ps]
+        self._flows = [
+            each for each in self._flows if each.ends_ps is None or each.ends_ps > now_ps
+        ]
         self._arm()
         for flow in done:
             flow.finish()

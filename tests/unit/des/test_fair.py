@@ -1,10 +1,15 @@
 """Max-min fair rates, against their definition."""
 
 from fractions import Fraction
+from functools import partial
+from math import ceil
 
-from hypothesis import given
+import simpy
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zsim.units import PICOSECONDS_PER_SECOND
+from zsim_des.network.fluid import Network
 from zsim_des.network.max_min_fair import Shape, fair_rates
 
 LINKS = 4
@@ -46,3 +51,46 @@ def test_two_on_one_link_share_it_and_a_third_elsewhere_keeps_its_own() -> None:
     one = Fraction(1)
     rates = fair_rates([((0, one),), ((0, one),), ((1, one),)], [10, 7, 1, 1])
     assert rates == (Fraction(5), Fraction(5), Fraction(7))
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes, capacities)
+def test_what_shares_no_links_has_no_say_in_a_rate(
+    drawn: list[Shape], given_capacities: list[int]
+) -> None:
+    """The network finds rates apart for those that no chain of shared links joins."""
+    network = Network(simpy.Environment(), given_capacities)
+    told: dict[int, Fraction] = {}
+    for index, shape in enumerate(drawn):
+        number = network.number((shape,))
+        network.join(number, 10**6, 0, lambda: None, moves=partial(told.__setitem__, index))
+    assert [told[index] for index in range(len(drawn))] == list(fair_rates(drawn, given_capacities))
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes, capacities, st.lists(st.integers(1, 10**6), min_size=5, max_size=5))
+def test_activities_end_when_their_bytes_have_moved_at_every_rate_they_had(
+    drawn: list[Shape], given_capacities: list[int], sizes: list[int]
+) -> None:
+    """One for one: from each end to the next, all that is left moves on at its fair rate."""
+    network = Network(env := simpy.Environment(), given_capacities)
+    ended: dict[int, int] = {}
+
+    def end(index: int) -> None:
+        ended[index] = int(env.now)
+
+    for index, shape in enumerate(drawn):
+        network.join(network.number((shape,)), sizes[index], 0, partial(end, index))
+    env.run()
+    now, left = 0, {index: Fraction(sizes[index]) for index in range(len(drawn))}
+    wanted: dict[int, int] = {}
+    while left:
+        rates = dict(zip(left, fair_rates([drawn[i] for i in left], given_capacities), strict=True))
+        taken_ps = min(ceil(left[i] / rates[i] * PICOSECONDS_PER_SECOND) for i in left)
+        now += taken_ps
+        for index in list(left):
+            left[index] -= rates[index] * taken_ps / PICOSECONDS_PER_SECOND
+            if left[index] <= 0:
+                wanted[index] = now
+                del left[index]
+    assert ended == wanted

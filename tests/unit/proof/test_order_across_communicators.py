@@ -1,8 +1,12 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mutation import moved, split
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.proof import Finding, check
+from zsim.proof import Finding, check, progress
+from zsim.proof.context import Context
+from zsim.proof.rank_class import rank_classes
 from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Span
@@ -134,3 +138,22 @@ def test_groups_of_ranks_that_share_no_second_one_may_come_in_any_order() -> Non
     )
     late = moved(made, over_tensor.id, before=program.step[place + 1].id)
     assert orders(split(made, late)) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["send", "receive", "sum"]), max_size=4).map(tuple),
+        min_size=2,
+        max_size=3,
+    )
+)
+def test_communications_alone_have_a_cycle_where_all_operations_have_one(
+    sequences: list[tuple[str, ...]],
+) -> None:
+    """What lets a proof look at those alone: any order of ranks in a row, right or wrong."""
+    context = Context.of(pipeline(*sequences), None)
+    among = rank_classes(context.schedule, frozenset({"data"}))
+    alone = progress.RankWaits(context, among, set(), of=progress.CommunicationWalker)
+    every = progress.RankWaits(context, among, set(), in_order=True)
+    assert any(alone.graph.cycles()) == any(every.cycles())

@@ -1,6 +1,6 @@
 """Stages of a pipeline as roles: what each runs, holds and sends, and what is proved of it."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,17 @@ from zsim.proof import check
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Action, Allocate, Compute, Free, Operation, Receive, Send
+from zsim.schedule.access import views_of
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    Compute,
+    Fill,
+    Free,
+    Operation,
+    Receive,
+    Send,
+)
 from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
@@ -290,6 +300,30 @@ def test_what_is_handed_on_of_another_micro_batch_is_found() -> None:
     # It computes with activations of another micro-batch, whose tokens the loss is not of.
     assert (found.invariant, found.role) == ("values", "stage1")
     assert found.operation == "step/forward/mb0/block3/forward0"
+
+
+def test_a_gradient_that_keeps_what_the_step_before_left_is_found() -> None:
+    """A proof takes what a step writes over for any number: without that it counts."""
+    strategy = strategy_of(2, 3)
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    step = made.programs[1].step
+    (first, *_) = (each for each in step if isinstance(each, Fill))
+    found = check(with_step(made, 1, [each for each in step if each is not first]), model)
+    assert found[0].invariant == "values"
+
+
+def test_micro_batches_of_a_slot_share_operands_and_views() -> None:
+    """What a proof and a simulation look at once, they know by these."""
+    strategy = strategy_of(3, 7)
+    made = make_schedule(model_of(strategy), strategy)
+    for stage, program in enumerate(made.programs):
+        seen = defaultdict[tuple[object, ...], list[tuple[int, ...]]](list)
+        for each in program.step:
+            if isinstance(each, Compute) and each.unit:
+                seen[each.unit, each.segment, each.action].append(views_of(each))
+        assert {len(each) for each in seen.values()} - {1} == {7}  # an update comes once
+        assert {len(set(each)) for each in seen.values() if len(each) == 7} == {3 - stage}
 
 
 def test_what_no_pipeline_can_be_is_refused() -> None:

@@ -25,21 +25,27 @@ class Contents:
         self.cut = cut
         self._contents: dict[Key, tuple[Mapping[str, Numbers], Numbers]] = {}
         self._takes: dict[Key, tuple[list[str], Integers]] = {}
+        self._places: dict[tuple[int, tuple[int, ...]], tuple[slice, ...] | None] = {}
 
     def within(self, ranks: RankArray, numbers: Numbers) -> Numbers:
         """Return what the ranks of a class have of numbers of all ranks."""
-        if ranks.shape == self.cut.shape:
-            return numbers
-        axes = self.tensors.grid.axes
+        key = (ranks.index, numbers.shape[1:-1])
+        if key not in self._places:
+            self._places[key] = self._place(ranks, numbers.shape[1:-1])
+        place = self._places[key]
+        return numbers if place is None else numbers[place]
+
+    def _place(self, ranks: RankArray, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+        """Return where the ranks of a class are in numbers of that shape; None: they are all."""
         place: list[slice] = [slice(None)]
-        for axis, along, size in zip(axes, ranks.along, numbers.shape[1:-1], strict=True):
+        for axis, along, size in zip(self.tensors.grid.axes, ranks.along, shape, strict=True):
             whole = self.tensors.grid.tracked[axis].coordinates
             if size == 1 or len(whole) == len(along.coordinates):
                 place.append(slice(None))
             else:
                 start = whole.index(along.coordinates[0])
                 place.append(slice(start, start + len(along.coordinates)))
-        return numbers[tuple(place)]
+        return None if all(each == slice(None) for each in place) else tuple(place)
 
     def content(self, ranks: RankArray, name: str, state: Mapping[str, Numbers]) -> Numbers:
         """Return what a buffer holds in a state of all its parameters; zero in the padding."""

@@ -10,7 +10,7 @@ from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.inferred_model import TENSOR
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
-from zsim.schedule.access import accesses, touching
+from zsim.schedule.access import accesses, touching, views_of
 from zsim.schedule.operation import (
     Action,
     Branch,
@@ -71,7 +71,11 @@ class ElementLinks:
 
     def _add(self, ranks: RankArray, operation: Operation) -> None:
         match operation:
-            case Compute():
+            case Compute(unit=unit, segment=segment):
+                key = (ranks.index, unit, segment, *views_of(operation))
+                if key in self._done:  # the same of another micro-batch
+                    return
+                self._done.add(key)
                 for access in accesses(operation):
                     self.tensors.cut(ranks, access.view)
                 self._compute(ranks, operation)

@@ -19,6 +19,10 @@ Placed = tuple[tuple[int, ...], Coordinates]
 """The position of a rank in arrays, and its coordinates."""
 
 
+Route = tuple[str, int, int]
+"""The group of a message, who sends it and who gets it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Along:
     """Coordinates of one axis that a class runs, and how many ranks each stands for.
@@ -77,6 +81,7 @@ class Grid:
                 self.classes.append(RankArray(len(self.classes), programs[ranks.role], along))
         self._ranks: dict[tuple[int, frozenset[str]], list[Placed]] = {}
         self._rows: dict[tuple[int, str], tuple[RankArray, ...]] = {}
+        self._routes: dict[tuple[int, str, int, bool], Route] = {}
 
     def _inside(self, axis: str, low: int, high: int) -> Along:
         """Return the coordinates of [low, high) of an axis that are run."""
@@ -118,18 +123,21 @@ class Grid:
             self._ranks[key] = [(place, self.at(ranks, place)) for place in product(*ranges)]
         return self._ranks[key]
 
-    def route(self, ranks: RankArray, message: PointToPoint) -> tuple[str, int, int]:
+    def route(self, ranks: RankArray, message: PointToPoint) -> Route:
         """Return the group of a message of the first rank of a class, who sends it and who gets it.
 
         Along axes on which ranks send, a class has one coordinate.
         """
-        group = self.schedule.group_by_name[message.group]
-        at = self.at(ranks, (0,) * len(ranks.shape))
-        members, own = group.members(self.mesh, at), group.index(self.mesh, at)
-        peer = members[(own + message.offset) % len(members)]
-        if isinstance(message, Send):
-            return group.name, members[own], peer
-        return group.name, peer, members[own]
+        sends = isinstance(message, Send)
+        key = (ranks.index, message.group, message.offset, sends)
+        if key not in self._routes:
+            group = self.schedule.group_by_name[message.group]
+            at = self.at(ranks, (0,) * len(ranks.shape))
+            members, own = group.members(self.mesh, at), group.index(self.mesh, at)
+            mine, peer = members[own], members[(own + message.offset) % len(members)]
+            ends = (mine, peer) if sends else (peer, mine)
+            self._routes[key] = (group.name, *ends)
+        return self._routes[key]
 
 
 def sending_axes(schedule: Schedule) -> frozenset[str]:

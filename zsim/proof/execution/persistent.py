@@ -13,8 +13,8 @@ from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.access import accesses
-from zsim.schedule.operation import Action, Compute, Copy, Role, View, walk
+from zsim.schedule.access import accesses, touching, views_of
+from zsim.schedule.operation import Action, Branch, Compute, Copy, Role, View, walk
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
 
@@ -44,7 +44,6 @@ class StateDifference:
     parameter: str
     rank: int
     why: str
-    writer: str = ""
 
 
 class Persistent:
@@ -143,7 +142,39 @@ class Persistent:
                 datum = memory.buffers.get(name)
                 if datum is not None:
                     layout[name] = self._laid_out(ranks, name, datum)
+            for name, over in self._written_first(ranks, layout).items():
+                layout[name] = np.where(over & (layout[name] >= CONSTANT), ANY, layout[name])
             found.append(layout)
+        return found
+
+    def _written_first(self, ranks: RankArray, layout: LaidOut) -> dict[str, Marks]:
+        """Return where a step writes a constant over before anything reads it.
+
+        Whatever is there when a step begins makes no difference, and no step leaves the constant:
+        to find that out would take a run of the step. What ranks do not do alike counts as read.
+        """
+        unread: dict[str, Marks] = {
+            name: np.logical_or.reduce((kinds >= CONSTANT).reshape(-1, kinds.shape[-1]))
+            for name, kinds in layout.items()
+            if (kinds >= CONSTANT).any()
+        }
+        found = {name: np.zeros(places.shape, bool) for name, places in unread.items()}
+        seen: set[tuple[int, ...]] = set()
+        for outside in ranks.program.step if unread else ():
+            for operation in touching(walk((outside,))):
+                views = views_of(operation)
+                if views in seen:  # what another micro-batch has begun
+                    continue
+                if views:
+                    seen.add(views)
+                for view, reads, writes in accesses(operation):
+                    if view.buffer not in unread:
+                        continue
+                    index, left = self.tensors.index(ranks, view), unread[view.buffer]
+                    place = slice(index.low, index.high) if index.take is None else slice(None)
+                    if writes and not (reads or isinstance(outside, Branch)) and index.take is None:
+                        found[view.buffer][place] |= left[place]
+                    left[place] = False
         return found
 
     def _laid_out(self, ranks: RankArray, name: str, datum: Datum) -> Integers:
@@ -269,7 +300,6 @@ class Persistent:
             parameter=parameter,
             rank=number_of,
             why=why,
-            writer=_writer(ranks, name),
         )
 
     def missing(self, layout: list[LaidOut]) -> Iterator[StateDifference]:
@@ -309,12 +339,3 @@ class Persistent:
         whole = self.grid.tracked[TENSOR].coordinates
         own = [whole.index(each) for each in ranks.along[place].coordinates]
         return found + np.array(own, np.int64).reshape(shape)
-
-
-def _writer(ranks: RankArray, name: str) -> str:
-    """Return the last operation of a step that writes a buffer."""
-    found = ""
-    for operation in walk(ranks.program.step):
-        if any(access.writes and access.view.buffer == name for access in accesses(operation)):
-            found = operation.id
-    return found

@@ -7,6 +7,7 @@ anything else makes numbers that are drawn for what it reads.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,16 +52,20 @@ class Segments:
         self.dimensions = len(contents.tensors.grid.axes) + 2
         self.departures: list[Departure] = []
 
-    def _applications(self, compute: Compute) -> list[Application]:
-        """Return the runs of a segment in the plain step, that of its micro-batch first."""
-        known = self.plain.applications
-        order = [compute.micro_batch, *range(self.plain.micro_batches)]
-        keys = ((compute.unit, compute.segment, batch) for batch in dict.fromkeys(order))
-        return [known[key] for key in keys if key in known]
+    def _applications(self, compute: Compute) -> Iterator[Application]:
+        """Yield the runs of a segment in the plain step, that of its micro-batch first."""
+        known, own = self.plain.applications, compute.micro_batch
+        others = (batch for batch in range(self.plain.micro_batches) if batch != own)
+        for batch in chain((own,), others):
+            found = known.get((compute.unit, compute.segment, batch))
+            if found is not None:
+                yield found
 
     def _differs(self, ranks: RankArray, datum: Datum, wanted: Numbers) -> Marks | None:
         """Return on which ranks a datum is not the numbers, (ranks..., 1); None if on none."""
         wanted = self.contents.within(ranks, wanted)
+        if datum.values is wanted and datum.undefined is None:  # it was handed on as it was made
+            return None
         if datum.count != wanted.shape[-1]:
             return np.ones((1,) * (wanted.ndim - 1), bool)
         differs = datum.values != wanted

@@ -3,8 +3,9 @@
 The state of training is arbitrary, and laid out in persistent buffers as setup lays it out. A step
 is run from there, on each way of its branches; where what it leaves is not laid out in the same
 way again, that layout is given up, any number may then be there, and the step is run again, until
-nothing more is given up (Flanagan and Leino 2001, Houdini). If what is left holds all parameters
-and moments, every step of any length of training is proved.
+nothing more is given up (Flanagan and Leino 2001, Houdini). A constant that a step writes over
+before it reads it is given up from the start. If what is left holds all parameters and moments,
+every step of any length of training is proved.
 """
 
 from collections.abc import Iterator, Mapping
