@@ -1,0 +1,88 @@
+"""`zsim best MODEL --gpus 128xh100`."""
+
+from typing import Annotated
+
+import typer
+
+from zsim.cli.option import Code, Json, Settings, at_least, completed, more_than_nothing
+from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.progress_bar import progress
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A model by name (zsim list models), or a config.json of Hugging Face.",
+        show_default=False,
+        autocompletion=completed("model_names"),
+    ),
+]
+
+
+def best(
+    model: Model,
+    gpus: Annotated[
+        str,
+        typer.Option(metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 4x4090.", show_default=False),
+    ],
+    tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Tokens of the training: 15e12, 15T.")
+    ] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Time that these may take: "30 days".')
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(metavar="WHAT", help="The least time, cost, energy or gpus.")
+    ] = "time",
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="PRICE", help="Price of a GPU for an hour.", parser=more_than_nothing),
+    ] = None,
+    prices: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file with prices of GPUs, and their date.")
+    ] = None,
+    runtime: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Choose among these runtimes. Many are allowed."),
+    ] = None,
+    settings: Settings = None,
+    search_time: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing)
+    ] = 40.0,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml.")
+    ] = None,
+    json: Json = False,
+) -> Code:
+    """Find the best setting for a model on GPUs."""
+    from zsim.api.best import best as best_of
+    from zsim.api.output import FileKind, need_output
+    from zsim.api.training_budget import batch_of, duration_of, tokens_of
+
+    need_output("--save", save, FileKind.ANY)
+    with progress(f"the best setting of {model}") as told:
+        found = best_of(
+            model,
+            gpus,
+            settings,
+            tokens=tokens_of(tokens),
+            within_s=duration_of(within, "--within"),
+            batch_tokens=batch_of(batch),
+            objective=objective,
+            price=price,
+            prices=prices,
+            among=runtime or (),
+            search_s=search_time,
+            workers=workers,
+            progress=told,
+        )
+    with answer_before(outputs((save, found.save))):
+        print_answer(found, as_json=json)
+    return Code.NO if found.best is None else Code.DONE

@@ -1,0 +1,276 @@
+"""Settings among which the best one is sought: groups with common bounds, and knobs inside them.
+
+A group says what a lower bound depends on: runtime, stage, degrees, offload, checkpointing and the
+micro-batch. Knobs of the runtime make the settings of a group.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+Changes = Mapping[str, object]
+"""Values by key of a scenario: `{"zero.stage": 3}`."""
+
+CHECKPOINTING = ("none", "operations", "full")
+"""With flash attention, `selective` keeps what `none` does."""
+
+OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
+    ("fsdp2", 3): ({"zero.fsdp2.offload_policy": "cpu"},),
+    ("deepspeed", 1): ({"zero.deepspeed.offload_optimizer.device": "cpu"},),
+    ("deepspeed", 2): ({"zero.deepspeed.offload_optimizer.device": "cpu"},),
+    ("deepspeed", 3): tuple(
+        {
+            "zero.deepspeed.offload_optimizer.device": optimizer,
+            "zero.deepspeed.offload_param.device": parameters,
+            **({"zero.deepspeed.offload_param.buffer_count": 10} if parameters == "nvme" else {}),
+        }
+        for optimizer, parameters in (
+            ("cpu", "none"),
+            ("cpu", "cpu"),
+            ("nvme", "none"),
+            ("nvme", "cpu"),
+            ("nvme", "nvme"),
+        )
+    ),
+}
+"""States further out than the device, by runtime and stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSpace:
+    """What a runtime can be asked for, as far as a search varies it.
+
+    Attributes:
+        name: as `zero.emulate` has it.
+        stages: ZeRO stages that it has.
+        has_replicas: whether states may be sharded over a node and replicated over the others.
+        has_pipeline: whether it has stages of a pipeline.
+    """
+
+    name: str
+    stages: Sequence[int]
+    has_replicas: bool = False
+    has_pipeline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """GPUs of one kind: how many, how many of them are on a node, and the changes that say so."""
+
+    gpus: int
+    gpus_per_node: int
+    changes: Changes = field(default_factory=dict[str, object])
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the GPUs are on."""
+        return -(-self.gpus // self.gpus_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingGroup:
+    """Settings that differ in knobs of their runtime alone.
+
+    Attributes:
+        fleet: what they run on.
+        changes: what is common, without the fleet's.
+        knobs: what each setting has on top; the first has the defaults.
+    """
+
+    fleet: Fleet
+    changes: Changes
+    knobs: tuple[Changes, ...]
+
+    def setting(self, number: int) -> dict[str, object]:
+        """Return all changes of one of its settings."""
+        return {**self.fleet.changes, **self.changes, **self.knobs[number]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedSettings:
+    """Settings that cannot be, in one line why, and how many they are."""
+
+    why: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All settings that are considered.
+
+    Attributes:
+        runtimes: among which is chosen.
+        fleets: GPUs that may be used.
+        sequences: of a step, over all replicas.
+        fixed: values by key that are not sought.
+    """
+
+    runtimes: Sequence[RuntimeSpace]
+    fleets: Sequence[Fleet]
+    sequences: int
+    fixed: Changes
+
+    def groups(self) -> Iterator[SettingGroup | RefusedSettings]:
+        """Yield every group, and what cannot be because of the batch."""
+        for fleet, runtime in product(self.fleets, self.runtimes):
+            for stage in self._values("zero.stage", runtime.stages):
+                yield from self._of_stage(fleet, runtime, stage)
+
+    def _of_stage(
+        self, fleet: Fleet, runtime: RuntimeSpace, stage: int
+    ) -> Iterator[SettingGroup | RefusedSettings]:
+        offloads: tuple[Changes, ...] = ({}, *OFFLOADS.get((runtime.name, stage), ()))
+        if any(key in self.fixed for each in offloads for key in each):
+            offloads = ({},)
+        for tensor in self._values("parallel.tensor", powers(fleet.gpus_per_node, fleet.gpus)):
+            for pipeline in self._values("parallel.pipeline", self._pipelines(fleet, runtime)):
+                replicas = self._values("parallel.replicate", _replicates(fleet, runtime, stage))
+                for replicate in replicas:
+                    degrees = (tensor, pipeline, replicate)
+                    knobs = self._knobs(fleet, runtime.name, stage, degrees)
+                    base = {"zero.emulate": runtime.name, "zero.stage": stage}
+                    for offload in offloads:
+                        yield from self._of_degrees(fleet, {**base, **offload}, degrees, knobs)
+
+    def _of_degrees(
+        self,
+        fleet: Fleet,
+        base: Changes,
+        degrees: tuple[int, int, int],
+        knobs: tuple[Changes, ...],
+    ) -> Iterator[SettingGroup | RefusedSettings]:
+        tensor, pipeline, replicate = degrees
+        modes = self._values("activations.checkpointing", CHECKPOINTING)
+        each = tensor * pipeline * replicate
+        if fleet.gpus % each:
+            return
+        data = fleet.gpus // each
+        replicas = data * replicate
+        if self.sequences % replicas:
+            count = len(modes) * len(knobs)
+            why = f"a batch of {self.sequences:,} sequences is no multiple of {replicas:,} replicas"
+            yield RefusedSettings(why=why, count=count)
+            return
+        share = self.sequences // replicas
+        micros = self._values("train.micro_batch_size", powers(share, share))
+        parallel: dict[str, object] = {
+            "parallel.tensor": tensor,
+            "parallel.pipeline": pipeline,
+            "parallel.replicate": replicate,
+            "parallel.data": data,
+        }
+        for mode, micro in product(modes, micros):
+            if share % micro:
+                continue
+            changes = {
+                **base,
+                **parallel,
+                "activations.checkpointing": mode,
+                "train.micro_batch_size": micro,
+                "train.gradient_accumulation_steps": share // micro,
+            }
+            yield SettingGroup(fleet=fleet, changes=changes, knobs=knobs)
+
+    def _pipelines(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
+        return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)
+
+    def _knobs(
+        self, fleet: Fleet, runtime: str, stage: int, degrees: tuple[int, int, int]
+    ) -> tuple[Changes, ...]:
+        """Return every choice of the knobs, those that change least first."""
+        found = KNOBS.get(runtime, _no_knobs)(fleet, stage, degrees)
+        axes = {
+            f"zero.{runtime}.{name}": values
+            for name, values in found.items()
+            if f"zero.{runtime}.{name}" not in self.fixed
+        }
+        choices: list[dict[str, object]] = []
+        for values in product(*axes.values()):
+            pairs = zip(axes.items(), values, strict=True)
+            choices.append({key: value for (key, known), value in pairs if value != known[0]})
+        return tuple(sorted(choices, key=len))
+
+    def _values(self, key: str, values: Sequence[int] | Sequence[str]) -> Sequence[object]:
+        return (self.fixed[key],) if key in self.fixed else values
+
+
+def powers(of: int, most: int) -> tuple[int, ...]:
+    """Return the powers of two that divide `of` and are no more than `most`, 1 first."""
+    found = [1]
+    while found[-1] * 2 <= most and of % (found[-1] * 2) == 0:
+        found.append(found[-1] * 2)
+    return tuple(found)
+
+
+def _replicates(fleet: Fleet, runtime: RuntimeSpace, stage: int) -> Sequence[int]:
+    """Return 1, and where the shards are those of a node the number of nodes."""
+    hybrid = runtime.has_replicas and stage and fleet.nodes > 1
+    return (1, fleet.nodes) if hybrid else (1,)
+
+
+Knobs = Mapping[str, Sequence[object]]
+"""Values of options by name; the first is the default, which is not written down."""
+
+
+def _no_knobs(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
+    del fleet, stage, degrees
+    return {}
+
+
+def _fsdp1(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
+    del fleet, stage, degrees
+    return {
+        "sharding_strategy": ("full_shard", "shard_grad_op"),
+        "forward_prefetch": (False, True),
+        "limit_all_gathers": (True, False),
+        "no_sync": (False, True),
+    }
+
+
+def _fsdp2(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
+    del stage
+    tensor, _, replicate = degrees
+    inner = fleet.gpus_per_node // tensor
+    spreads = fleet.nodes > 1 and replicate == 1 and inner > 1
+    return {
+        "reshard_after_forward": (True, False, *((inner,) if spreads else ())),
+        "gradient_sync": ("every", "last"),
+        "forward_prefetch": (0, 1, 2),
+    }
+
+
+def _deepspeed(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
+    found: dict[str, Sequence[object]] = {"reduce_bucket_size": (500_000_000, 50_000_000)}
+    inner = fleet.gpus_per_node // degrees[0]
+    if stage < 3:
+        return {**found, "overlap_comm": (False, True)}
+    if fleet.nodes > 1 and inner > 1:
+        found["zero_hpz_partition_size"] = (1, inner)
+    return {
+        **found,
+        "stage3_prefetch_bucket_size": (50_000_000, 500_000_000),
+        "stage3_max_live_parameters": (1_000_000_000, 5_000_000_000),
+        "stage3_max_reuse_distance": (1_000_000_000, 5_000_000_000),
+    }
+
+
+def _megatron(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
+    del fleet, stage, degrees
+    return {"overlap_grad_reduce": (False, True), "overlap_param_gather": (False, True)}
+
+
+def _nanotron(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
+    del fleet, stage
+    if degrees[0] == 1:
+        return {}
+    return {"tp_mode": ("all_reduce", "reduce_scatter"), "tp_recompute_allgather": (True, False)}
+
+
+KNOBS: Mapping[str, Callable[[Fleet, int, tuple[int, int, int]], Knobs]] = {
+    "deepspeed": _deepspeed,
+    "fsdp1": _fsdp1,
+    "fsdp2": _fsdp2,
+    "megatron": _megatron,
+    "nanotron": _nanotron,
+}
+"""Options of each runtime that a search varies; one that is not here has its defaults."""
