@@ -1,7 +1,7 @@
 """The answer of `zsim.best`: the best setting, those that tie with it, and why others lost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from os import PathLike
@@ -11,9 +11,11 @@ from typing import Any
 from zsim.analysis.run_comparison import counts
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
+from zsim.api.gpu_fleet import gpu_power_w
+from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
 from zsim.api.setting_trial import NAME, SettingOutcome
-from zsim.api.training_budget import Price, TrainingBudget, budget_of
+from zsim.api.training_budget import Price, TrainingBudget
 from zsim.files.source import settled
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
@@ -200,17 +202,44 @@ class BestResult(AnswerInFacts):
         need_folder("--save", Path(path))
         write(Path(path), scenario_text(self.scenario(self.best)))
 
+    def config_text(self, setting: TriedSetting) -> str:
+        """Return a setting as the configuration of its runtime.
+
+        Raises:
+            MistakeError: nobody has written one for it.
+        """
+        return config_text(
+            ConfigQuestion(
+                changes=setting.changes,
+                precision=str(self.tables["train"]["precision"]),
+                sequences=self.sequences,
+                sequence_length=self.sequence_length,
+            )
+        )
+
+    def save_config(self, path: str | PathLike[str]) -> None:
+        """Write the best setting as the configuration of its runtime.
+
+        Raises:
+            MistakeError: nothing fits, or there is no such folder or configuration.
+            UnwrittenError: it cannot be written.
+        """
+        if self.best is None:
+            raise MistakeError(f"--config: {path}: no setting fits")
+        need_folder("--config", Path(path))
+        write(Path(path), self.config_text(self.best))
+
     def budget(self, setting: TriedSetting) -> TrainingBudget | None:
         """Return days, money and energy of the training; None without its tokens."""
         if self.tokens is None:
             return None
-        return budget_of(
-            self.tokens,
-            setting.outcome.step_time_s,
-            self.sequences * self.sequence_length,
-            setting.gpus,
-            self.gpu,
-            self.price,
+        steps = self.tokens / (self.sequences * self.sequence_length)
+        return TrainingBudget(
+            tokens=self.tokens,
+            seconds=steps * setting.outcome.step_time_s,
+            gpus=setting.gpus,
+            price=self.price,
+            gpu_power_w=gpu_power_w(self.gpu),
         )
 
     def mfu(self, setting: TriedSetting) -> float:
@@ -246,7 +275,7 @@ class BestResult(AnswerInFacts):
             ),
         ]
         if (budget := self.budget(best)) is not None:
-            lines.append((f"for {self.tokens:.4g} tokens", budget.text()))
+            lines.append(("the training", budget.text()))
         lines += [("optimality", self._optimality()), ("search", searched), *self._tied()]
         return [*lines, ("trust", found.trust)]
 
@@ -326,8 +355,7 @@ class BestResult(AnswerInFacts):
             "front": [self._object(each) for each in self.front],
             "ties": [dict(each.changes) for each in self.ties],
             "losses": [
-                {"kind": each.kind, "why": each.why, "settings": each.count}
-                for each in self.losses
+                {"kind": each.kind, "why": each.why, "settings": each.count} for each in self.losses
             ],
             "wall_time_s": self.wall_time_s,
         }

@@ -6,15 +6,17 @@ from functools import cache, lru_cache
 from typing import Any
 
 from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
-from zsim.cluster.cluster import Cluster
 from zsim.closed_form.step_bounds import (
     Cut,
-    compute_s,
+    busy_s,
     device_bytes,
     exchange_s,
     host_state_bytes,
+    host_update_s,
     offload_s,
 )
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.host_side import HostKernel
 from zsim.compute.roofline import kernel_ps
 from zsim.files.installed import kernel_profile, network_profile, topology
 from zsim.files.source import with_files
@@ -71,7 +73,9 @@ class SettingOutcome:
 
 def tried(tables: Mapping[str, Any]) -> SettingOutcome:
     """Return what a setting comes to in the simulation, as `zsim run` would have it."""
-    found = forecast(tables)
+    found = forecast(tables, None)  # most that do not fit are told by their books alone
+    if not isinstance(found, str) and found.fits:
+        found = forecast(tables)
     if isinstance(found, str):
         return SettingOutcome(refusal=found.removeprefix("scenario: "))
     try:
@@ -127,11 +131,10 @@ class Bounder:
         if (missing := _lacking_drives(found)) is not None:
             return SettingBound(why_not=missing)
         cut = cut_of(cluster)
-        moved = offload_s(
-            host_bytes(model, strategy), file_bytes(model, strategy), strategy, cut
-        )
+        updating = host_update_s(model, strategy, cut)
+        moved = offload_s(host_bytes(model, strategy), file_bytes(model, strategy), strategy, cut)
         seconds = max(
-            compute_s(model, strategy, self._seconds(cluster)),
+            busy_s(model, strategy, self._seconds(cluster), cut) + updating,
             exchange_s(wire_bytes(model, strategy), strategy, cut),
             moved,
         )
@@ -185,7 +188,10 @@ def cut_of(cluster: Cluster) -> Cut:
         host = cluster.pcie_link.bytes_per_s
         if copies is not None:
             host = max(copies.to_gpu_bytes_per_s, copies.from_gpu_bytes_per_s)
-    per_domain = cluster.nodes_per_domain
+    per_domain, adam = cluster.nodes_per_domain, None
+    if cluster.host is not None and cluster.host.cpu is not None:
+        share = cluster.host.cpu.share(HostKernel.ADAM)
+        adam = int(cluster.host.memory_bytes_per_s * share) * per_domain
     if drives is not None:
         read, written = (
             None if each is None else each * drives.count * per_domain
@@ -198,4 +204,5 @@ def cut_of(cluster: Cluster) -> Cut:
         host=host,
         drives_read=read,
         drives_write=written,
+        adam=adam,
     )

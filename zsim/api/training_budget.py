@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from zsim.api.gpu_fleet import gpu_power_w
 from zsim.config_error import line
 from zsim.files.given import read_config
 from zsim.mistake import MistakeError, file_fault
@@ -33,7 +32,7 @@ class Prices(Table):
     currency: str = "USD"
     price_per_gpu_hour: dict[str, Positive]
 
-    def of(self, gpu: str, where: str) -> "Price":
+    def price(self, gpu: str, where: str) -> "Price":
         """Return the price of a GPU.
 
         Raises:
@@ -97,7 +96,9 @@ class TrainingBudget:
 
     def text(self) -> str:
         """Return all of it in a line."""
-        parts = [f"{_days(self.days)} on {self.gpus:,} GPUs, {_count(self.gpu_hours)} GPU hours"]
+        tokens = format_count(self.tokens)
+        hours = f"{_days(self.days)} on {self.gpus:,} GPUs, {_count(self.gpu_hours)} GPU hours"
+        parts = [f"{tokens} tokens: {hours}"]
         if self.price is not None and self.cost is not None:
             price = f"{self.price.per_gpu_hour:g} an hour ({self.price.source})"
             parts.append(f"{_count(self.cost)} {self.price.currency}".rstrip() + f" at {price}")
@@ -127,22 +128,7 @@ def _count(number: float) -> str:
     return format_count(round(number)) if number >= 100 else f"{number:.3g}"
 
 
-def budget_of(
-    tokens: int, step_time_s: float, tokens_per_step: float, gpus: int, gpu: str, price: Price | None
-) -> TrainingBudget:
-    """Return the budget of a training whose steps take so long."""
-    return TrainingBudget(
-        tokens=tokens,
-        seconds=tokens / tokens_per_step * step_time_s,
-        gpus=gpus,
-        price=price,
-        gpu_power_w=gpu_power_w(gpu),
-    )
-
-
-def price_of(
-    gpu: str, price: float | None, prices: str | PathLike[str] | None
-) -> Price | None:
+def price_of(gpu: str, price: float | None, prices: str | PathLike[str] | None) -> Price | None:
     """Return the price of a GPU: as it is given, or from a file; None without both.
 
     Raises:
@@ -160,10 +146,12 @@ def price_of(
     except OSError as error:
         raise file_fault(f"--prices: {path}", error) from None
     except ValidationError as error:
-        raise MistakeError(f"--prices: {path}: {line(error.errors(include_url=False), Prices)}") from None
+        raise MistakeError(
+            f"--prices: {path}: {line(error.errors(include_url=False), Prices)}"
+        ) from None
     except ValueError as error:
         raise MistakeError(f"--prices: {path}: not TOML: {error}") from None
-    return found.of(gpu, str(path))
+    return found.price(gpu, str(path))
 
 
 def tokens_of(text: str | float | None, option: str = "--tokens") -> int | None:

@@ -4,7 +4,17 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.option import Code, Json, Settings, at_least, completed, more_than_nothing
+from zsim.cli.option import (
+    Code,
+    Json,
+    Price,
+    Prices,
+    Settings,
+    Tokens,
+    at_least,
+    completed,
+    more_than_nothing,
+)
 from zsim.cli.printing import answer_before, outputs, print_answer
 from zsim.cli.progress_bar import progress
 
@@ -22,42 +32,45 @@ def best(
     model: Model,
     gpus: Annotated[
         str,
-        typer.Option(metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 4x4090.", show_default=False),
+        typer.Option(
+            metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 4x4090.", show_default=False
+        ),
     ],
-    tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Tokens of the training: 15e12, 15T.")
-    ] = None,
+    tokens: Tokens = None,
     within: Annotated[
         str | None, typer.Option(metavar="TIME", help='Time that these may take: "30 days".')
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option(metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."),
+        typer.Option(
+            metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option(metavar="WHAT", help="The least time, cost, energy or gpus.")
     ] = "time",
-    price: Annotated[
-        float | None,
-        typer.Option(metavar="PRICE", help="Price of a GPU for an hour.", parser=more_than_nothing),
-    ] = None,
-    prices: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A file with prices of GPUs, and their date.")
-    ] = None,
+    price: Price = None,
+    prices: Prices = None,
     runtime: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Choose among these runtimes. Many are allowed."),
     ] = None,
     settings: Settings = None,
     search_time: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing)
+        float,
+        typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing),
     ] = 40.0,
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
     ] = None,
     save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml."),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write it as the configuration of its runtime."),
     ] = None,
     json: Json = False,
 ) -> Code:
@@ -67,6 +80,7 @@ def best(
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
 
     need_output("--save", save, FileKind.ANY)
+    need_output("--config", config, FileKind.ANY)
     with progress(f"the best setting of {model}") as told:
         found = best_of(
             model,
@@ -83,6 +97,8 @@ def best(
             workers=workers,
             progress=told,
         )
-    with answer_before(outputs((save, found.save))):
+    fits = found.best is not None  # without a best one there is nothing to write
+    files = outputs((save, found.save), (config, found.save_config)) if fits else []
+    with answer_before(files):
         print_answer(found, as_json=json)
     return Code.NO if found.best is None else Code.DONE

@@ -10,8 +10,11 @@ from zsim.cli.option import (
     Code,
     Json,
     Node,
+    Price,
+    Prices,
     Schedulish,
     Settings,
+    Tokens,
     at_least,
     completed,
     more_than_nothing,
@@ -127,6 +130,9 @@ def run(
     timeline: Timeline = None,
     report: Report = None,
     check: Check = True,
+    tokens: Tokens = None,
+    price: Price = None,
+    prices: Prices = None,
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
@@ -134,8 +140,12 @@ def run(
     from zsim.api.launch import run as run_scenario
     from zsim.api.placement import placed
     from zsim.api.scenario import load
+    from zsim.api.training_budget import tokens_of
 
     _need_outputs(trace, timeline, report, witness=witness)
+    trained = tokens_of(tokens)
+    if trained is None and (price is not None or prices is not None):
+        raise MistakeError(f"--{'price' if prices is None else 'prices'}: needs --tokens")
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
     loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
     try:
@@ -161,6 +171,8 @@ def run(
         return Code.NO
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
+    if trained is not None:
+        result = result.of_tokens(trained, price=price, prices=prices)
     with progress("what would make it fit"):
         _ = result.remedies
     files = outputs((trace, result.trace), (timeline, result.timeline), (report, result.report))

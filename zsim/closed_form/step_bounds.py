@@ -1,17 +1,19 @@
 """Lower bounds of a step from model and strategy alone: what no schedule of them can beat.
 
-Compute: kernels of a micro-batch run one after the other on a GPU, each at least as long as alone.
-Bytes: what ranks must exchange passes the narrowest cut around a node, or around a GPU. Memory: what
-persists, and the activations that are kept at the end of a forward. Searches leave out settings
-whose bound is worse than what they have found (branch and bound: Land and Doig 1960).
+Compute: kernels of a micro-batch run one after the other on a GPU, each at least as long as alone,
+and sums over the tensor axis between them. Bytes: what ranks must exchange passes the narrowest cut
+around a node, or around a GPU. Memory: what persists, and the activations that are kept where the
+last backward begins. Searches leave out settings whose bound is worse than what they have found
+(branch and bound: Land and Doig 1960).
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from zsim.closed_form.checkpoint import recomputed
+from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
 from zsim.model.kernel import Kernel
-from zsim.model.model import BATCH, Model, Unit
+from zsim.model.model import BATCH, Model, Segment, Unit, Value
 from zsim.model.pipeline_stages import stages
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.offload import MemoryTier
@@ -34,6 +36,7 @@ class Cut:
         domain: of all NICs of a domain together.
         host: from a GPU to host memory, and back; None where none is known.
         drives_read, drives_write: of the drives of a node together; None where they are not known.
+        adam: that Adam on all cores of a node reads and writes host memory at; None if not known.
     """
 
     gpus_per_domain: int
@@ -42,40 +45,88 @@ class Cut:
     host: int | None = None
     drives_read: int | None = None
     drives_write: int | None = None
+    adam: int | None = None
 
+
+ADAM_MOMENTS = 2
 
 KernelSeconds = Callable[[tuple[Kernel, ...]], float]
 """Seconds that kernels take one after the other, nothing beside them."""
 
 
-def compute_s(model: Model, strategy: Strategy, seconds: KernelSeconds) -> float:
-    """Return the seconds in which the busiest rank computes in a step, at least.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clock:
+    """Times of what a rank does in a row: kernels, and collectives of the tensor axis."""
+
+    strategy: Strategy
+    seconds: KernelSeconds
+    gpu: int
+
+    def stage_s(self, model: Model) -> float:
+        """Return the seconds of all units of a model, or of a stage, for one micro-batch."""
+        total, followed = 0.0, False
+        for unit in reversed(model.units):
+            total += self._unit_s(model, unit, followed=followed)
+            followed = True
+        return total
+
+    def _unit_s(self, model: Model, unit: Unit, *, followed: bool) -> float:
+        """Return the seconds of a unit: forward, again, backward.
+
+        Nothing waits for what the last one sums; a recomputation need not wait for the gradient of
+        the block behind it.
+        """
+        again = recomputed(model, unit, self.strategy)
+        runs_again = again and not self.strategy.activations.early_stop
+        last, total = unit.segments[-1], 0.0
+        for segment in unit.segments:
+            total += self.seconds(segment.forward)
+            if segment is not last or followed:
+                total += self._summed_s(model, segment)
+            if runs_again:
+                total += self.seconds(segment.forward_kernels(again=True))
+                total += self._summed_s(model, segment) if segment is not last else 0.0
+            if model.runs_backward(segment):
+                total += self.seconds(segment.backward)
+                if segment is not unit.segments[0]:
+                    total += self._summed_back_s(model, segment)
+        return total
+
+    def _summed_s(self, model: Model, segment: Segment) -> float:
+        """Return the seconds in which the outputs of a segment are summed over the tensor axis."""
+        if not segment.reduces_output:
+            return 0.0
+        return sum(self._sum_s(model, value) for value in segment.outputs)
+
+    def _summed_back_s(self, model: Model, segment: Segment) -> float:
+        """Return the seconds in which the gradients of its inputs are."""
+        if not segment.reduces_input_gradient:
+            return 0.0
+        values = [model.values[name] for name in segment.inputs]
+        return sum(self._sum_s(model, value) for value in values if value.requires_gradient)
+
+    def _sum_s(self, model: Model, value: Value) -> float:
+        """Return the seconds of one sum, which a switch may do on its way."""
+        ranks = model.tensor
+        if ranks == 1:
+            return 0.0
+        if value.tensor_sharded:
+            return value.size_bytes * (ranks - 1) / self.gpu
+        return value.size_bytes * min(2 * (ranks - 1) / ranks, 1 + 1 / ranks) / self.gpu
+
+
+def busy_s(model: Model, strategy: Strategy, seconds: KernelSeconds, cut: Cut) -> float:
+    """Return the seconds in which the busiest rank computes or sums over the tensor axis, at least.
 
     In a pipeline, a stage waits for the first micro-batch to come down, and the first stage for the
     last one to come back (Narayanan et al. 2021, section 2.2).
     """
-    times = strategy.train.gradient_accumulation_steps
-    count = strategy.parallel.pipeline
+    clock = _Clock(strategy=strategy, seconds=seconds, gpu=cut.gpu)
+    times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count == 1:
-        return times * sum(_unit_s(model, unit, strategy, seconds) for unit in model.units)
-    each = [
-        sum(_unit_s(stage.model, unit, strategy, seconds) for unit in stage.model.units)
-        for stage in stages(model, count)
-    ]
+        return times * clock.stage_s(model)
+    each = [clock.stage_s(stage.model) for stage in stages(model, count)]
     return max(times * own + sum(each[:index]) for index, own in enumerate(each))
-
-
-def _unit_s(model: Model, unit: Unit, strategy: Strategy, seconds: KernelSeconds) -> float:
-    """Return the seconds of a unit for one micro-batch: forward, again, backward."""
-    again = recomputed(model, unit, strategy)
-    total = 0.0
-    for segment in unit.segments:
-        total += seconds(segment.forward)
-        if again and not strategy.activations.early_stop:
-            total += seconds(segment.forward_kernels(again=True))
-        if model.runs_backward(segment):
-            total += seconds(segment.backward)
-    return total
 
 
 def exchange_s(lines: Iterable[WireBytes], strategy: Strategy, cut: Cut) -> float:
@@ -91,9 +142,9 @@ def exchange_s(lines: Iterable[WireBytes], strategy: Strategy, cut: Cut) -> floa
         if ranks < 2:
             continue
         near, far = by_role.get(line.role, (0.0, 0.0))
-        halves = 2 if line.collective in SWITCHED else 1
-        near += line.bytes / halves
-        far += _leaving(line.bytes, ranks, stride, strategy.ranks, cut.gpus_per_domain)
+        switched = (ranks + 1) / (2 * (ranks - 1)) if line.collective in SWITCHED else 1
+        near += line.bytes * min(switched, 1)
+        far += _leaving(line.bytes, (ranks, stride), strategy.ranks, cut.gpus_per_domain)
         by_role[line.role] = near, far
     return max(
         (max(near / cut.gpu, far / cut.domain) for near, far in by_role.values()), default=0.0
@@ -116,12 +167,13 @@ def _group(name: str, strategy: Strategy) -> tuple[int, int]:
             return 1, 1
 
 
-def _leaving(sent: int, ranks: int, stride: int, world: int, domain: int) -> float:
+def _leaving(sent: int, group: tuple[int, int], world: int, domain: int) -> float:
     """Return the bytes that leave a domain of GPUs, whose ranks send so many each around a ring.
 
     Of a tensor that is spread over k domains, each needs all but the k-th part that it has. Groups
     that do not divide domains evenly count nothing.
     """
+    ranks, stride = group
     inside = max(1, domain // stride) if domain % stride == 0 else 0
     if not inside or world <= domain or ranks <= inside or ranks % inside:
         return 0.0
@@ -197,21 +249,34 @@ def _leaves_device(strategy: Strategy) -> bool:
 def kept_activations(model: Model, strategy: Strategy) -> int:
     """Return the bytes that a micro-batch keeps for its backward, at least.
 
-    What segments save beyond their inputs; of blocks that are run again, their inputs.
+    What segments save, and their inputs as far as backward reads them; of blocks that are run
+    again, what they are given.
     """
-    total = 0
-    inputs: dict[str, int] = {}
-    moves = strategy.moves_checkpoints
+    total, inputs = 0, set[str]()
     for unit in model.units:
         if recomputed(model, unit, strategy):
             own = {value.name for segment in unit.segments for value in segment.outputs}
-            for segment in unit.segments:
-                for name in segment.inputs:
-                    if name not in own and name != BATCH and not moves:
-                        inputs[name] = model.values[name].size_bytes
-        else:
-            total += sum(each.saved_bytes for each in unit.segments if model.runs_backward(each))
-    return total + sum(inputs.values())
+            given = {name for segment in unit.segments for name in segment.inputs} - own
+            inputs |= set() if strategy.moves_checkpoints else given
+            continue
+        for segment in unit.segments:
+            if model.runs_backward(segment):
+                total += segment.saved_bytes
+                inputs |= set(segment.inputs) if segment.saves_input else set()
+    return total + sum(model.values[name].size_bytes for name in inputs - {BATCH})
+
+
+def host_update_s(model: Model, strategy: Strategy, cut: Cut) -> float:
+    """Return the seconds in which CPUs update the states that are in host memory, at least.
+
+    Runtimes that are emulated do so after the last backward and before the next forward.
+    """
+    held = host_state_bytes(model, strategy)
+    if cut.adam is None or strategy.zero.emulate is None or strategy.moments != ADAM_MOMENTS:
+        return 0.0
+    size = strategy.train.precision.optimizer.size_bytes * (strategy.moments + 1)
+    sharers = min(cut.gpus_per_domain, strategy.ranks)
+    return held / size * ADAM_TRAFFIC * sharers / cut.adam
 
 
 def host_state_bytes(model: Model, strategy: Strategy) -> int:

@@ -6,7 +6,7 @@ estimates, which speeds the search up and decides nothing.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -20,7 +20,13 @@ FRONT_MOST = 12
 """No more trials than these look for less memory."""
 
 UNFIT_STEP = 0.05
-"""A setting that did not fit makes others of its group so much less likely to be tried."""
+"""A setting that did not fit puts off others of its group by such a share."""
+
+TIGHT = 1.25
+"""What is expected not to fit is put off as if it took so many times longer."""
+
+BESIDE = 0.05
+"""Share of the memory that is expected on top of a bound, before anything was simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +38,15 @@ class Branch:
         memory_bytes: none needs less device memory.
         settings: how many there are.
         family: groups of one family are as far above their bounds.
+        likely: how many times its bound a setting is expected to come to, before one of the family
+            was tried.
     """
 
     bound: float
     memory_bytes: int
     settings: int
     family: str
+    likely: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +78,25 @@ class _Progress:
 
 @dataclass(slots=True)
 class Search:
-    """A search among `branches`; what is within `tolerance` of the best counts as found."""
+    """A search among `branches`; what is within `tolerance` of the best counts as found.
+
+    `usable_bytes` of device memory are there for each.
+    """
 
     branches: Sequence[Branch]
+    usable_bytes: int
     tolerance: float = 0.01
     best: float = inf
     _progress: list[_Progress] = field(init=False)
     _ratios: defaultdict[str, list[float]] = field(init=False)
+    _beside: defaultdict[str, list[float]] = field(init=False)
     _least_memory: float = field(init=False, default=inf)
     _picks: int = field(init=False, default=0)
     _front_picks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._progress = [_Progress() for _ in self.branches]
-        self._ratios = defaultdict(list)
+        self._ratios, self._beside = defaultdict(list), defaultdict(list)
 
     def next(self) -> tuple[int, int] | None:
         """Return the branch and the number of the setting to try next; None if none can win."""
@@ -103,6 +117,8 @@ class Search:
         progress.ended += 1
         if number == 0:
             progress.first = trial
+        if trial.memory_bytes:
+            self._beside[known.family].append(trial.memory_bytes - known.memory_bytes)
         if trial.value is not None:
             self._ratios[known.family].append(trial.value / known.bound if known.bound else 1.0)
         if trial.is_answer and trial.value is not None:
@@ -177,12 +193,17 @@ class Search:
         first = progress.first
         if first is not None and first.is_answer and first.value is not None:
             return first.value * (1 + 1e-3 * progress.started)
-        unlikely = 1 + UNFIT_STEP * progress.unfit
-        if first is not None:
-            unlikely *= max(1.0, first.memory_share)
-        return branch.bound * self._ratio(branch.family) * unlikely
+        delay = 1 + UNFIT_STEP * progress.unfit
+        share = 0.0 if first is None else first.memory_share
+        if first is None and self.usable_bytes:
+            beside = _middle(self._beside, branch.family, BESIDE * self.usable_bytes)
+            share = (branch.memory_bytes + beside) / self.usable_bytes
+        if share > 1:
+            delay *= TIGHT * share
+        return branch.bound * _middle(self._ratios, branch.family, branch.likely) * delay
 
-    def _ratio(self, family: str) -> float:
-        """Return how far values were above bounds: in the family, else in all, the middle one."""
-        known = self._ratios.get(family) or [one for each in self._ratios.values() for one in each]
-        return sorted(known)[len(known) // 2] if known else 1.0
+
+def _middle(known: Mapping[str, list[float]], family: str, otherwise: float) -> float:
+    """Return the middle one of the numbers of a family, if it has some."""
+    found = known.get(family)
+    return sorted(found)[len(found) // 2] if found else otherwise

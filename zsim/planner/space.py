@@ -7,6 +7,7 @@ micro-batch. Knobs of the runtime make the settings of a group.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import cast
 
 Changes = Mapping[str, object]
 """Values by key of a scenario: `{"zero.stage": 3}`."""
@@ -34,6 +35,10 @@ OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
     ),
 }
 """States further out than the device, by runtime and stage."""
+
+
+SLOW = frozenset({"deepspeed", "nanotron"})
+"""Runtimes whose schedules take several times as long to simulate as others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,31 @@ class SettingGroup:
         """Return all changes of one of its settings."""
         return {**self.fleet.changes, **self.changes, **self.knobs[number]}
 
+    @property
+    def moves_states(self) -> bool:
+        """True if some states are not on the device."""
+        return any("offload" in key for key in self.changes)
+
+    @property
+    def family(self) -> str:
+        """Name of the groups whose times are as far above their bounds: those of like traffic."""
+        runtime, stage = self.changes["zero.emulate"], self.changes["zero.stage"]
+        axes = [self.changes[f"parallel.{axis}"] != 1 for axis in ("tensor", "pipeline")]
+        return f"{runtime} {stage} {axes} {self.moves_states}"
+
+    @property
+    def likely(self) -> float:
+        """How far times are above their bounds, as a rule of thumb: it only orders the search.
+
+        Sums over a tensor axis and copies to hosts are exposed more than others. Schedules of many
+        operations take long to simulate and are put off a little.
+        """
+        found = 1.03
+        found += 0.25 if self.changes["parallel.tensor"] != 1 else 0.0
+        found += 0.1 if self.changes["parallel.pipeline"] != 1 else 0.0
+        found += 0.25 if self.moves_states else 0.0
+        return found + (0.03 if self.changes["zero.emulate"] in SLOW else 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSettings:
@@ -113,7 +143,7 @@ class Space:
     def groups(self) -> Iterator[SettingGroup | RefusedSettings]:
         """Yield every group, and what cannot be because of the batch."""
         for fleet, runtime in product(self.fleets, self.runtimes):
-            for stage in self._values("zero.stage", runtime.stages):
+            for stage in self._numbers("zero.stage", runtime.stages):
                 yield from self._of_stage(fleet, runtime, stage)
 
     def _of_stage(
@@ -122,9 +152,9 @@ class Space:
         offloads: tuple[Changes, ...] = ({}, *OFFLOADS.get((runtime.name, stage), ()))
         if any(key in self.fixed for each in offloads for key in each):
             offloads = ({},)
-        for tensor in self._values("parallel.tensor", powers(fleet.gpus_per_node, fleet.gpus)):
-            for pipeline in self._values("parallel.pipeline", self._pipelines(fleet, runtime)):
-                replicas = self._values("parallel.replicate", _replicates(fleet, runtime, stage))
+        for tensor in self._numbers("parallel.tensor", powers(fleet.gpus_per_node, fleet.gpus)):
+            for pipeline in self._numbers("parallel.pipeline", self._pipelines(fleet, runtime)):
+                replicas = self._numbers("parallel.replicate", _replicates(fleet, runtime, stage))
                 for replicate in replicas:
                     degrees = (tensor, pipeline, replicate)
                     knobs = self._knobs(fleet, runtime.name, stage, degrees)
@@ -140,11 +170,13 @@ class Space:
         knobs: tuple[Changes, ...],
     ) -> Iterator[SettingGroup | RefusedSettings]:
         tensor, pipeline, replicate = degrees
-        modes = self._values("activations.checkpointing", CHECKPOINTING)
+        modes = self._modes()
         each = tensor * pipeline * replicate
         if fleet.gpus % each:
             return
         data = fleet.gpus // each
+        if replicate > 1 and data == 1:  # nothing would be sharded
+            return
         replicas = data * replicate
         if self.sequences % replicas:
             count = len(modes) * len(knobs)
@@ -152,7 +184,7 @@ class Space:
             yield RefusedSettings(why=why, count=count)
             return
         share = self.sequences // replicas
-        micros = self._values("train.micro_batch_size", powers(share, share))
+        micros = self._numbers("train.micro_batch_size", powers(share, share))
         parallel: dict[str, object] = {
             "parallel.tensor": tensor,
             "parallel.pipeline": pipeline,
@@ -190,8 +222,12 @@ class Space:
             choices.append({key: value for (key, known), value in pairs if value != known[0]})
         return tuple(sorted(choices, key=len))
 
-    def _values(self, key: str, values: Sequence[int] | Sequence[str]) -> Sequence[object]:
-        return (self.fixed[key],) if key in self.fixed else values
+    def _modes(self) -> Sequence[str]:
+        mode = self.fixed.get("activations.checkpointing")
+        return CHECKPOINTING if mode is None else (str(mode),)
+
+    def _numbers(self, key: str, values: Sequence[int]) -> Sequence[int]:
+        return (int(cast("int", self.fixed[key])),) if key in self.fixed else values
 
 
 def powers(of: int, most: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from hypothesis.strategies import DrawFn, composite
 
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.setting_trial import Bounder, tried
-from zsim.planner.space import Fleet, RefusedSettings, RuntimeSpace, SettingGroup, Space
+from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, Space
 from zsim.runtimes.registry import runtimes
 from zsim.study.axis import changed
 
