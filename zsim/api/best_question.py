@@ -11,7 +11,7 @@ from zsim.api.setting_trial import NAME
 from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
 from zsim.files.source import with_files
 from zsim.mistake import MistakeError, mistakes
-from zsim.planner.space import Fleet, RuntimeSpace, Space, powers
+from zsim.planner.space import Fleet, RuntimeSpace, SettingSpace, powers
 from zsim.runtimes.registry import runtimes
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import with_settings
@@ -118,10 +118,10 @@ class Question:
             counts = sorted({gpus, *powers(gpus, gpus)})
         return tuple(Fleet(gpus=count, gpus_per_node=min(per_node, count)) for count in counts)
 
-    def space(self) -> Space:
+    def space(self) -> SettingSpace:
         """Return all settings that are considered."""
         known = runtimes()
-        return Space(
+        return SettingSpace(
             runtimes=[
                 RuntimeSpace(
                     name=name,

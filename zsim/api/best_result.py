@@ -95,7 +95,7 @@ def _word(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LossReason:
     """Why settings lost, and how many."""
 
     kind: str
@@ -128,7 +128,7 @@ class BestResult(AnswerInFacts):
     objective: str
     settings: int
     tried: Sequence[TriedSetting]
-    losses: tuple[Loss, ...]
+    losses: tuple[LossReason, ...]
     gap: float
     open_settings: int
     tables: Mapping[str, Any]
@@ -255,10 +255,9 @@ class BestResult(AnswerInFacts):
         """Return the first lines that `zsim best` prints: what each is about, and the text."""
         best = self.best
         searched = f"{len(self.tried):,} of {self.settings:,} settings simulated"
-        searched += f" in {self.wall_time_s:.0f} s"
         if best is None:
             over = f", {self.open_settings:,} not reached" if self.open_settings else ""
-            return [("best", "none fits"), ("search", f"{searched}{over}")]
+            return [("best", "none fits"), *self._nearest(), ("search", f"{searched}{over}")]
         found, step = best.outcome, self.sequences * self.sequence_length
         lines = [
             ("best", f"{best.name()}{'' if found.error is not None else UNJUDGED}"),
@@ -278,6 +277,18 @@ class BestResult(AnswerInFacts):
             lines.append(("the training", budget.text()))
         lines += [("optimality", self._optimality()), ("search", searched), *self._tied()]
         return [*lines, ("trust", found.trust)]
+
+    def _nearest(self) -> list[tuple[str, str]]:
+        """Return the setting that lacks least memory, where none fits."""
+        known = [each for each in self.tried if each.outcome.usable_bytes]
+        if not known:
+            return []
+        least = min(known, key=lambda each: each.outcome.memory_bytes)
+        taken, usable = least.outcome.memory_bytes, least.outcome.usable_bytes
+        lacks = f"takes {format_bytes(taken)} of {format_bytes(usable)}"
+        if taken <= usable:
+            lacks += " of the GPU, and too much of its host or drives"
+        return [("nearest", f"{least.name()}: {lacks}")]
 
     def _optimality(self) -> str:
         if not self.open_settings:
@@ -336,7 +347,7 @@ class BestResult(AnswerInFacts):
         shown = list(self.losses[:REASONS_SHOWN])
         rest = sum(each.count for each in self.losses[REASONS_SHOWN:])
         if rest:
-            shown.append(Loss("others", "other reasons, all in --json", rest))
+            shown.append(LossReason("others", "other reasons, all in --json", rest))
         return facts_text((f"{each.count:,} {each.kind}", each.why) for each in shown)
 
     def to_dict(self) -> dict[str, object]:

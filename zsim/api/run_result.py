@@ -191,7 +191,7 @@ class RunResult(AnswerInFacts):
 
     def of_tokens(
         self,
-        tokens: int,
+        tokens: int | None,
         *,
         price: float | None = None,
         prices: str | PathLike[str] | None = None,
@@ -199,13 +199,15 @@ class RunResult(AnswerInFacts):
         """Return the same with days, money and energy of a training of so many tokens.
 
         Args:
-            tokens: that are trained on.
+            tokens: that are trained on; None says nothing of a training.
             price: of a GPU for an hour.
             prices: a file of such prices.
 
         Raises:
             MistakeError: the run has no step time, or the file no price of its GPU.
         """
+        if tokens is None:
+            return self
         if not self.tokens_per_s:
             raise MistakeError(f"--tokens: backend {self.backend} has no clock")
         gpu = self.job.cluster.gpu.name

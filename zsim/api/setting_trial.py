@@ -7,7 +7,7 @@ from typing import Any
 
 from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
 from zsim.closed_form.step_bounds import (
-    Cut,
+    LinkCut,
     busy_s,
     device_bytes,
     exchange_s,
@@ -119,6 +119,10 @@ class Bounder:
 
     def _of(self, found: ResolvedScenario, model: Model) -> SettingBound:
         strategy, cluster = found.strategy, found.cluster
+        runtime = strategy.zero.emulate
+        if model.frozen and runtime is not None and not runtime.takes_frozen:
+            why = f"model.frozen: {type(runtime).__name__} trains every parameter here"
+            return SettingBound(why_not=why)
         memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(0)
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
@@ -179,7 +183,7 @@ def _lacking_drives(found: ResolvedScenario) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def cut_of(cluster: Cluster) -> Cut:
+def cut_of(cluster: Cluster) -> LinkCut:
     """Return the bandwidths of `cluster` as published: constants only reach less."""
     copies, drives = cluster.copies, cluster.drives
     read = written = None
@@ -197,7 +201,7 @@ def cut_of(cluster: Cluster) -> Cut:
             None if each is None else each * drives.count * per_domain
             for each in (drives.read_bytes_per_s, drives.write_bytes_per_s)
         )
-    return Cut(
+    return LinkCut(
         gpus_per_domain=cluster.gpus_per_node * per_domain,
         gpu=cluster.switch_link.bytes_per_s,
         domain=cluster.nics_per_node * cluster.nic_link.bytes_per_s * per_domain,

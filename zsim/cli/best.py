@@ -28,54 +28,63 @@ Model = Annotated[
 ]
 
 
+Gpus = Annotated[
+    str,
+    typer.Option(
+        metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 4x4090.", show_default=False
+    ),
+]
+Within = Annotated[
+    str | None, typer.Option(metavar="TIME", help='Time that these may take: "30 days".')
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."),
+]
+Objective = Annotated[
+    str, typer.Option(metavar="WHAT", help="The least time, cost, energy or gpus.")
+]
+Runtime = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Choose among these runtimes. Many are allowed."),
+]
+SearchTime = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
+]
+Save = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml."),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write it as the configuration of its runtime."),
+]
+
+
 def best(
     model: Model,
-    gpus: Annotated[
-        str,
-        typer.Option(
-            metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 4x4090.", show_default=False
-        ),
-    ],
+    gpus: Gpus,
     tokens: Tokens = None,
-    within: Annotated[
-        str | None, typer.Option(metavar="TIME", help='Time that these may take: "30 days".')
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."
-        ),
-    ] = None,
-    objective: Annotated[
-        str, typer.Option(metavar="WHAT", help="The least time, cost, energy or gpus.")
-    ] = "time",
+    within: Within = None,
+    batch: Batch = None,
+    objective: Objective = "time",
     price: Price = None,
     prices: Prices = None,
-    runtime: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Choose among these runtimes. Many are allowed."),
-    ] = None,
+    runtime: Runtime = None,
     settings: Settings = None,
-    search_time: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing),
-    ] = 40.0,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
-    ] = None,
-    save: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml."),
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write it as the configuration of its runtime."),
-    ] = None,
+    search_time: SearchTime = 40.0,
+    workers: Workers = None,
+    save: Save = None,
+    config: Config = None,
     json: Json = False,
 ) -> Code:
     """Find the best setting for a model on GPUs."""
-    from zsim.api.best import best as best_of
+    from zsim.api.best_search import best as best_of
     from zsim.api.output import FileKind, need_output
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
 

@@ -27,7 +27,7 @@ SWITCHED = frozenset({"all_reduce"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class LinkCut:
     """Bandwidths around a GPU and around a node, per direction, in bytes per second.
 
     Attributes:
@@ -115,7 +115,7 @@ class _Clock:
         return value.size_bytes * min(2 * (ranks - 1) / ranks, 1 + 1 / ranks) / self.gpu
 
 
-def busy_s(model: Model, strategy: Strategy, seconds: KernelSeconds, cut: Cut) -> float:
+def busy_s(model: Model, strategy: Strategy, seconds: KernelSeconds, cut: LinkCut) -> float:
     """Return the seconds in which the busiest rank computes or sums over the tensor axis, at least.
 
     In a pipeline, a stage waits for the first micro-batch to come down, and the first stage for the
@@ -129,7 +129,7 @@ def busy_s(model: Model, strategy: Strategy, seconds: KernelSeconds, cut: Cut) -
     return max(times * own + sum(each[:index]) for index, own in enumerate(each))
 
 
-def exchange_s(lines: Iterable[WireBytes], strategy: Strategy, cut: Cut) -> float:
+def exchange_s(lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut) -> float:
     """Return the seconds that the bytes of a step take through the narrowest cut, at least.
 
     `lines` are ring-equivalent bytes of a rank, of a pipeline by stage.
@@ -182,7 +182,7 @@ def _leaving(sent: int, group: tuple[int, int], world: int, domain: int) -> floa
     return groups * sent * ranks / (ranks - 1) * (domains - 1) / domains
 
 
-def offload_s(host: HostBytes, files: FileBytes | None, strategy: Strategy, cut: Cut) -> float:
+def offload_s(host: HostBytes, files: FileBytes | None, strategy: Strategy, cut: LinkCut) -> float:
     """Return the seconds in which a rank's bytes pass between its GPU, its host and drives."""
     found = [0.0]
     if cut.host is not None:
@@ -266,7 +266,7 @@ def kept_activations(model: Model, strategy: Strategy) -> int:
     return total + sum(model.values[name].size_bytes for name in inputs - {BATCH})
 
 
-def host_update_s(model: Model, strategy: Strategy, cut: Cut) -> float:
+def host_update_s(model: Model, strategy: Strategy, cut: LinkCut) -> float:
     """Return the seconds in which CPUs update the states that are in host memory, at least.
 
     Runtimes that are emulated do so after the last backward and before the next forward.

@@ -30,7 +30,7 @@ BESIDE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
+class SettingBranch:
     """A group of settings, as a search sees it.
 
     Attributes:
@@ -83,7 +83,7 @@ class Search:
     `usable_bytes` of device memory are there for each.
     """
 
-    branches: Sequence[Branch]
+    branches: Sequence[SettingBranch]
     usable_bytes: int
     tolerance: float = 0.01
     best: float = inf
@@ -101,8 +101,11 @@ class Search:
     def next(self) -> tuple[int, int] | None:
         """Return the branch and the number of the setting to try next; None if none can win."""
         self._picks += 1
-        front_turn = self._picks % FRONT_EVERY == 0
-        found = self._front_pick() if front_turn else None
+        found = None
+        if self.best == inf and self._picks % 2 == 0:
+            found = self._smallest_pick()
+        elif self._picks % FRONT_EVERY == 0:
+            found = self._front_pick()
         found = self._best_pick() if found is None else found
         found = self._front_pick() if found is None else found
         if found is None:
@@ -155,7 +158,7 @@ class Search:
         """Return how many settings of a branch were tried."""
         return self._progress[branch].ended
 
-    def _may_win(self, branch: Branch) -> bool:
+    def _may_win(self, branch: SettingBranch) -> bool:
         return self.best == inf or branch.bound < self.best * (1 - self.tolerance)
 
     def _best_pick(self) -> int | None:
@@ -165,6 +168,15 @@ class Search:
             if self._has_next(index) and self._may_win(branch)
         ]
         return min(estimates)[1] if estimates else None
+
+    def _smallest_pick(self) -> int | None:
+        """Return the branch that may take least memory: while nothing fits, it counts as well."""
+        sizes = [
+            (branch.memory_bytes, branch.bound, index)
+            for index, branch in enumerate(self.branches)
+            if not self._progress[index].started
+        ]
+        return min(sizes)[-1] if sizes else None
 
     def _front_pick(self) -> int | None:
         """Return a branch that may take less memory than every setting that was found."""

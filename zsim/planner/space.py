@@ -15,6 +15,14 @@ Changes = Mapping[str, object]
 CHECKPOINTING = ("none", "operations", "full")
 """With flash attention, `selective` keeps what `none` does."""
 
+STATES_ON_DRIVES: Changes = {"zero.deepspeed.sub_group_size": 100_000_000}
+SHARDS_ON_DRIVES: Changes = {
+    "zero.deepspeed.offload_param.buffer_count": 10,
+    "zero.deepspeed.offload_param.buffer_size": 200_000_000,
+}
+"""Buffers for drives: the default sub-group takes 16 GB of host memory a rank, and five slots of
+100 million elements are too few and too small for the embeddings of today."""
+
 OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
     ("fsdp2", 3): ({"zero.fsdp2.offload_policy": "cpu"},),
     ("deepspeed", 1): ({"zero.deepspeed.offload_optimizer.device": "cpu"},),
@@ -23,7 +31,8 @@ OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
         {
             "zero.deepspeed.offload_optimizer.device": optimizer,
             "zero.deepspeed.offload_param.device": parameters,
-            **({"zero.deepspeed.offload_param.buffer_count": 10} if parameters == "nvme" else {}),
+            **(STATES_ON_DRIVES if optimizer == "nvme" else {}),
+            **(SHARDS_ON_DRIVES if parameters == "nvme" else {}),
         }
         for optimizer, parameters in (
             ("cpu", "none"),
@@ -125,7 +134,7 @@ class RefusedSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class SettingSpace:
     """All settings that are considered.
 
     Attributes:
@@ -220,7 +229,7 @@ class Space:
         for values in product(*axes.values()):
             pairs = zip(axes.items(), values, strict=True)
             choices.append({key: value for (key, known), value in pairs if value != known[0]})
-        return tuple(sorted(choices, key=len))
+        return tuple(sorted(filter(_may_be, choices), key=len))
 
     def _modes(self) -> Sequence[str]:
         mode = self.fixed.get("activations.checkpointing")
@@ -228,6 +237,15 @@ class Space:
 
     def _numbers(self, key: str, values: Sequence[int]) -> Sequence[int]:
         return (int(cast("int", self.fixed[key])),) if key in self.fixed else values
+
+
+def _may_be(choice: Changes) -> bool:
+    """Tell whether knobs go together: Megatron-LM gathers ahead only where it reduces so."""
+    gathers, reduces = (
+        choice.get(f"zero.megatron.overlap_{name}", False)
+        for name in ("param_gather", "grad_reduce")
+    )
+    return bool(reduces) or not gathers
 
 
 def powers(of: int, most: int) -> tuple[int, ...]:

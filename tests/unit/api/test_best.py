@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.api.best import best_of
 from zsim.api.best_question import Question, question_of
 from zsim.api.best_result import BestResult
+from zsim.api.best_search import best_of
 from zsim.api.setting_trial import tried
 from zsim.mistake import MistakeError
 from zsim.planner.space import SettingGroup
@@ -156,7 +156,7 @@ def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "model": ({"model": "llama9"}, 'model.name: "llama9" is no model that ships'),
+    "model": ({"model": "llama9"}, "model.name: 'llama9' is no model that ships"),
     "gpu": ({"gpus": "8xh900"}, "--gpus: 'h900' must be one of"),
     "count": ({"gpus": "eight h100"}, "--gpus: 'eight h100' must be a number and a name"),
     "nodes": ({"gpus": "12xh100"}, "--gpus: 12 must be at most 8, or a multiple of it"),

@@ -9,7 +9,7 @@ import pytest
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import load
-from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, Space
+from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.registry import runtimes
 from zsim.study.axis import changed
 
@@ -19,7 +19,7 @@ SEQUENCES = 64
 def settings_of(runtime: str) -> list[dict[str, object]]:
     """Return settings of a runtime on two nodes: each knob of each stage at least once."""
     options = runtimes()[runtime].options
-    space = Space(
+    space = SettingSpace(
         runtimes=[
             RuntimeSpace(
                 name=runtime,

@@ -8,7 +8,7 @@ from hypothesis.strategies import DrawFn, composite
 
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.setting_trial import Bounder, tried
-from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, Space
+from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.registry import runtimes
 from zsim.study.axis import changed
 
@@ -40,7 +40,7 @@ def drawn_settings(draw: DrawFn) -> dict[str, Any]:
     name = draw(st.sampled_from(sorted(known)))
     options = known[name].options
     per_node = min(fleet.gpus, fleet.cluster.gpus_per_node)
-    space = Space(
+    space = SettingSpace(
         runtimes=[
             RuntimeSpace(
                 name=name,

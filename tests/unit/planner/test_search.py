@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
 from zsim.planner.front import front
-from zsim.planner.search import Branch, Search, Trial
+from zsim.planner.search import Search, SettingBranch, Trial
 
+Outcomes = list[list[float | None]]
 Values = Sequence[Sequence[float | None]]
 """What each setting of each branch comes to; None if it does not fit."""
 
 
 @composite
-def branches_and_values(draw: DrawFn) -> tuple[list[Branch], list[list[float | None]]]:
-    branches: list[Branch] = []
+def branches_and_values(draw: DrawFn) -> tuple[list[SettingBranch], Outcomes]:
+    branches: list[SettingBranch] = []
     values: list[list[float | None]] = []
     for number in range(draw(st.integers(1, 12))):
         bound = draw(st.floats(1, 100))
@@ -23,13 +24,15 @@ def branches_and_values(draw: DrawFn) -> tuple[list[Branch], list[list[float | N
         values.append(own)
         memory = draw(st.integers(1, 100))
         branches.append(
-            Branch(bound=bound, memory_bytes=memory, settings=len(own), family=str(number % 3))
+            SettingBranch(
+                bound=bound, memory_bytes=memory, settings=len(own), family=str(number % 3)
+            )
         )
     return branches, values
 
 
 def searched(
-    branches: list[Branch], values: Values, most: int = 10**6
+    branches: list[SettingBranch], values: Values, most: int = 10**6
 ) -> tuple[Search, list[tuple[int, int]]]:
     search, picks = Search(branches, usable_bytes=100), list[tuple[int, int]]()
     while len(picks) < most and (pick := search.next()) is not None:
@@ -42,7 +45,7 @@ def searched(
 
 @given(branches_and_values())
 def test_the_best_value_is_found_within_the_tolerance(
-    case: tuple[list[Branch], list[list[float | None]]],
+    case: tuple[list[SettingBranch], Outcomes],
 ) -> None:
     branches, values = case
     search, _ = searched(branches, values)
@@ -53,14 +56,16 @@ def test_the_best_value_is_found_within_the_tolerance(
 
 
 @given(branches_and_values())
-def test_no_setting_is_tried_twice(case: tuple[list[Branch], list[list[float | None]]]) -> None:
+def test_no_setting_is_tried_twice(
+    case: tuple[list[SettingBranch], Outcomes],
+) -> None:
     _, picks = searched(*case)
     assert len(set(picks)) == len(picks)
 
 
 @given(branches_and_values(), st.integers(0, 8))
 def test_nothing_that_was_not_tried_is_better_by_more_than_the_gap(
-    case: tuple[list[Branch], list[list[float | None]]], most: int
+    case: tuple[list[SettingBranch], Outcomes], most: int
 ) -> None:
     branches, values = case
     search, picks = searched(branches, values, most)
@@ -78,8 +83,8 @@ def test_nothing_that_was_not_tried_is_better_by_more_than_the_gap(
 
 def test_a_branch_whose_bound_is_above_the_best_is_never_tried() -> None:
     branches = [
-        Branch(bound=10.0, memory_bytes=1, settings=1, family="a"),
-        Branch(bound=20.0, memory_bytes=1, settings=3, family="a"),
+        SettingBranch(bound=10.0, memory_bytes=1, settings=1, family="a"),
+        SettingBranch(bound=20.0, memory_bytes=1, settings=3, family="a"),
     ]
     search, picks = searched(branches, [[12.0], [21.0, 22.0, 23.0]])
     assert picks == [(0, 0)]
@@ -88,7 +93,9 @@ def test_a_branch_whose_bound_is_above_the_best_is_never_tried() -> None:
 
 
 def test_the_first_setting_of_a_branch_is_awaited_before_the_others() -> None:
-    search = Search([Branch(bound=1.0, memory_bytes=1, settings=2, family="a")], usable_bytes=10)
+    search = Search(
+        [SettingBranch(bound=1.0, memory_bytes=1, settings=2, family="a")], usable_bytes=10
+    )
     assert search.next() == (0, 0)
     assert search.next() is None
     search.tell(0, 0, Trial(value=2.0, is_answer=True, memory_bytes=1))

@@ -11,10 +11,10 @@ from typing import Final, Unpack
 
 from zsim.api.answer import Progress, tell_nobody
 from zsim.api.best_question import BestOptions, Question, question_of
-from zsim.api.best_result import BestResult, Loss, TriedSetting
+from zsim.api.best_result import BestResult, LossReason, TriedSetting
 from zsim.api.scenario import Changed
 from zsim.api.setting_trial import Bounder, SettingBound, SettingOutcome, tried
-from zsim.planner.search import Branch, Search, Trial
+from zsim.planner.search import Search, SettingBranch, Trial
 from zsim.planner.space import RefusedSettings, SettingGroup
 from zsim.workers.crew import InProcess, cores
 
@@ -169,14 +169,16 @@ class _Hunt:
             )
         )
 
-    def losses(self) -> tuple[Loss, ...]:
+    def losses(self) -> tuple[LossReason, ...]:
         """Return why settings lost, and how many to each reason."""
-        found = [Loss("cannot be", why, count) for why, count in _alike(self.pool.refused)]
+        found = [LossReason("cannot be", why, count) for why, count in _alike(self.pool.refused)]
         search = self.search
         out = [place for place in range(len(self.pool.groups)) if search.is_bounded_out(place)]
         left = sum(len(self.pool.groups[place].knobs) - search.tried(place) for place in out)
         if left:
-            found.append(Loss("cannot win", "their lower bound is no better than the best", left))
+            found.append(
+                LossReason("cannot win", "their lower bound is no better than the best", left)
+            )
         simulated: Counter[str] = Counter()
         for each in self.tried:
             if each.outcome.refusal:
@@ -187,9 +189,9 @@ class _Hunt:
                 simulated["takes longer than --within"] += 1
             elif each.value is not None and each.value > search.best:
                 simulated[f"not the least {MEASURE[self.question.objective]}"] += 1
-        found += [Loss("simulated", why, count) for why, count in _alike(simulated)]
+        found += [LossReason("simulated", why, count) for why, count in _alike(simulated)]
         if left := search.open_settings():
-            found.append(Loss("not reached", "the time for the search was over", left))
+            found.append(LossReason("not reached", "the time for the search was over", left))
         return tuple(found)
 
 
@@ -212,7 +214,7 @@ def _searched(
     question: Question, pool: _Pool, *, search_s: float, workers: int, progress: Progress
 ) -> BestResult:
     branches = [
-        Branch(
+        SettingBranch(
             bound=question.value(bound.step_time_s, group.fleet.gpus),
             memory_bytes=bound.memory_bytes,
             settings=len(group.knobs),
