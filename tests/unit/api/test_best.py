@@ -176,7 +176,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_asked_is_told_in_one_line(case: str) -> None:
     given, line = REFUSED[case]
+    asked: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "8xh100", **given}
     with pytest.raises(MistakeError) as told:
-        question_of(**{"model": "llama3.1-8b", "gpus": "8xh100", **given})
+        question_of(**asked)
     assert line in str(told.value)
     assert "\n" not in str(told.value)

@@ -9,6 +9,7 @@ import pytest
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import load
+from zsim.mistake import MistakeError
 from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.registry import runtimes
 from zsim.study.axis import changed
@@ -50,17 +51,22 @@ def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: P
         "train": {"precision": "bf16"},
     }
     path = tmp_path / "ds_config.json"
-    settings = settings_of("deepspeed")
-    assert len(settings) > 20
-    for changes in settings:
+    same = 0
+    for changes in settings_of("deepspeed"):
+        if changes["parallel.tensor"] != 1:  # its degree is the model's
+            continue
+        try:
+            wanted = load(changed(tables, changes)).strategy
+        except MistakeError:  # knobs that do not go together
+            continue
         path.write_text(config_text(asked(changes)), "utf-8")
         others = {
             key: value for key, value in changes.items() if not key.startswith(("zero.", "train."))
         }
         read = changed({**tables, "train": {}, "zero": {"deepspeed_config": str(path)}}, others)
-        if changes["parallel.tensor"] != 1:
-            continue
-        assert load(read).strategy == load(changed(tables, changes)).strategy
+        assert load(read).strategy == wanted
+        same += 1
+    assert same > 10
 
 
 @pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2"])

@@ -68,7 +68,7 @@ def need_bounded(tables: dict[str, Any]) -> None:
     assert not outcome.fits or outcome.memory_bytes >= bound.memory_bytes
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_settings())
 def test_no_run_goes_below_its_bounds(tables: dict[str, Any]) -> None:
     need_bounded(tables)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
@@ -43,6 +43,7 @@ def searched(
     return search, picks
 
 
+@settings(max_examples=50)
 @given(branches_and_values())
 def test_the_best_value_is_found_within_the_tolerance(
     case: tuple[list[SettingBranch], Outcomes],
@@ -55,6 +56,7 @@ def test_the_best_value_is_found_within_the_tolerance(
         assert search.open_settings() == 0
 
 
+@settings(max_examples=50)
 @given(branches_and_values())
 def test_no_setting_is_tried_twice(
     case: tuple[list[SettingBranch], Outcomes],
@@ -63,6 +65,7 @@ def test_no_setting_is_tried_twice(
     assert len(set(picks)) == len(picks)
 
 
+@settings(max_examples=50)
 @given(branches_and_values(), st.integers(0, 8))
 def test_nothing_that_was_not_tried_is_better_by_more_than_the_gap(
     case: tuple[list[SettingBranch], Outcomes], most: int
