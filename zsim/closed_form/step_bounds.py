@@ -64,26 +64,27 @@ class _Clock:
 
     def stage_s(self, model: Model) -> float:
         """Return the seconds of all units of a model, or of a stage, for one micro-batch."""
-        total, followed = 0.0, False
-        for unit in reversed(model.units):
-            total += self._unit_s(model, unit, followed=followed)
-            followed = True
-        return total
+        again = set[str]()
+        if not self.strategy.activations.early_stop:
+            again = recomputed(model, self.strategy)
+        last = model.units[-1]
+        return sum(
+            self._unit_s(model, unit, again=unit.name in again, followed=unit is not last)
+            for unit in model.units
+        )
 
-    def _unit_s(self, model: Model, unit: Unit, *, followed: bool) -> float:
+    def _unit_s(self, model: Model, unit: Unit, *, again: bool, followed: bool) -> float:
         """Return the seconds of a unit: forward, again, backward.
 
         Nothing waits for what the last one sums; a recomputation need not wait for the gradient of
         the block behind it.
         """
-        again = recomputed(model, unit, self.strategy)
-        runs_again = again and not self.strategy.activations.early_stop
         last, total = unit.segments[-1], 0.0
         for segment in unit.segments:
             total += self.seconds(segment.forward)
             if segment is not last or followed:
                 total += self._summed_s(model, segment)
-            if runs_again:
+            if again:
                 total += self.seconds(segment.forward_kernels(again=True))
                 total += self._summed_s(model, segment) if segment is not last else 0.0
             if model.runs_backward(segment):
@@ -252,9 +253,9 @@ def kept_activations(model: Model, strategy: Strategy) -> int:
     What segments save, and their inputs as far as backward reads them; of blocks that are run
     again, what they are given.
     """
-    total, inputs = 0, set[str]()
+    total, inputs, again = 0, set[str](), recomputed(model, strategy)
     for unit in model.units:
-        if recomputed(model, unit, strategy):
+        if unit.name in again:
             own = {value.name for segment in unit.segments for value in segment.outputs}
             given = {name for segment in unit.segments for name in segment.inputs} - own
             inputs |= set() if strategy.moves_checkpoints else given

@@ -178,8 +178,7 @@ def test_gpus_without_nvlink_meet_over_their_pcie_slots() -> None:
     known = replace(BOX, pcie_link=slot)
     assert with_overrides(ClusterTable(nvlink=False), known).switch_link == slot
     assert with_overrides(ClusterTable(), known).switch_link == BOX.switch_link
-    wanted = "cluster.nvlink: false needs a node whose PCIe slots are known"
-    with pytest.raises(ScenarioError, match=re.escape(wanted)):
+    with pytest.raises(ScenarioError, match=r"cluster\.nvlink: false needs a node whose PCIe"):
         with_overrides(ClusterTable(nvlink=False), replace(BOX, pcie_link=None))
 
 
