@@ -214,6 +214,7 @@ class BestResult(AnswerInFacts):
                 precision=str(self.tables["train"]["precision"]),
                 sequences=self.sequences,
                 sequence_length=self.sequence_length,
+                clip_norm=self.tables["train"].get("clip_norm"),
             )
         )
 

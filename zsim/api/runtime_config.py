@@ -1,8 +1,9 @@
 """Settings as the configuration of the runtime itself, for those who train with it.
 
 DeepSpeed's file says all that zsim has of it but degrees of a tensor axis and checkpoints, which
-are the model's; `zero.deepspeed_config` reads it back. FSDP is set in code. Megatron-LM and
-nanotron take arguments and a file: those of parallelism, batches and recomputation are written.
+are the model's; `zero.deepspeed_config` reads it back. FSDP is set in code. Megatron-LM takes
+arguments, nanotron a file: those of parallelism, batches and recomputation are written;
+`zero.megatron_arguments` reads the former back.
 """
 
 import json
@@ -30,12 +31,14 @@ class ConfigQuestion:
         precision: of forward and backward.
         sequences: of a step.
         sequence_length: tokens of each.
+        clip_norm: largest norm of the gradients; None does not clip.
     """
 
     changes: Mapping[str, object]
     precision: str
     sequences: int
     sequence_length: int
+    clip_norm: float | None = None
 
     @property
     def runtime(self) -> str:
@@ -94,6 +97,8 @@ def _deepspeed(asked: ConfigQuestion) -> str:
     }
     if asked.precision != "fp32":
         found[asked.precision] = {"enabled": True}
+    if asked.clip_norm is not None:
+        found["gradient_clipping"] = asked.clip_norm
     return json.dumps({**found, "zero_optimization": zero}, indent=2) + "\n"
 
 
@@ -196,6 +201,9 @@ def _megatron(asked: ConfigQuestion) -> str:
     ]
     if asked.precision != "fp32":
         found.append(f"--{asked.precision}")
+    if asked.precision == "bf16" and not asked.options.get("grad_reduce_in_fp32"):
+        found.append("--grad-reduce-in-bf16")  # its default with bf16 is fp32
+    found.append(f"--clip-grad {asked.clip_norm or 0.0}")  # its default is 1.0
     found += [
         f"--{name.replace('_', '-')}" for name, value in asked.options.items() if value is True
     ]

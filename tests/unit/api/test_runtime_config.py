@@ -43,27 +43,47 @@ def asked(changes: dict[str, object]) -> ConfigQuestion:
     )
 
 
+TABLES = {
+    "title": "read back",
+    "model": {"name": "gpt2"},
+    **gpu_fleet("16xh100").tables,
+    "train": {"precision": "bf16", "weight_decay": 0.01},
+}
+
+
+def test_arguments_of_megatron_are_read_back_as_the_same_strategy(tmp_path: Path) -> None:
+    path = tmp_path / "arguments.txt"
+    settings = settings_of("megatron")
+    assert len(settings) > 10
+    for changes in settings:
+        path.write_text(config_text(asked(changes)), "utf-8")
+        degrees = {
+            key: changes[key]
+            for key in ("parallel.data", "parallel.replicate", "parallel.pipeline")
+        }
+        arguments = {"megatron_arguments": str(path)}
+        read = changed({**TABLES, "train": {}, "zero": arguments}, degrees)
+        assert load(read).strategy == load(changed(TABLES, changes)).strategy
+
+
 def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: Path) -> None:
-    tables = {
-        "title": "read back",
-        "model": {"name": "gpt2"},
-        **gpu_fleet("16xh100").tables,
-        "train": {"precision": "bf16"},
-    }
     path = tmp_path / "ds_config.json"
     same = 0
     for changes in settings_of("deepspeed"):
         if changes["parallel.tensor"] != 1:  # its degree is the model's
             continue
         try:
-            wanted = load(changed(tables, changes)).strategy
+            wanted = load(changed(TABLES, changes)).strategy
         except MistakeError:  # knobs that do not go together
             continue
         path.write_text(config_text(asked(changes)), "utf-8")
         others = {
             key: value for key, value in changes.items() if not key.startswith(("zero.", "train."))
         }
-        read = changed({**tables, "train": {}, "zero": {"deepspeed_config": str(path)}}, others)
+        read = changed(
+            {**TABLES, "train": {"weight_decay": 0.01}, "zero": {"deepspeed_config": str(path)}},
+            others,
+        )
         assert load(read).strategy == wanted
         same += 1
     assert same > 10
