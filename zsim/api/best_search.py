@@ -95,7 +95,8 @@ def _bounded(question: Question) -> _Pool:
             continue
         settings += len(each.knobs)
         smaller = full.get(_without_batch(each))
-        bound = smaller or bounder.bound(question.scenario(each.setting(0)))
+        settings_of = map(each.setting, range(len(each.knobs)))
+        bound = smaller or bounder.bound_of_all(map(question.scenario, settings_of))
         if bound.is_full:  # the bound on memory grows with the micro-batch
             full[_without_batch(each)] = bound
         if not bound.why_not and question.is_late(bound.step_time_s):

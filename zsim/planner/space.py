@@ -50,6 +50,13 @@ SLOW = frozenset({"deepspeed", "nanotron"})
 """Runtimes whose schedules take several times as long to simulate as others."""
 
 
+TENSOR_MODES: Mapping[str, Changes] = {
+    "megatron": {"zero.megatron.sequence_parallel": True},
+    "nanotron": {"zero.nanotron.tp_mode": "reduce_scatter"},
+}
+"""How a runtime cuts hidden states by tokens over the tensor axis, which takes less memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSpace:
     """What a runtime can be asked for, as far as a search varies it.
@@ -168,8 +175,9 @@ class SettingSpace:
                     degrees = (tensor, pipeline, replicate)
                     knobs = self._knobs(fleet, runtime.name, stage, degrees)
                     base = {"zero.emulate": runtime.name, "zero.stage": stage}
-                    for offload in offloads:
-                        yield from self._of_degrees(fleet, {**base, **offload}, degrees, knobs)
+                    for offload, mode in product(offloads, self._modes_of(runtime.name, tensor)):
+                        changes = {**base, **offload, **mode}
+                        yield from self._of_degrees(fleet, changes, degrees, knobs)
 
     def _of_degrees(
         self,
@@ -211,6 +219,13 @@ class SettingSpace:
                 "train.gradient_accumulation_steps": share // micro,
             }
             yield SettingGroup(fleet=fleet, changes=changes, knobs=knobs)
+
+    def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
+        """Return the ways in which a tensor axis works, unless a setting says which."""
+        cut = TENSOR_MODES.get(runtime, {})
+        if tensor == 1 or not cut or any(key in self.fixed for key in cut):
+            return ({},)
+        return ({}, cut)
 
     def _pipelines(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
         return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)
@@ -317,7 +332,7 @@ def _nanotron(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
     del fleet, stage
     if degrees[0] == 1:
         return {}
-    return {"tp_mode": ("all_reduce", "reduce_scatter"), "tp_recompute_allgather": (True, False)}
+    return {"tp_recompute_allgather": (True, False)}
 
 
 KNOBS: Mapping[str, Callable[[Fleet, int, tuple[int, int, int]], Knobs]] = {
