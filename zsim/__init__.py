@@ -14,6 +14,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest
 if TYPE_CHECKING:
+    from zsim.api.best_search import best as best
     from zsim.api.comparison import compare as compare
     from zsim.api.largest_result import largest as largest
     from zsim.api.launch import run as run
@@ -40,6 +41,7 @@ _INDEX = {
     "Schedule": "zsim.schedule.schedule:Schedule",
     "Strategy": "zsim.strategy.strategy:Strategy",
     "Trace": "zsim.trace.trace:Trace",
+    "best": "zsim.api.best_search:best",
     "compare": "zsim.api.comparison:compare",
     "largest": "zsim.api.largest_result:largest",
     "limited": "zsim.api.limited:limited",
@@ -59,6 +61,7 @@ __all__ = [
     "Strategy",
     "Trace",
     "__version__",
+    "best",
     "check",
     "compare",
     "largest",

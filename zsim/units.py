@@ -26,6 +26,16 @@ _TIME = {
     "ns": Fraction(10**3),
     "ps": Fraction(1),
 }
+_DURATION = {
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "day": Fraction(86_400),
+    "days": Fraction(86_400),
+    "weeks": Fraction(604_800),
+}
+_POWER = {"W": Fraction(1), "kW": Fraction(10**3)}
+_THOUSANDS = {"k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _RATE = {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _PREFIX.items()}
 _EXPONENT = r"[eE][+-]?[0-9]{1,3}"  # a longer one would be computed for hours
 _NUMBER = re.compile(rf"\s*([0-9]+(?:\.[0-9]*)?(?:{_EXPONENT})?)\s*(\S.*?)\s*$")
@@ -85,6 +95,42 @@ def parse_rate(text: str) -> int:
         UnitError: it is no rate.
     """
     return _parse(text, _RATE, "125 TFLOP/s")
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds in `text`, such as "30 days".
+
+    Raises:
+        UnitError: it is no duration.
+    """
+    return _parse(text, _DURATION, "30 days")
+
+
+def parse_power(text: str) -> int:
+    """Return the watts in `text`, such as "700 W".
+
+    Raises:
+        UnitError: it is no power.
+    """
+    return _parse(text, _POWER, "700 W")
+
+
+def parse_tokens(text: str) -> int:
+    """Return the tokens in `text`: 15e12, or "15T".
+
+    Raises:
+        UnitError: it is no whole number of more than 0.
+    """
+    found = Fraction(0)
+    number, factor = text.strip().replace(",", ""), 1
+    if number[-1:] in _THOUSANDS:
+        number, factor = number[:-1].strip(), _THOUSANDS[number[-1]]
+    if _RATIO.fullmatch(number) and "/" not in number:
+        with suppress(ValueError, ZeroDivisionError):
+            found = Fraction(number) * factor
+    if found.denominator != 1 or not 1 <= found <= LARGEST:
+        raise UnitError(f"{text!r} must be a whole number of tokens, such as 15e12 or 15T")
+    return int(found)
 
 
 def parse_ratio(value: object) -> Fraction:

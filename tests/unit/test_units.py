@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.units import LARGEST, UnitError, format_seconds, parse_ratio, parse_size
+from zsim.units import (
+    LARGEST,
+    UnitError,
+    format_seconds,
+    parse_duration,
+    parse_power,
+    parse_ratio,
+    parse_size,
+    parse_tokens,
+)
 
 
 @given(st.integers(0, 10**15), st.sampled_from([("kB", 10**3), ("GiB", 2**30), ("PB", 10**15)]))
@@ -40,3 +49,26 @@ def test_limits_themselves_are_read() -> None:
 )
 def test_seconds_are_shown_in_the_unit_that_reads_best(seconds: float, shown: str) -> None:
     assert format_seconds(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("15e12", 15 * 10**12), ("15T", 15 * 10**12), ("2.5 B", 2_500_000_000), ("1,000", 1000)],
+)
+def test_tokens_are_numbers_with_or_without_a_letter(text: str, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "2.5", "15X", "T", "1/2", "nan", "1e40"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(UnitError, match="whole number of tokens"):
+        parse_tokens(text)
+
+
+def test_durations_and_powers_have_units() -> None:
+    assert parse_duration("30 days") == 30 * 86_400
+    assert parse_duration("1.5 h") == 5400
+    assert parse_power("1.2 kW") == 1200
+    for wrong in ("30", "30 moons", "days"):
+        with pytest.raises(UnitError, match="30 days"):
+            parse_duration(wrong)

@@ -137,8 +137,8 @@ def _extended(tables: Mapping[str, object], steps: int, few: int) -> RunForecast
     With one less a rank needs no more memory: a host waits for none where it does not with `few`.
     """
     try:
-        fewer = _source(accumulating(tables, few - 1))
-        found, waits = _run(_source(accumulating(tables, few)))
+        fewer = settled_source(accumulating(tables, few - 1))
+        found, waits = _run(settled_source(accumulating(tables, few)))
         less_s = last_step_s(fewer.job(), fewer.simulation(), waits=waits or not found.fits)
     except RUN_FAULTS as error:
         return str(error)
@@ -158,7 +158,7 @@ def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
     from zsim.analysis.memory_footprint import certain_footprint
 
     try:
-        found = certain_footprint(_source(tables).job())
+        found = certain_footprint(settled_source(tables).job())
     except RUN_FAULTS as error:
         return str(error)
     return _simulated(tables) if found is None else _without_time(found)
@@ -169,7 +169,7 @@ def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
     from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
 
     try:
-        return _without_time(footprint(_source(tables).job()))
+        return _without_time(footprint(settled_source(tables).job()))
     except DependsOnTimeError:
         return _simulated(tables)
     except RUN_FAULTS as error:
@@ -188,7 +188,7 @@ def _without_time(found: "Footprint") -> RunForecast:
 
 def _simulated(tables: Mapping[str, object]) -> RunForecast | str:
     try:
-        return _run(_source(tables))[0]
+        return _run(settled_source(tables))[0]
     except RUN_FAULTS as error:
         return str(error)
 
@@ -218,7 +218,7 @@ def last_step_s(job: Job, backend: Backend, *, waits: bool = True) -> float:
     return (end_ps - (before[-1] if before else 0)) / PICOSECONDS_PER_SECOND
 
 
-def _source(tables: Mapping[str, object]) -> "Source":
+def settled_source(tables: Mapping[str, object]) -> "Source":
     """Return what a scenario comes to; the last two are kept, with their schedules."""
     return _resolved(json.dumps(tables, sort_keys=True))
 

@@ -9,6 +9,7 @@ from zsim.analysis.summary import Summary
 from zsim.analysis.tier_fit import tier_objects
 from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.api.step_time_band import WIDE
+from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
 from zsim.memory import communicators
 from zsim.schedule.describe_operation import moment
@@ -26,7 +27,8 @@ class RunOutcome:
     """A run that has ended; with faults or neighbours, beside the step time without them.
 
     `remedies` are what would make it fit; None where nobody looked for them. `fitted` are settings
-    that would take times from measurements instead of data sheets.
+    that would take times from measurements instead of data sheets; `training` is what was asked of
+    so many tokens.
     """
 
     title: str
@@ -39,6 +41,7 @@ class RunOutcome:
     step_time_band_s: tuple[float, float] | None
     remedies: tuple[Remedy, ...] | None
     fitted: tuple[str, ...]
+    training: TrainingBudget | None = None
 
 
 def run_object(outcome: RunOutcome) -> dict[str, object]:
@@ -83,6 +86,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "seed": trace.seed,
         "steps": trace.steps,
         "wall_time_s": outcome.wall_time_s,
+        **({} if outcome.training is None else {"training": outcome.training.to_dict()}),
     }
 
 
@@ -104,6 +108,8 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             *_host(found),
             ("throughput", _rates(found)),
         ]
+        if outcome.training is not None:
+            lines.append(("the training", outcome.training.text()))
     lines.append(("memory at the peak", _memory(found)))
     lines += [(each.name, each.text()) for each in found.tiers]
     if found.drive_life is not None and predicts(trace.backend):

@@ -1,7 +1,7 @@
 """The result of a run: figures with units in their names, and pages, traces and pictures of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from os import PathLike
@@ -12,8 +12,10 @@ from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import AnswerInFacts
 from zsim.api.data_frame import data_frame
+from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.notebook import Picture
 from zsim.api.run_facts import RunOutcome, run_facts, run_object
+from zsim.api.training_budget import TrainingBudget, price_of
 from zsim.backend.backend import SIMULATOR
 from zsim.files.installed import fitted_for
 from zsim.files.picture import need_format, write_picture
@@ -46,6 +48,7 @@ class RunResult(AnswerInFacts):
             seconds; None where it has none.
         look_for_remedies: finds what would make it fit.
         look_for_band: simulates it on the fastest and the slowest fabric that it may have.
+        training: days, money and energy of a training, where its tokens were said.
     """
 
     title: str
@@ -56,6 +59,7 @@ class RunResult(AnswerInFacts):
     healthy_step_time_s: float | None
     look_for_remedies: "Callable[[Trace], tuple[Remedy, ...] | None]"
     look_for_band: "Callable[[], tuple[float, float] | None]"
+    training: TrainingBudget | None = None
 
     @cached_property
     def summary(self) -> Summary:
@@ -185,6 +189,37 @@ class RunResult(AnswerInFacts):
         """
         return self.look_for_remedies(self.recorded)
 
+    def of_tokens(
+        self,
+        tokens: int | None,
+        *,
+        price: float | None = None,
+        prices: str | PathLike[str] | None = None,
+    ) -> "RunResult":
+        """Return the same with days, money and energy of a training of so many tokens.
+
+        Args:
+            tokens: that are trained on; None says nothing of a training.
+            price: of a GPU for an hour.
+            prices: a file of such prices.
+
+        Raises:
+            MistakeError: the run has no step time, or the file no price of its GPU.
+        """
+        if tokens is None:
+            return self
+        if not self.tokens_per_s:
+            raise MistakeError(f"--tokens: backend {self.backend} has no clock")
+        gpu = self.job.cluster.gpu.name
+        training = TrainingBudget(
+            tokens=tokens,
+            seconds=tokens / self.tokens_per_s,
+            gpus=self.job.schedule.mesh.size,
+            price=price_of(gpu, price, prices),
+            gpu_power_w=gpu_power_w(gpu),
+        )
+        return replace(self, training=training)
+
     @property
     def _options(self) -> tuple[str, ...]:
         """What the command line was told beside the scenario, where it is not the default."""
@@ -208,6 +243,7 @@ class RunResult(AnswerInFacts):
             step_time_band_s=self.step_time_band_s,
             remedies=self.remedies,
             fitted=fitted_for(self.job.cluster) if predicts(self.backend) else (),
+            training=self.training,
         )
 
     def facts(self) -> list[tuple[str, str]]:

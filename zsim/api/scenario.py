@@ -322,6 +322,27 @@ def setting_keys() -> list[str]:
     ]
 
 
+def scenario_text(tables: Mapping[str, object], above: str = "") -> str:
+    """Return the tables of a scenario as TOML.
+
+    Raises:
+        MistakeError: TOML has no form for a value.
+    """
+    plain = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
+    lines = [f"[{above}]"] if above and plain else []
+    for key, value in plain.items():
+        text = toml_value(value)
+        if text is None:
+            raise MistakeError(f"{above}.{key}: {value!r} has no form in a scenario")
+        lines.append(f"{key} = {text}")
+    parts = ["\n".join(lines)] if lines else []
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            inner = cast("Mapping[str, object]", value)
+            parts.append(scenario_text(inner, f"{above}.{key}" if above else key).rstrip("\n"))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
 def as_setting(key: str, value: object) -> str:
     """Return `key` set to `value` as the command line has it: `zero.stage=3`.
 
@@ -330,7 +351,7 @@ def as_setting(key: str, value: object) -> str:
     """
     if value is None:
         return f"{key}={NONE}"
-    text = _toml(value)
+    text = toml_value(value)
     if text is None:
         raise MistakeError(
             f"{key}: {value!r} must be a number, a string, true or false, a list, or None"
@@ -346,13 +367,13 @@ def _is_read_bare(text: str) -> bool:
         return False
 
 
-def _toml(value: object) -> str | None:
+def toml_value(value: object) -> str | None:
     """Return `value` as TOML, on one line; None if it has no such form."""
     match value:
         case bool():
             return "true" if value else "false"
         case Enum():
-            return _toml(value.value)
+            return toml_value(value.value)
         case str() | PathLike():
             return json.dumps(fspath(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case Integral():
@@ -360,11 +381,11 @@ def _toml(value: object) -> str | None:
         case Real():
             return repr(float(value))
         case list() | tuple():
-            items = [_toml(item) for item in cast("list[object]", value)]
+            items = [toml_value(item) for item in cast("list[object]", value)]
             return None if None in items else f"[{', '.join(map(str, items))}]"
         case dict():
             pairs = cast("dict[str, object]", value).items()
-            each = [(_toml(str(key)), _toml(item)) for key, item in pairs]
+            each = [(toml_value(str(key)), toml_value(item)) for key, item in pairs]
             if any(text is None for _, text in each):
                 return None
             return f"{{{', '.join(f'{name} = {text}' for name, text in each)}}}"
@@ -373,4 +394,4 @@ def _toml(value: object) -> str | None:
 
 
 def _shown(value: object) -> str:
-    return value if isinstance(value, str) else _toml(value) or str(value)
+    return value if isinstance(value, str) else toml_value(value) or str(value)

@@ -19,6 +19,7 @@ __all__ = [
     "backend_names",
     "installed",
     "installed_kinds",
+    "model_names",
     "scenario_names",
     "shipped_names",
     "shipped_text",
@@ -96,6 +97,11 @@ _NAMES: dict[str, Callable[[], Sequence[str]]] = {
 def scenario_names() -> list[str]:
     """Return the names of the scenarios that ship."""
     return list(scenarios())
+
+
+def model_names() -> list[str]:
+    """Return the names of the models that ship."""
+    return [model.name for model in model_catalogue().models]
 
 
 def study_names() -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
+from zsim.cli.best import best
 from zsim.cli.calibrate import calibrate
 from zsim.cli.check import check
 from zsim.cli.compare import compare
@@ -86,6 +87,7 @@ app.command("run")(run)
 app.command("check")(check)
 app.command("plan")(plan)
 app.command("sweep")(sweep)
+app.command("best")(best)
 app.command("record")(record)
 app.command("measure")(measure)
 app.command("compare")(compare)

@@ -114,4 +114,15 @@ Node = Annotated[
         help="Run on this node, with as many ranks as it has: a file that zsim measure wrote.",
     ),
 ]
+Tokens = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Tokens of a training: its days, money and energy (15T)."),
+]
+Price = Annotated[
+    float | None,
+    typer.Option(metavar="PRICE", help="Price of a GPU for an hour.", parser=more_than_nothing),
+]
+Prices = Annotated[
+    str | None, typer.Option(metavar="FILE", help="A file with prices of GPUs, and their date.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

@@ -10,8 +10,11 @@ from zsim.cli.option import (
     Code,
     Json,
     Node,
+    Price,
+    Prices,
     Schedulish,
     Settings,
+    Tokens,
     at_least,
     completed,
     more_than_nothing,
@@ -127,6 +130,9 @@ def run(
     timeline: Timeline = None,
     report: Report = None,
     check: Check = True,
+    tokens: Tokens = None,
+    price: Price = None,
+    prices: Prices = None,
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
@@ -136,6 +142,7 @@ def run(
     from zsim.api.scenario import load
 
     _need_outputs(trace, timeline, report, witness=witness)
+    trained = _need_tokens(tokens, price, prices)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
     loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
     try:
@@ -153,20 +160,27 @@ def run(
                 offload_path=offload_path,
                 device_budget=device_budget,
             )
-    except RefutedError as refuted:
-        print_answer(refuted.proof, as_json=json)
-        return Code.NO
-    except NoWayError as cut:
-        _print_cut(loaded.title, cut, as_json=json)
-        return Code.NO
+    except (RefutedError, NoWayError) as no:
+        return _answer_no(loaded.title, no, as_json=json)
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
+    result = result.of_tokens(trained, price=price, prices=prices)
     with progress("what would make it fit"):
         _ = result.remedies
     files = outputs((trace, result.trace), (timeline, result.timeline), (report, result.report))
     with answer_before(files):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _need_tokens(tokens: str | None, price: float | None, prices: str | None) -> int | None:
+    """Return the tokens of a training; a price says nothing without them."""
+    from zsim.api.training_budget import tokens_of
+
+    found = tokens_of(tokens)
+    if found is None and (price is not None or prices is not None):
+        raise MistakeError(f"--{'price' if prices is None else 'prices'}: needs --tokens")
+    return found
 
 
 def _need_outputs(
@@ -182,10 +196,15 @@ def _need_outputs(
     need_output("--report", report, FileKind.PAGE)
 
 
-def _print_cut(title: str, cut: Exception, *, as_json: bool) -> None:
+def _answer_no(title: str, no: Exception, *, as_json: bool) -> Code:
+    """Print why nothing ran: findings of the proof, or ranks without a way to each other."""
     from zsim.api.answer_text import title_text
+    from zsim.api.launch import RefutedError
 
-    if as_json:
-        print_json({"cut": str(cut)})
+    if isinstance(no, RefutedError):
+        print_answer(no.proof, as_json=as_json)
+    elif as_json:
+        print_json({"cut": str(no)})
     else:
-        print(f"{title_text(title)}\ncut off: {cut}")
+        print(f"{title_text(title)}\ncut off: {no}")
+    return Code.NO

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import TypeVar
 
 from zsim.cluster.cluster import Cluster, ClusterError, Overheads
 from zsim.cluster.files import TopologyError, UnknownTopologyError
@@ -64,7 +65,7 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
 
     Raises:
         ScenarioError: the fabric has no leaves whose oversubscription could be changed, or of the
-            drives of the node none is known.
+            host memory, PCIe slots or drives of the node none is known.
     """
     if table.gpu_memory is not None:
         gpu = replace(
@@ -76,16 +77,34 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
         cluster = replace(cluster, gpu=gpu)
     if table.nics_per_node is not None:
         cluster = replace(cluster, nics_per_node=table.nics_per_node)
-    if table.drives is not None:
-        if cluster.drives is None:
-            raise ScenarioError(
-                f"cluster.drives: {table.drives} needs a node whose drives are known, "
-                f"{cluster.name} describes none"
-            )
-        cluster = replace(cluster, drives=replace(cluster.drives, count=table.drives))
+    if not table.nvlink:
+        slot = _known(cluster.pcie_link, "nvlink: false", "PCIe slots", cluster)
+        cluster = replace(cluster, switch_link=slot, nodes_per_domain=1, board_link=None)
+    if (memory := table.host_memory) is not None:
+        host = _known(cluster.host, f"host_memory: {memory}", "host memory", cluster)
+        pinned = None if host.pinned_bytes is None else min(host.pinned_bytes, memory)
+        cluster = replace(cluster, host=replace(host, memory_bytes=memory, pinned_bytes=pinned))
+    if (count := table.drives) is not None:
+        drives = _known(cluster.drives, f"drives: {count}", "drives", cluster)
+        cluster = replace(cluster, drives=replace(drives, count=count))
     if table.oversubscription is not None:
         cluster = _oversubscribed(cluster, table.oversubscription)
     return cluster
+
+
+Described = TypeVar("Described")
+
+
+def _known(found: Described | None, given: str, what: str, cluster: Cluster) -> Described:
+    """Return what a node has of something.
+
+    Raises:
+        ScenarioError: its description does not say.
+    """
+    if found is None:
+        why = f"needs a node whose {what} are known, {cluster.name} describes none"
+        raise ScenarioError(f"cluster.{given} {why}")
+    return found
 
 
 def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:

@@ -108,8 +108,9 @@ class ClusterTable(Table):
     """`[cluster]`: a topology by name, or a node and a fabric, and how many nodes.
 
     Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory`, `nics_per_node`,
-    `drives` (of a node) and `oversubscription` (of the leaves) replace what the topology says.
-    `allocator` is how device memory is handed out.
+    `host_memory` and `drives` (of a node) and `oversubscription` (of the leaves) replace what the
+    topology says; without `nvlink` GPUs of a node meet over their PCIe slots. `allocator` is how
+    device memory is handed out.
     """
 
     topology: str | None = None
@@ -119,6 +120,8 @@ class ClusterTable(Table):
     gpu_memory: Size | None = None
     allocator: Discipline = Discipline.CACHING
     nics_per_node: Repeat | None = None
+    nvlink: Flag = True
+    host_memory: Size | None = None
     drives: Repeat | None = None
     oversubscription: Ratio | None = None
 

@@ -39,7 +39,7 @@ LEVELS = (
     {"scenario"},
     {"proof", "prediction"},
     {"analysis", "calibration", "backends"},
-    {"study"},
+    {"study", "planner"},
     {"report"},
     {"files"},
     {"workers", "conformance"},

@@ -10,7 +10,7 @@ from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Rate, Tier
 from zsim.cluster.fabric_kind import FAT_TREE
 from zsim.cluster.files import Part, UnknownTopologyError
-from zsim.cluster.host_side import Drives
+from zsim.cluster.host_side import Drives, Host
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.dtype import DType
 from zsim.scenario.resolve import resolve
@@ -171,6 +171,24 @@ def test_a_node_has_as_many_drives_as_the_scenario_says_where_what_one_does_is_k
     wanted = "cluster.drives: 3 needs a node whose drives are known, boxes describes none"
     with pytest.raises(ScenarioError, match=re.escape(wanted)):
         resolved("cluster.drives=3")
+
+
+def test_gpus_without_nvlink_meet_over_their_pcie_slots() -> None:
+    slot = Link(bytes_per_s=63 * 10**9)
+    known = replace(BOX, pcie_link=slot)
+    assert with_overrides(ClusterTable(nvlink=False), known).switch_link == slot
+    assert with_overrides(ClusterTable(), known).switch_link == BOX.switch_link
+    with pytest.raises(ScenarioError, match=r"cluster\.nvlink: false needs a node whose PCIe"):
+        with_overrides(ClusterTable(nvlink=False), replace(BOX, pcie_link=None))
+
+
+def test_a_node_has_as_much_host_memory_as_the_scenario_says() -> None:
+    host = Host(memory_bytes=10**12, memory_bytes_per_s=10**11, pinned_bytes=5 * 10**11)
+    asked = ClusterTable.model_validate({"host_memory": "64 GB"})
+    found = with_overrides(asked, replace(BOX, host=host)).host
+    assert found == replace(host, memory_bytes=64 * 10**9, pinned_bytes=64 * 10**9)
+    with pytest.raises(ScenarioError, match=re.escape("cluster.host_memory: 64")):
+        with_overrides(asked, replace(BOX, host=None))
 
 
 def test_the_allocator_is_pytorchs_unless_the_scenario_says_otherwise() -> None:

@@ -34,6 +34,7 @@ from zsim.cluster.files.table import (
     FlopRate,
     LinkTable,
     Plain,
+    Power,
     Size,
     Time,
     TopologyError,
@@ -60,12 +61,17 @@ class _Rates(FileTable):
 
 
 class _GpuTable(FileTable):
-    """`[gpu]`. `pci_devices` are the device numbers under which machines report it."""
+    """`[gpu]`. `pci_devices` are the device numbers under which machines report it.
+
+    `power` is what the GPU draws at most; no time depends on it.
+    """
 
     name: str
     memory: Size
     memory_bandwidth: Bandwidth
     memory_bandwidth_source: str | None = None
+    power: Power | None = None
+    power_source: str | None = None
     launch: Time = 0
     launch_source: str | None = None
     collective_share: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(0)

@@ -10,6 +10,7 @@ from zsim.config_error import line
 from zsim.units import (
     UnitError,
     parse_bandwidth,
+    parse_power,
     parse_rate,
     parse_size,
     parse_time,
@@ -46,6 +47,7 @@ def _text(value: object) -> str:
 Size = Annotated[int, BeforeValidator(lambda value: parse_size(_text(value)))]
 Bandwidth = Annotated[int, BeforeValidator(lambda value: parse_bandwidth(_text(value)))]
 FlopRate = Annotated[int, BeforeValidator(lambda value: parse_rate(_text(value)))]
+Power = Annotated[int, BeforeValidator(lambda value: parse_power(_text(value)))]
 Time = Annotated[int, BeforeValidator(lambda value: parse_time(_text(value)))]
 Count = Annotated[int, Field(ge=1, le=65536, strict=True)]
 

@@ -1,0 +1,183 @@
+"""`zsim.best` finds what an exhaustive sweep finds, and says why others lost."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zsim
+from zsim.api.best_question import Question, question_of
+from zsim.api.best_result import BestResult
+from zsim.api.best_search import best_of
+from zsim.api.setting_trial import tried
+from zsim.mistake import MistakeError
+from zsim.planner.space import SettingGroup
+
+SMALL = ("model.layers=3", "model.sequence_length=256", "model.vocab_size=1000")
+"""A model of the right width with few layers: it is simulated in little time."""
+
+GPUS = ("8xh100", "4xa100", "4x4090", "16xv100", "16xh100")
+RUNTIMES = ("fsdp1", "fsdp2", "megatron", "nanotron")
+
+
+def small_question(seed: int) -> Question:
+    """Draw a question with few settings, some of which do not fit."""
+    draw = np.random.default_rng(seed)
+    runtime, gpus = str(draw.choice(RUNTIMES)), str(draw.choice(GPUS))
+    tensor, checkpoints = draw.choice((1, 2)), draw.choice(("none", "full"))
+    return question_of(
+        "llama3.2-1b",
+        gpus,
+        (
+            *SMALL,
+            f"cluster.gpu_memory={draw.choice((4, 6, 8))} GB",
+            f"activations.checkpointing={checkpoints}",
+            f"parallel.tensor={tensor}",
+        ),
+        among=[runtime],
+        batch_tokens=256 * int(gpus.partition("x")[0]) * int(draw.choice((1, 2))),
+    )
+
+
+def exhaustive(question: Question) -> float | None:
+    """Return the least step time of all settings that fit; None if none does."""
+    found: list[float] = []
+    for group in question.space().groups():
+        if isinstance(group, SettingGroup):
+            for number in range(len(group.knobs)):
+                outcome = tried(question.scenario(group.setting(number)))
+                if outcome.fits:
+                    found.append(outcome.step_time_s)
+    return min(found, default=None)
+
+
+def need_optimum(question: Question) -> None:
+    found, least = best_of(question, workers=1, search_s=600), exhaustive(question)
+    assert found.open_settings == 0
+    if least is None:
+        assert found.best is None
+    else:
+        assert found.best is not None
+        assert found.best.outcome.step_time_s <= 1.01 * least
+
+
+@pytest.mark.parametrize("seed", [2, 6, 12])
+def test_a_search_finds_the_optimum_of_an_exhaustive_sweep(seed: int) -> None:
+    need_optimum(small_question(seed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(14, 34))
+def test_searches_find_the_optima_of_many_exhaustive_sweeps(seed: int) -> None:
+    need_optimum(small_question(seed))
+
+
+TINY = (*SMALL, "activations.checkpointing=none", "parallel.tensor=1")
+
+
+@pytest.fixture(scope="module")
+def found() -> BestResult:
+    """The best FSDP2 setting of a small model on 4 H100."""
+    return zsim.best(
+        "meta-llama/Llama-3.2-1B",
+        "4xh100",
+        TINY,
+        tokens=10**9,
+        batch_tokens=256 * 8,
+        price=2.0,
+        among=["fsdp2", "nanotron"],
+        workers=1,
+        search_s=600,
+    )
+
+
+def test_every_setting_is_accounted_for(found: BestResult) -> None:
+    better = [each for each in found.answers if each.value == found.answers[0].value]
+    lost = sum(each.count for each in found.losses)
+    assert lost + len(better) == found.settings
+
+
+def test_the_gap_is_closed_where_nothing_is_left(found: BestResult) -> None:
+    assert found.open_settings == 0
+    assert found.gap <= 0.01
+    assert "more than" in dict(found.facts())["optimality"]
+
+
+def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_path: Path) -> None:
+    assert found.best is not None
+    path = tmp_path / "best.toml"
+    found.save(path)
+    again = zsim.run(path)
+    assert again.fits
+    assert again.step_time_s == pytest.approx(found.best.outcome.step_time_s, rel=1e-9)
+    assert again.peak_reserved_bytes == found.best.outcome.memory_bytes
+
+
+def test_a_setting_unlike_any_that_was_judged_is_called_so(found: BestResult) -> None:
+    assert found.best is not None
+    named = "unlike" in dict(found.facts())["best"]
+    assert named is (found.best.outcome.error is None)
+
+
+def test_the_training_is_told_in_days_money_and_energy(found: BestResult) -> None:
+    assert found.best is not None
+    budget = found.budget(found.best)
+    assert budget is not None
+    seconds = 10**9 / (256 * 8) * found.best.outcome.step_time_s
+    assert budget.days == pytest.approx(seconds / 86_400)
+    assert budget.cost == pytest.approx(2.0 * 4 * seconds / 3600)
+    assert budget.energy_kwh == pytest.approx(0.7 * 4 * seconds / 3600)
+
+
+def test_the_front_trades_time_for_memory(found: BestResult) -> None:
+    times = [each.outcome.step_time_s for each in found.front]
+    memory = [each.outcome.memory_bytes for each in found.front]
+    assert found.front[0] is found.best
+    assert times == sorted(times)
+    assert memory == sorted(memory, reverse=True)
+
+
+def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
+    answer = zsim.best(
+        "llama3.2-1b",
+        "8xh100",
+        TINY,
+        tokens=10**6,
+        within_s=3600,
+        batch_tokens=256 * 8,
+        objective="gpus",
+        among=["megatron"],
+        workers=1,
+        search_s=600,
+    )
+    assert answer.best is not None
+    assert answer.best.gpus == 1
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "model": ({"model": "llama9"}, "model.name: 'llama9' is no model that ships"),
+    "gpu": ({"gpus": "8xh900"}, "--gpus: 'h900' must be one of"),
+    "count": ({"gpus": "eight h100"}, "--gpus: 'eight h100' must be a number and a name"),
+    "nodes": ({"gpus": "12xh100"}, "--gpus: 12 must be at most 8, or a multiple of it"),
+    "batch": (
+        {"batch_tokens": 1000},
+        "--batch: 1,000 tokens must be a multiple of 8,192",
+    ),
+    "runtime": ({"among": ["horovod"]}, "--runtime: 'horovod' must be one of"),
+    "objective": ({"objective": "speed"}, "--objective: 'speed' must be one of"),
+    "cost": ({"objective": "cost"}, "--objective: cost needs --price or --prices"),
+    "within": ({"within_s": 60.0}, "--within: needs --tokens"),
+    "key": ({"changes": ["cluster.nodes=2"]}, "--set: cluster.nodes is not for best: say --gpus"),
+    "value": ({"changes": ["zero.stage=7"]}, "zero.stage: 7 must be 0, 1, 2 or 3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_asked_is_told_in_one_line(case: str) -> None:
+    given, line = REFUSED[case]
+    asked: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "8xh100", **given}
+    with pytest.raises(MistakeError) as told:
+        question_of(**asked)
+    assert line in str(told.value)
+    assert "\n" not in str(told.value)

@@ -1,0 +1,124 @@
+"""Settings as the configuration of their runtime, read back where zsim reads it."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from zsim.api.gpu_fleet import gpu_fleet
+from zsim.api.runtime_config import ConfigQuestion, config_text
+from zsim.api.scenario import load
+from zsim.mistake import MistakeError
+from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, SettingSpace
+from zsim.runtimes.registry import runtimes
+from zsim.study.axis import changed
+
+SEQUENCES = 64
+
+
+def settings_of(runtime: str) -> list[dict[str, object]]:
+    """Return settings of a runtime on two nodes: each knob of each stage at least once."""
+    options = runtimes()[runtime].options
+    space = SettingSpace(
+        runtimes=[
+            RuntimeSpace(
+                name=runtime,
+                stages=options.stages,
+                has_replicas=options.has_replicas,
+                has_pipeline=options.has_pipeline,
+            )
+        ],
+        fleets=[Fleet(gpus=16, gpus_per_node=8)],
+        sequences=SEQUENCES,
+        fixed={"train.micro_batch_size": 2, "activations.checkpointing": "full"},
+    )
+    groups = [each for each in space.groups() if isinstance(each, SettingGroup)]
+    return [group.setting(number) for group in groups for number in (0, len(group.knobs) - 1)]
+
+
+def asked(changes: dict[str, object]) -> ConfigQuestion:
+    return ConfigQuestion(
+        changes=changes, precision="bf16", sequences=SEQUENCES, sequence_length=1024
+    )
+
+
+TABLES = {
+    "title": "read back",
+    "model": {"name": "gpt2"},
+    **gpu_fleet("16xh100").tables,
+    "train": {"precision": "bf16", "weight_decay": 0.01},
+}
+
+
+def test_arguments_of_megatron_are_read_back_as_the_same_strategy(tmp_path: Path) -> None:
+    path = tmp_path / "arguments.txt"
+    settings = settings_of("megatron")
+    assert len(settings) > 10
+    for changes in settings:
+        path.write_text(config_text(asked(changes)), "utf-8")
+        degrees = {
+            key: changes[key]
+            for key in ("parallel.data", "parallel.replicate", "parallel.pipeline")
+        }
+        arguments = {"megatron_arguments": str(path)}
+        read = changed({**TABLES, "train": {}, "zero": arguments}, degrees)
+        assert load(read).strategy == load(changed(TABLES, changes)).strategy
+
+
+def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    same = 0
+    for changes in settings_of("deepspeed"):
+        if changes["parallel.tensor"] != 1:  # its degree is the model's
+            continue
+        try:
+            wanted = load(changed(TABLES, changes)).strategy
+        except MistakeError:  # knobs that do not go together
+            continue
+        path.write_text(config_text(asked(changes)), "utf-8")
+        others = {
+            key: value for key, value in changes.items() if not key.startswith(("zero.", "train."))
+        }
+        read = changed(
+            {**TABLES, "train": {"weight_decay": 0.01}, "zero": {"deepspeed_config": str(path)}},
+            others,
+        )
+        assert load(read).strategy == wanted
+        same += 1
+    assert same > 10
+
+
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2"])
+def test_code_for_fsdp_is_python_whose_names_torch_has(runtime: str) -> None:
+    torch = pytest.importorskip("torch.distributed.fsdp")
+    for changes in settings_of(runtime):
+        tree = ast.parse(config_text(asked(changes)))
+        taken = [
+            name.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "torch.distributed.fsdp"
+            for name in node.names
+        ]
+        assert taken
+        assert all(hasattr(torch, name) for name in taken)
+
+
+def test_options_of_megatron_are_flags() -> None:
+    for changes in settings_of("megatron"):
+        text = config_text(asked(changes))
+        for name in ("overlap_grad_reduce", "overlap_param_gather"):
+            wanted = changes.get(f"zero.megatron.{name}") is True
+            assert (f"--{name.replace('_', '-')}" in text) is wanted
+        assert f"--global-batch-size {SEQUENCES}" in text
+
+
+def test_what_deepspeed_leaves_at_its_defaults_is_not_written() -> None:
+    found = json.loads(config_text(asked(settings_of("deepspeed")[0])))
+    assert found == {
+        "train_batch_size": SEQUENCES,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 1},
+    }

@@ -1,0 +1,115 @@
+"""Branch and bound finds the least value, and says how much better what was not tried may be."""
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, composite
+
+from zsim.planner.front import front
+from zsim.planner.search import Search, SettingBranch, Trial
+
+Outcomes = list[list[float | None]]
+Values = Sequence[Sequence[float | None]]
+"""What each setting of each branch comes to; None if it does not fit."""
+
+
+@composite
+def branches_and_values(draw: DrawFn) -> tuple[list[SettingBranch], Outcomes]:
+    branches: list[SettingBranch] = []
+    values: list[list[float | None]] = []
+    for number in range(draw(st.integers(1, 12))):
+        bound = draw(st.floats(1, 100))
+        own = draw(st.lists(st.none() | st.floats(1, 3).map(bound.__mul__), min_size=1, max_size=5))
+        values.append(own)
+        memory = draw(st.integers(1, 100))
+        branches.append(
+            SettingBranch(
+                bound=bound, memory_bytes=memory, settings=len(own), family=str(number % 3)
+            )
+        )
+    return branches, values
+
+
+def searched(
+    branches: list[SettingBranch], values: Values, most: int = 10**6
+) -> tuple[Search, list[tuple[int, int]]]:
+    search, picks = Search(branches, usable_bytes=100), list[tuple[int, int]]()
+    while len(picks) < most and (pick := search.next()) is not None:
+        picks.append(pick)
+        value = values[pick[0]][pick[1]]
+        memory = branches[pick[0]].memory_bytes
+        search.tell(*pick, Trial(value=value, is_answer=value is not None, memory_bytes=memory))
+    return search, picks
+
+
+@settings(max_examples=50)
+@given(branches_and_values())
+def test_the_best_value_is_found_within_the_tolerance(
+    case: tuple[list[SettingBranch], Outcomes],
+) -> None:
+    branches, values = case
+    search, _ = searched(branches, values)
+    known = [value for own in values for value in own if value is not None]
+    if known:
+        assert search.best <= min(known) / (1 - search.tolerance)
+        assert search.open_settings() == 0
+
+
+@settings(max_examples=50)
+@given(branches_and_values())
+def test_no_setting_is_tried_twice(
+    case: tuple[list[SettingBranch], Outcomes],
+) -> None:
+    _, picks = searched(*case)
+    assert len(set(picks)) == len(picks)
+
+
+@settings(max_examples=50)
+@given(branches_and_values(), st.integers(0, 8))
+def test_nothing_that_was_not_tried_is_better_by_more_than_the_gap(
+    case: tuple[list[SettingBranch], Outcomes], most: int
+) -> None:
+    branches, values = case
+    search, picks = searched(branches, values, most)
+    left = [
+        value
+        for place, own in enumerate(values)
+        for number, value in enumerate(own)
+        if value is not None and (place, number) not in picks
+    ]
+    if left and search.best < float("inf"):
+        assert min(left) >= search.best * (1 - search.gap) * (1 - 1e-9)
+    if left and search.best == float("inf"):
+        assert search.gap == 1.0
+
+
+def test_a_branch_whose_bound_is_above_the_best_is_never_tried() -> None:
+    branches = [
+        SettingBranch(bound=10.0, memory_bytes=1, settings=1, family="a"),
+        SettingBranch(bound=20.0, memory_bytes=1, settings=3, family="a"),
+    ]
+    search, picks = searched(branches, [[12.0], [21.0, 22.0, 23.0]])
+    assert picks == [(0, 0)]
+    assert search.is_bounded_out(1)
+    assert search.tried(1) == 0
+
+
+def test_the_first_setting_of_a_branch_is_awaited_before_the_others() -> None:
+    search = Search(
+        [SettingBranch(bound=1.0, memory_bytes=1, settings=2, family="a")], usable_bytes=10
+    )
+    assert search.next() == (0, 0)
+    assert search.next() is None
+    search.tell(0, 0, Trial(value=2.0, is_answer=True, memory_bytes=1))
+    assert search.next() == (0, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
+def test_a_front_has_what_nothing_else_covers(points: list[tuple[float, float]]) -> None:
+    kept = {points[place] for place in front(points)}
+    for point in points:
+        covered = any(
+            other != point and other[0] <= point[0] and other[1] <= point[1] for other in points
+        )
+        assert (point in kept) is not covered

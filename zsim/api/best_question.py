@@ -1,0 +1,241 @@
+"""The question of `zsim.best`: which model, which GPUs, which batch, and what the best is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Final, TypedDict, Unpack
+
+from zsim.api.gpu_fleet import GpuFleet, gpu_fleet, gpu_power_w
+from zsim.api.scenario import Changed, as_settings
+from zsim.api.setting_trial import NAME
+from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
+from zsim.files.source import with_files
+from zsim.mistake import MistakeError, mistakes
+from zsim.planner.space import Fleet, RuntimeSpace, SettingSpace, powers
+from zsim.runtimes.registry import runtimes
+from zsim.scenario.tables import Scenario, ScenarioError, from_tables
+from zsim.scenario.toml import with_settings
+from zsim.study.axis import changed, flat
+from zsim.study.file import StudyError
+from zsim.suggestion import one_of
+
+BATCH_TOKENS: Final = 4 * 2**20
+"""Tokens of a step where nobody says how many: those of Llama 2 (arXiv 2307.09288, section 2.2)."""
+
+OBJECTIVES: Final = ("time", "cost", "energy", "gpus")
+
+FOLLOWS: Final = {
+    "train.global_batch_size": "say --batch",
+    "train.gradient_accumulation_steps": "it follows from --batch",
+    "cluster.nodes": "say --gpus",
+    "parallel.data": "it follows from --gpus",
+}
+"""Keys that cannot be set, and what to say instead."""
+
+
+class BestOptions(TypedDict, total=False):
+    """What may be said beside a model and GPUs.
+
+    Attributes:
+        tokens: of the training, for days, money and energy.
+        within_s: seconds that the training may take.
+        batch_tokens: of a step; 4,194,304 where nobody says, or one sequence for each GPU.
+        objective: "time", "cost", "energy" or "gpus"; all but the first may use fewer GPUs.
+        price: of a GPU for an hour.
+        prices: a file of such prices.
+        among: names of the runtimes among which is chosen; all where nobody says.
+    """
+
+    tokens: int | None
+    within_s: float | None
+    batch_tokens: int | None
+    objective: str
+    price: float | None
+    prices: str | PathLike[str] | None
+    among: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: on which GPUs, of which batch, and what is the best.
+
+    Attributes:
+        tables: of a scenario without what is sought.
+        fleet: the GPUs.
+        sequences: of a step.
+        sequence_length: tokens of each.
+        objective: one of `OBJECTIVES`.
+        tokens: of the training; None where nobody says.
+        within_s: seconds that it may take.
+        price: of a GPU.
+        power_w: of a GPU.
+        fixed: values by key that are not sought.
+        runtimes: among which is chosen.
+    """
+
+    tables: Mapping[str, Any]
+    fleet: GpuFleet
+    sequences: int
+    sequence_length: int
+    objective: str
+    tokens: int | None
+    within_s: float | None
+    price: Price | None
+    power_w: int | None
+    fixed: Mapping[str, object]
+    runtimes: tuple[str, ...]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a step."""
+        return self.sequences * self.sequence_length
+
+    def value(self, step_time_s: float, gpus: int) -> float:
+        """Return what is minimized; it grows with the time of a step."""
+        match self.objective:
+            case "time":
+                return step_time_s
+            case "gpus":
+                return gpus + step_time_s / (1 + step_time_s)
+            case "cost":
+                assert self.price is not None  # asked for before
+                return gpus * step_time_s / SECONDS_PER_HOUR * self.price.per_gpu_hour
+            case _:
+                assert self.power_w is not None
+                return gpus * step_time_s * self.power_w / JOULES_PER_KWH
+
+    def is_late(self, step_time_s: float) -> bool:
+        """Tell whether the training would take longer than it may."""
+        if self.within_s is None or self.tokens is None:
+            return False
+        return self.tokens / self.tokens_per_step * step_time_s > self.within_s
+
+    def fleets(self) -> tuple[Fleet, ...]:
+        """Return the GPUs that may be used: all of them for time; else also fewer, by halves."""
+        per_node, gpus = self.fleet.cluster.gpus_per_node, self.fleet.gpus
+        counts = [gpus]
+        if self.objective != "time":
+            counts = sorted({gpus, *powers(gpus, gpus)})
+        return tuple(Fleet(gpus=count, gpus_per_node=min(per_node, count)) for count in counts)
+
+    def space(self) -> SettingSpace:
+        """Return all settings that are considered."""
+        known = runtimes()
+        return SettingSpace(
+            runtimes=[
+                RuntimeSpace(
+                    name=name,
+                    stages=known[name].options.stages,
+                    has_replicas=known[name].options.has_replicas,
+                    has_pipeline=known[name].options.has_pipeline,
+                )
+                for name in self.runtimes
+            ],
+            fleets=self.fleets(),
+            sequences=self.sequences,
+            fixed=self.fixed,
+        )
+
+    def scenario(self, changes: Mapping[str, object]) -> dict[str, Any]:
+        """Return the tables of the scenario with a setting."""
+        with mistakes(StudyError):
+            return changed(self.tables, changes)
+
+
+def question_of(
+    model: str, gpus: str, changes: Changed = None, **options: Unpack[BestOptions]
+) -> Question:
+    """Return what is asked, as `best` takes it.
+
+    Raises:
+        MistakeError: it cannot be asked so.
+    """
+    objective, tokens = options.get("objective", "time"), options.get("tokens")
+    within_s, among = options.get("within_s"), options.get("among", ())
+    if objective not in OBJECTIVES:
+        raise MistakeError(f"--objective: {one_of(objective, OBJECTIVES)}")
+    if within_s is not None and tokens is None:
+        raise MistakeError("--within: needs --tokens, of which it is the time")
+    for name in among:
+        if name not in runtimes():
+            raise MistakeError(f"--runtime: {one_of(name, tuple(runtimes()))}")
+    fleet = gpu_fleet(gpus)
+    tables = _tables(model, fleet, as_settings(changes))
+    given = flat(tables)
+    for key, instead in FOLLOWS.items():
+        if key in given:
+            raise MistakeError(f"--set: {key} is not for best: {instead}")
+    scenario = _described(tables)
+    length = scenario.model.sequence_length
+    if length is None:
+        raise MistakeError(
+            f"model: {model!r} says no sequence_length: --set model.sequence_length=N"
+        )
+    known = price_of(fleet.cluster.gpu.name, options.get("price"), options.get("prices"))
+    if objective == "cost" and known is None:
+        raise MistakeError("--objective: cost needs --price or --prices")
+    power = gpu_power_w(fleet.cluster.gpu.name)
+    if objective == "energy" and power is None:
+        raise MistakeError(f"--objective: energy: no power of {fleet.cluster.gpu.name} is known")
+    return Question(
+        tables=tables,
+        fleet=fleet,
+        sequences=_sequences(options.get("batch_tokens"), length, fleet.gpus),
+        sequence_length=length,
+        objective=objective,
+        tokens=tokens,
+        within_s=within_s,
+        price=known,
+        power_w=power,
+        fixed={key: value for key, value in given.items() if key.startswith(SOUGHT)},
+        runtimes=_among(among, given),
+    )
+
+
+SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")
+"""Keys that are sought, unless a setting says what they are."""
+
+
+def _among(among: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]:
+    emulate = given.get("zero.emulate")
+    if emulate is not None:
+        return (str(emulate),)
+    return tuple(dict.fromkeys(among)) or tuple(sorted(runtimes()))
+
+
+def _tables(model: str, fleet: GpuFleet, settings: tuple[str, ...]) -> dict[str, Any]:
+    """Return the tables of the scenario in which settings are sought."""
+    key = "hf_config" if model.endswith(".json") else "name"
+    base: dict[str, Any] = {
+        "title": f"{model} on {fleet.title}",
+        "model": {key: model},
+        **fleet.tables,
+        "train": {"precision": fleet.precision, "optimizer": "adam"},
+    }
+    with mistakes(ScenarioError):
+        return with_settings(base, settings)
+
+
+def _described(tables: Mapping[str, Any]) -> Scenario:
+    """Return the scenario as far as it is known, with the shape of its model."""
+    with mistakes(ScenarioError):
+        scenario, _ = with_files(NAME, from_tables({"zero": {"stage": 3}, **tables}))
+        return scenario
+
+
+def _sequences(batch_tokens: int | None, length: int, gpus: int) -> int:
+    """Return the sequences of a step.
+
+    Raises:
+        MistakeError: the tokens are no multiple of a sequence.
+    """
+    if batch_tokens is None:
+        return max(BATCH_TOKENS // length // gpus, 1) * gpus
+    if batch_tokens % length:
+        below = batch_tokens // length * length
+        near = f"{below:,} or {below + length:,}" if below else f"{length:,}"
+        raise MistakeError(
+            f"--batch: {batch_tokens:,} tokens must be a multiple of {length:,}, the tokens of a "
+            f"sequence, such as {near}"
+        )
+    return batch_tokens // length

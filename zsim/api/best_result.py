@@ -1,0 +1,395 @@
+"""The answer of `zsim.best`: the best setting, those that tie with it, and why others lost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from zsim.analysis.run_comparison import counts
+from zsim.api.answer import AnswerInFacts
+from zsim.api.answer_text import facts_text, table_text
+from zsim.api.gpu_fleet import gpu_power_w
+from zsim.api.runtime_config import ConfigQuestion, config_text
+from zsim.api.scenario import scenario_text
+from zsim.api.setting_trial import NAME, SettingOutcome
+from zsim.api.training_budget import Price, TrainingBudget
+from zsim.files.source import settled
+from zsim.files.written import need_folder, write
+from zsim.mistake import MistakeError
+from zsim.planner.front import front
+from zsim.scenario.tables import from_tables
+from zsim.study.axis import changed
+from zsim.units import format_bytes, format_seconds
+
+SHOWN = 10
+"""Settings that the answer lists."""
+
+REASONS_SHOWN = 8
+"""Reasons that it lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedSetting:
+    """A setting that was simulated.
+
+    Attributes:
+        group: number of its group; settings of one differ in knobs of their runtime.
+        changes: what it says, by key of a scenario.
+        gpus: that it runs on.
+        outcome: what it came to.
+        value: what is minimized; None where it could not be run.
+        is_late: whether the training would take longer than it may.
+    """
+
+    group: int
+    changes: Mapping[str, object]
+    gpus: int
+    outcome: SettingOutcome
+    value: float | None
+    is_late: bool = False
+
+    @property
+    def is_answer(self) -> bool:
+        """True if it fits and keeps every limit."""
+        return self.value is not None and self.outcome.fits and not self.is_late
+
+    @property
+    def order(self) -> tuple[bool, float, int, str]:
+        """What settings are sorted by: the best first, of equal ones that with less memory."""
+        value = inf if self.value is None else self.value
+        return (not self.is_answer, value, self.outcome.memory_bytes, repr(self.changes))
+
+    def name(self) -> str:
+        """Return the setting in words."""
+        runtime = self.changes["zero.emulate"]
+        parts = [f"{runtime} stage {self.changes['zero.stage']}"]
+        for key, word in AXES.items():
+            if (degree := self.changes.get(key, 1)) != 1:
+                parts.append(f"{word} {degree}")
+        micro, times = (self.changes[f"train.{key}"] for key in BATCHES)
+        parts.append(f"batch {micro} x {times}")
+        parts.append(f"checkpoints {self.changes['activations.checkpointing']}")
+        prefix = f"zero.{runtime}."
+        parts += [
+            f"{key.removeprefix(prefix)}={_word(value)}"
+            for key, value in self.changes.items()
+            if key.startswith(prefix)
+        ]
+        return ", ".join(parts)
+
+
+AXES = {
+    "parallel.tensor": "tensor",
+    "parallel.pipeline": "pipeline",
+    "parallel.replicate": "replicas",
+    "parallel.data": "data",
+}
+BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LossReason:
+    """Why settings lost, and how many."""
+
+    kind: str
+    why: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BestResult(AnswerInFacts):
+    """The best of all settings that were considered.
+
+    Attributes:
+        title: the model and the GPUs.
+        objective: what is minimized: "time", "cost", "energy" or "gpus".
+        settings: how many were considered.
+        tried: those that were simulated, the best first.
+        losses: why the others lost.
+        gap: by which share of its value something better may have been missed.
+        open_settings: how many of the others may still be better.
+        tables: of a scenario, without a setting.
+        sequences: of a step; each has `sequence_length` tokens.
+        gpu: name of the GPU.
+        tokens: of the training; None where nobody says.
+        price: of a GPU.
+        bounded_s: no setting that may fit takes less for a step.
+        wall_time_s: how long the search took.
+    """
+
+    title: str
+    objective: str
+    settings: int
+    tried: Sequence[TriedSetting]
+    losses: tuple[LossReason, ...]
+    gap: float
+    open_settings: int
+    tables: Mapping[str, Any]
+    sequences: int
+    sequence_length: int
+    gpu: str
+    tokens: int | None = None
+    price: Price | None = None
+    bounded_s: float = 0.0
+    wall_time_s: float = 0.0
+
+    @cached_property
+    def answers(self) -> tuple[TriedSetting, ...]:
+        """Settings that were simulated and fit, the best first."""
+        return tuple(each for each in self.tried if each.is_answer)
+
+    @property
+    def best(self) -> TriedSetting | None:
+        """The best setting; None if none fits."""
+        return self.answers[0] if self.answers else None
+
+    @cached_property
+    def ten(self) -> tuple[TriedSetting, ...]:
+        """The best settings of the ten best groups: runtime, degrees, batch, checkpoints."""
+        of_group: dict[int, TriedSetting] = {}
+        for each in self.answers:
+            of_group.setdefault(each.group, each)
+        return tuple(of_group.values())[:SHOWN]
+
+    @cached_property
+    def front(self) -> tuple[TriedSetting, ...]:
+        """Settings that no other beats in step time, memory and GPUs at once, the fastest first."""
+        figures = [
+            (each.outcome.step_time_s, float(each.outcome.memory_bytes), float(each.gpus))
+            for each in self.answers
+        ]
+        return tuple(self.answers[place] for place in front(figures))
+
+    def more(self, other: TriedSetting) -> float:
+        """Return by which share `other` is worse than the best."""
+        assert self.best is not None
+        assert self.best.value
+        assert other.value is not None
+        return other.value / self.best.value - 1
+
+    def is_tie(self, other: TriedSetting) -> bool | None:
+        """Tell whether measurements cannot tell `other` from the best; None if none judged them."""
+        assert self.best is not None
+        found = counts(self.more(other), [self.best.outcome.error, other.outcome.error])
+        return None if found is None else not found
+
+    @cached_property
+    def ties(self) -> tuple[TriedSetting, ...]:
+        """Settings whose difference from the best is within the error of the prediction."""
+        return tuple(each for each in self.answers[1:] if self.is_tie(each))
+
+    def scenario(self, setting: TriedSetting) -> dict[str, Any]:
+        """Return the tables of the scenario with a setting; `zsim.load` takes them."""
+        title = f"{self.title}: {setting.name()}"
+        return changed({**self.tables, "title": title}, setting.changes)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the best setting as a scenario.
+
+        Raises:
+            MistakeError: nothing fits, or there is no such folder.
+            UnwrittenError: it cannot be written.
+        """
+        if self.best is None:
+            raise MistakeError(f"--save: {path}: no setting fits")
+        need_folder("--save", Path(path))
+        write(Path(path), scenario_text(self.scenario(self.best)))
+
+    def config_text(self, setting: TriedSetting) -> str:
+        """Return a setting as the configuration of its runtime.
+
+        Raises:
+            MistakeError: nobody has written one for it.
+        """
+        return config_text(
+            ConfigQuestion(
+                changes=setting.changes,
+                precision=str(self.tables["train"]["precision"]),
+                sequences=self.sequences,
+                sequence_length=self.sequence_length,
+                clip_norm=self.tables["train"].get("clip_norm"),
+            )
+        )
+
+    def save_config(self, path: str | PathLike[str]) -> None:
+        """Write the best setting as the configuration of its runtime.
+
+        Raises:
+            MistakeError: nothing fits, or there is no such folder or configuration.
+            UnwrittenError: it cannot be written.
+        """
+        if self.best is None:
+            raise MistakeError(f"--config: {path}: no setting fits")
+        need_folder("--config", Path(path))
+        write(Path(path), self.config_text(self.best))
+
+    def budget(self, setting: TriedSetting) -> TrainingBudget | None:
+        """Return days, money and energy of the training; None without its tokens."""
+        if self.tokens is None:
+            return None
+        steps = self.tokens / (self.sequences * self.sequence_length)
+        return TrainingBudget(
+            tokens=self.tokens,
+            seconds=steps * setting.outcome.step_time_s,
+            gpus=setting.gpus,
+            price=self.price,
+            gpu_power_w=gpu_power_w(self.gpu),
+        )
+
+    def mfu(self, setting: TriedSetting) -> float:
+        """Return the model FLOPs utilization of a setting."""
+        resolved, _ = settled(NAME, from_tables(self.scenario(setting)))
+        model, strategy = resolved.make_model(), resolved.strategy
+        flops = model.forward_flops + model.backward_flops
+        batches = strategy.replicas * strategy.train.gradient_accumulation_steps
+        peak = resolved.cluster.gpu.rate(strategy.train.precision.compute).peak
+        return flops * batches / setting.outcome.step_time_s / (setting.gpus * peak)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the first lines that `zsim best` prints: what each is about, and the text."""
+        best = self.best
+        searched = f"{len(self.tried):,} of {self.settings:,} settings simulated"
+        if best is None:
+            over = f", {self.open_settings:,} not reached" if self.open_settings else ""
+            return [("best", "none fits"), *self._nearest(), ("search", f"{searched}{over}")]
+        found, step = best.outcome, self.sequences * self.sequence_length
+        lines = [
+            ("best", f"{best.name()}{'' if found.error is not None else UNJUDGED}"),
+            (
+                "step time",
+                f"{format_seconds(found.step_time_s)} for {step:,} tokens ({self.sequences:,} "
+                f"sequences): {step / found.step_time_s:,.0f} tokens/s, "
+                f"MFU {self.mfu(best):.1%}",
+            ),
+            (
+                "memory",
+                f"{format_bytes(found.memory_bytes)} reserved, "
+                f"{format_bytes(found.usable_bytes)} usable on {self.gpu}",
+            ),
+        ]
+        if (budget := self.budget(best)) is not None:
+            lines.append(("the training", budget.text()))
+        lines += [("optimality", self._optimality()), ("search", searched), *self._tied()]
+        return [*lines, ("trust", found.trust)]
+
+    def _nearest(self) -> list[tuple[str, str]]:
+        """Return the setting that lacks least memory, where none fits."""
+        known = [each for each in self.tried if each.outcome.usable_bytes]
+        if not known:
+            return []
+        least = min(known, key=lambda each: each.outcome.memory_bytes)
+        taken, usable = least.outcome.memory_bytes, least.outcome.usable_bytes
+        lacks = f"takes {format_bytes(taken)} of {format_bytes(usable)}"
+        if taken <= usable:
+            lacks += " of the GPU, and too much of its host or drives"
+        return [("nearest", f"{least.name()}: {lacks}")]
+
+    def _optimality(self) -> str:
+        if not self.open_settings:
+            return f"nothing among these settings is more than {max(self.gap, 0.0):.1%} better"
+        return (
+            f"{self.open_settings:,} settings were not reached; none of them can be more than "
+            f"{self.gap:.1%} better"
+        )
+
+    def _tied(self) -> list[tuple[str, str]]:
+        if not self.ties:
+            return []
+        error = self.best.outcome.error if self.best is not None else None
+        within = "" if error is None else f" of {error:.1%}"
+        groups = len({each.group for each in self.ties})
+        return [
+            (
+                "ties",
+                f"{len(self.ties)} settings in {groups} groups are within the error of the "
+                f"prediction{within}",
+            )
+        ]
+
+    def text(self) -> str:
+        """Return the facts, the ten best, the front of time and memory, and why others lost."""
+        parts = [super().text()]
+        if self.ten:
+            parts += ["", "The ten best, each with its best knobs:", self._table(self.ten)]
+        if len(self.front) > 1:
+            parts += ["", "Less memory takes more time:", self._table(self.front[:SHOWN])]
+        if self.losses:
+            parts += ["", "Why the others lost:", self._losses_text()]
+        return "\n".join(parts)
+
+    def _table(self, settings: Sequence[TriedSetting]) -> str:
+        rows = [
+            (
+                each.name(),
+                f"{each.gpus:,}",
+                format_seconds(each.outcome.step_time_s),
+                format_bytes(each.outcome.memory_bytes),
+                self._beside(each),
+            )
+            for each in settings
+        ]
+        columns = ("setting", "GPUs", "step", "memory", "to the best")
+        return table_text(columns, rows, words=(0, 4))
+
+    def _beside(self, each: TriedSetting) -> str:
+        if each is self.best:
+            return "best" if each.outcome.error is not None else "best, unjudged"
+        verdict = {True: ", tie", False: "", None: ", unjudged"}[self.is_tie(each)]
+        return f"{self.more(each):+.1%}{verdict}"
+
+    def _losses_text(self) -> str:
+        shown = list(self.losses[:REASONS_SHOWN])
+        rest = sum(each.count for each in self.losses[REASONS_SHOWN:])
+        if rest:
+            shown.append(LossReason("others", "other reasons, all in --json", rest))
+        return facts_text((f"{each.count:,} {each.kind}", each.why) for each in shown)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim best --json` prints."""
+        best = self.best
+        return {
+            "title": self.title,
+            "objective": self.objective,
+            "best": None if best is None else self._object(best),
+            "gap": self.gap,
+            "settings": self.settings,
+            "simulated": len(self.tried),
+            "not_reached": self.open_settings,
+            "tokens_per_step": self.sequences * self.sequence_length,
+            "ten": [self._object(each) for each in self.ten],
+            "front": [self._object(each) for each in self.front],
+            "ties": [dict(each.changes) for each in self.ties],
+            "losses": [
+                {"kind": each.kind, "why": each.why, "settings": each.count} for each in self.losses
+            ],
+            "wall_time_s": self.wall_time_s,
+        }
+
+    def _object(self, each: TriedSetting) -> dict[str, object]:
+        budget = self.budget(each)
+        return {
+            "settings": dict(each.changes),
+            "gpus": each.gpus,
+            "step_time_s": each.outcome.step_time_s,
+            "peak_reserved_bytes": each.outcome.memory_bytes,
+            "usable_memory_bytes": each.outcome.usable_bytes,
+            "value": each.value,
+            "error": each.outcome.error,
+            "tie": None if each is self.best else self.is_tie(each),
+            "trust": each.outcome.trust,
+            "budget": None if budget is None else budget.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        name = None if self.best is None else self.best.name()
+        return f"BestResult(title={self.title!r}, best={name!r}, gap={self.gap:.3f})"
+
+
+UNJUDGED = " (unlike every run that was judged)"

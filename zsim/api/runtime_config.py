@@ -1,0 +1,250 @@
+"""Settings as the configuration of the runtime itself, for those who train with it.
+
+DeepSpeed's file says all that zsim has of it but degrees of a tensor axis and checkpoints, which
+are the model's; `zero.deepspeed_config` reads it back. FSDP is set in code. Megatron-LM takes
+arguments, nanotron a file: those of parallelism, batches and recomputation are written;
+`zero.megatron_arguments` reads the former back.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from zsim.mistake import MistakeError
+
+TORCH_DTYPE: Final = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+
+CHECKPOINTS: Final = {
+    "none": "keep all activations",
+    "operations": "keep attention and every second product of matrices (torchtitan's selective op)",
+    "full": "checkpoint every block",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigQuestion:
+    """A setting, and what else its configuration says.
+
+    Attributes:
+        changes: the setting, by key of a scenario.
+        precision: of forward and backward.
+        sequences: of a step.
+        sequence_length: tokens of each.
+        clip_norm: largest norm of the gradients; None does not clip.
+    """
+
+    changes: Mapping[str, object]
+    precision: str
+    sequences: int
+    sequence_length: int
+    clip_norm: float | None = None
+
+    @property
+    def runtime(self) -> str:
+        """Name of the runtime."""
+        return str(self.changes["zero.emulate"])
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Options of the runtime that are not at their defaults, by name."""
+        prefix = f"zero.{self.runtime}."
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.changes.items()
+            if key.startswith(prefix)
+        }
+
+    def number(self, key: str) -> int:
+        """Return the whole number at a key of the scenario; 1 if it is not said."""
+        found = self.changes.get(key, 1)
+        assert isinstance(found, int)
+        return found
+
+    @property
+    def checkpointing(self) -> str:
+        """Which activations are kept."""
+        return str(self.changes["activations.checkpointing"])
+
+
+def config_text(asked: ConfigQuestion) -> str:
+    """Return the configuration of the runtime of a setting.
+
+    Raises:
+        MistakeError: nobody has written one for it.
+    """
+    writer = WRITERS.get(asked.runtime)
+    if writer is None:
+        known = ", ".join(WRITERS)
+        raise MistakeError(f"--config: {asked.runtime} has no configuration here; {known} have")
+    return writer(asked)
+
+
+def _deepspeed(asked: ConfigQuestion) -> str:
+    zero: dict[str, object] = {"stage": asked.changes["zero.stage"]}
+    for name, value in asked.options.items():
+        table, _, inner = name.rpartition(".")
+        if not table:
+            zero[name] = value
+            continue
+        section = zero.setdefault(table, {})
+        assert isinstance(section, dict)
+        section[inner] = value
+    found: dict[str, object] = {
+        "train_batch_size": asked.sequences,
+        "train_micro_batch_size_per_gpu": asked.number("train.micro_batch_size"),
+        "gradient_accumulation_steps": asked.number("train.gradient_accumulation_steps"),
+    }
+    if asked.precision != "fp32":
+        found[asked.precision] = {"enabled": True}
+    if asked.clip_norm is not None:
+        found["gradient_clipping"] = asked.clip_norm
+    return json.dumps({**found, "zero_optimization": zero}, indent=2) + "\n"
+
+
+def _fsdp2(asked: ConfigQuestion) -> str:
+    options = asked.options
+    names = ["MixedPrecisionPolicy", "fully_shard"]
+    arguments = ["mesh=mesh", "mp_policy=mp_policy"]
+    if options.get("offload_policy") == "cpu":
+        names.insert(0, "CPUOffloadPolicy")
+        arguments.append("offload_policy=CPUOffloadPolicy()")
+    after = options.get("reshard_after_forward", True)
+    lines = [
+        *_torch_head(asked, names),
+        f"mp_policy = MixedPrecisionPolicy(param_dtype={TORCH_DTYPE[asked.precision]})",
+        "for block in model.layers:",
+        f"    fully_shard(block, reshard_after_forward={after}, {', '.join(arguments)})",
+        f"fully_shard(model, {', '.join(arguments)})",
+    ]
+    ahead = options.get("forward_prefetch", 0)
+    if ahead:
+        lines += [
+            "for number, block in enumerate(model.layers):",
+            f"    ahead = list(model.layers[number + 1 : number + 1 + {ahead}])",
+            "    block.set_modules_to_forward_prefetch(ahead)",
+        ]
+    if options.get("gradient_sync") == "last":
+        lines += [
+            "# Before each micro-batch:",
+            "# model.set_requires_gradient_sync(micro_batch == micro_batches - 1)",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _fsdp1(asked: ConfigQuestion) -> str:
+    options = asked.options
+    cuts = str(options.get("sharding_strategy", "full_shard")).upper()
+    if asked.number("parallel.replicate") > 1:
+        cuts = {"FULL_SHARD": "HYBRID_SHARD"}.get(cuts, "_HYBRID_SHARD_ZERO2")
+    names = ["FullyShardedDataParallel", "MixedPrecision", "ShardingStrategy"]
+    lines = [
+        *_torch_head(asked, names),
+        "# block_policy wraps each block: a ModuleWrapPolicy of its class.",
+        "model = FullyShardedDataParallel(",
+        "    model,",
+        "    device_mesh=mesh,",
+        "    auto_wrap_policy=block_policy,",
+        f"    sharding_strategy=ShardingStrategy.{cuts},",
+        f"    mixed_precision=MixedPrecision(param_dtype={TORCH_DTYPE[asked.precision]}),",
+        f"    forward_prefetch={options.get('forward_prefetch', False)},",
+        f"    limit_all_gathers={options.get('limit_all_gathers', True)},",
+        ")",
+    ]
+    if options.get("no_sync"):
+        lines.append("# All micro-batches but the last of a step run in `with model.no_sync():`")
+    return "\n".join(lines) + "\n"
+
+
+def _torch_head(asked: ConfigQuestion, names: list[str]) -> list[str]:
+    """Return how the mesh is made, and what is said of batches and checkpoints in comments."""
+    sizes = [
+        ("replicate", asked.number("parallel.replicate")),
+        ("shard", asked.number("parallel.data")),
+    ]
+    tensor = asked.number("parallel.tensor")
+    if tensor > 1:
+        sizes.append(("tensor", tensor))
+    if sizes[0][1] == 1:
+        del sizes[0]
+    shape = ", ".join(str(size) for _, size in sizes) + ("," if len(sizes) == 1 else "")
+    words = ", ".join(f'"{name}"' for name, _ in sizes) + ("," if len(sizes) == 1 else "")
+    micro, times = (
+        asked.number(f"train.{name}")
+        for name in ("micro_batch_size", "gradient_accumulation_steps")
+    )
+    lines = [
+        f"# {asked.sequences} sequences of {asked.sequence_length} tokens a step: "
+        f"{times} micro-batches of {micro} on each replica.",
+        f"# Activations: {CHECKPOINTS[asked.checkpointing]}.",
+        "import torch",
+        "from torch.distributed.device_mesh import init_device_mesh",
+        f"from torch.distributed.fsdp import {', '.join(names)}",
+        "",
+        f'world = init_device_mesh("cuda", ({shape}), mesh_dim_names=({words}))',
+    ]
+    sharded = [name for name, _ in sizes if name != "tensor"]
+    inner = ", ".join(f'"{name}"' for name in sharded)
+    lines.append(f"mesh = world[{inner}]")
+    if tensor > 1:
+        lines.append('# world["tensor"] is for parallelize_module, before what follows.')
+    return lines
+
+
+def _megatron(asked: ConfigQuestion) -> str:
+    found = [
+        f"--tensor-model-parallel-size {asked.number('parallel.tensor')}",
+        f"--micro-batch-size {asked.number('train.micro_batch_size')}",
+        f"--global-batch-size {asked.sequences}",
+        f"--seq-length {asked.sequence_length}",
+        "--use-distributed-optimizer",
+    ]
+    if asked.precision != "fp32":
+        found.append(f"--{asked.precision}")
+    if asked.precision == "bf16" and not asked.options.get("grad_reduce_in_fp32"):
+        found.append("--grad-reduce-in-bf16")  # its default with bf16 is fp32
+    found.append(f"--clip-grad {asked.clip_norm or 0.0}")  # its default is 1.0
+    found += [
+        f"--{name.replace('_', '-')}" for name, value in asked.options.items() if value is True
+    ]
+    if asked.checkpointing == "full":
+        found += [
+            "--recompute-granularity full",
+            "--recompute-method uniform",
+            "--recompute-num-layers 1",
+        ]
+    return " \\\n".join(found) + "\n"
+
+
+def _nanotron(asked: ConfigQuestion) -> str:
+    options = asked.options
+    mode = str(options.get("tp_mode", "all_reduce")).upper()
+    gather = str(options.get("tp_recompute_allgather", True)).lower()
+    return "\n".join(
+        [
+            "optimizer:",
+            f"  zero_stage: {asked.changes['zero.stage']}",
+            "parallelism:",
+            f"  dp: {asked.number('parallel.data')}",
+            f"  pp: {asked.number('parallel.pipeline')}",
+            f"  tp: {asked.number('parallel.tensor')}",
+            f"  tp_mode: {mode}",
+            f"  tp_recompute_allgather: {gather}",
+            f"  recompute_layer: {str(asked.checkpointing == 'full').lower()}",
+            "tokens:",
+            f"  sequence_length: {asked.sequence_length}",
+            f"  micro_batch_size: {asked.number('train.micro_batch_size')}",
+            "  batch_accumulation_per_replica: "
+            f"{asked.number('train.gradient_accumulation_steps')}",
+            "",
+        ]
+    )
+
+
+WRITERS: Final[Mapping[str, Callable[[ConfigQuestion], str]]] = {
+    "deepspeed": _deepspeed,
+    "fsdp1": _fsdp1,
+    "fsdp2": _fsdp2,
+    "megatron": _megatron,
+    "nanotron": _nanotron,
+}

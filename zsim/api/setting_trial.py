@@ -1,0 +1,232 @@
+"""Settings that are bounded and simulated, one by one, for the search of the best one."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any
+
+from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
+from zsim.closed_form.step_bounds import (
+    LinkCut,
+    busy_s,
+    device_bytes,
+    exchange_s,
+    host_state_bytes,
+    host_update_s,
+    offload_s,
+)
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.host_side import HostKernel
+from zsim.compute.roofline import kernel_ps
+from zsim.files.installed import kernel_profile, network_profile, topology
+from zsim.files.source import with_files
+from zsim.mistake import MistakeError
+from zsim.model.kernel import Kernel
+from zsim.model.model import Model, ModelError
+from zsim.prediction.trust import error, trust
+from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
+from zsim.scenario.resolve import resolve
+from zsim.scenario.resolved_scenario import ResolvedScenario
+from zsim.scenario.tables import ScenarioError, from_tables
+from zsim.strategy.offload import MemoryTier
+from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
+
+NAME = "best"
+"""Name of the scenarios that are made, as messages have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingBound:
+    """Bounds of a setting: no run of it takes less.
+
+    Attributes:
+        busy_s: seconds of these in which a rank computes: knobs do not change them.
+        why_not: why there is no run at all, in one line; empty if there may be one.
+        is_full: whether that is for lack of memory: larger micro-batches need more.
+    """
+
+    step_time_s: float = 0.0
+    busy_s: float = 0.0
+    memory_bytes: int = 0
+    why_not: str = ""
+    is_full: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingOutcome:
+    """What the simulation of a setting came to.
+
+    Attributes:
+        refusal: why there is no run, in one line; empty if there is one.
+        memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
+        usable_bytes: what there is.
+        trust: how far the times can be trusted, as a sentence.
+        error: of nine of ten judged runs like it; None where none was judged.
+    """
+
+    refusal: str = ""
+    step_time_s: float = 0.0
+    memory_bytes: int = 0
+    usable_bytes: int = 0
+    fits: bool = False
+    trust: str = ""
+    error: float | None = None
+
+
+def tried(tables: Mapping[str, Any]) -> SettingOutcome:
+    """Return what a setting comes to in the simulation, as `zsim run` would have it."""
+    found = forecast(tables, None)  # most that do not fit are told by their books alone
+    if not isinstance(found, str) and found.fits:
+        found = forecast(tables)
+    if isinstance(found, str):
+        return SettingOutcome(refusal=found.removeprefix("scenario: "))
+    try:
+        job = settled_source(_as_simulated(tables)).job()
+    except RUN_FAULTS as fault:
+        return SettingOutcome(refusal=str(fault))
+    return SettingOutcome(
+        step_time_s=found.step_time_s,
+        memory_bytes=found.needed_bytes,
+        usable_bytes=found.usable_bytes,
+        fits=found.fits,
+        trust=trust(job),
+        error=error(job),
+    )
+
+
+def _as_simulated(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tables of the last scenario that `forecast` made a schedule of."""
+    stages = tables["parallel"].get("pipeline", 1)
+    few = FEW if stages == 1 else stages + 1
+    many = tables["train"]["gradient_accumulation_steps"] > few
+    return accumulating(tables, few) if many else tables
+
+
+class Bounder:
+    """Bounds settings; models and times of kernels that settings share are made once."""
+
+    def __init__(self) -> None:
+        self._topology = cache(topology)
+        self._models: dict[object, Model] = {}
+        self._kernels: dict[int, tuple[float, tuple[Kernel, ...]]] = {}
+
+    def bound_of_all(self, settings: Iterable[Mapping[str, Any]]) -> SettingBound:
+        """Return what no run of settings goes below that differ in knobs of their runtime alone.
+
+        The first has the defaults. Knobs change what is exchanged: where that takes longest, the
+        least of all counts.
+        """
+        others = iter(settings)
+        least = self.bound(next(others))
+        while not least.why_not and least.step_time_s > least.busy_s:
+            other = next(others, None)
+            if other is None:
+                break
+            found = self.bound(other)
+            if not found.why_not and found.step_time_s < least.step_time_s:
+                least = replace(least, step_time_s=found.step_time_s)
+        return least
+
+    def bound(self, tables: Mapping[str, Any]) -> SettingBound:
+        """Return what no run of a setting goes below, or why there can be none."""
+        try:
+            scenario, _ = with_files(NAME, from_tables(tables))
+            found = resolve(scenario, self._topology, network_profile, kernel_profile)
+            return self._of(found, self._model(found))
+        except (MistakeError, ScenarioError, ModelError) as refusal:
+            return SettingBound(why_not=str(refusal).removeprefix(f"{NAME}: "))
+
+    def _of(self, found: ResolvedScenario, model: Model) -> SettingBound:
+        strategy, cluster = found.strategy, found.cluster
+        runtime = strategy.zero.emulate
+        if model.frozen and runtime is not None and not runtime.takes_frozen:
+            why = f"model.frozen: {type(runtime).__name__} trains every parameter here"
+            return SettingBound(why_not=why)
+        memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(0)
+        if memory > usable:
+            why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
+            return SettingBound(why_not=why, is_full=True)
+        held = host_state_bytes(model, strategy) * min(cluster.gpus_per_node, strategy.ranks)
+        if cluster.host is not None and held > cluster.host.memory_bytes:
+            most = format_bytes(cluster.host.memory_bytes)
+            why = f"needs more host memory than the {most} of a node"
+            return SettingBound(why_not=why, is_full=True)
+        if (missing := _lacking_drives(found)) is not None:
+            return SettingBound(why_not=missing)
+        cut = cut_of(cluster)
+        updating = host_update_s(model, strategy, cut)
+        moved = offload_s(host_bytes(model, strategy), file_bytes(model, strategy), strategy, cut)
+        busy = busy_s(model, strategy, self._seconds(cluster), cut) + updating
+        seconds = max(
+            busy,
+            exchange_s(wire_bytes(model, strategy), strategy, cut),
+            moved,
+        )
+        return SettingBound(step_time_s=seconds, busy_s=busy, memory_bytes=memory)
+
+    def _model(self, found: ResolvedScenario) -> Model:
+        strategy = found.strategy
+        key = (
+            found.shape,
+            found.micro_batch_size,
+            strategy.parallel.tensor,
+            strategy.parallel.pipeline > 1,
+            strategy.execution,
+            strategy.train.precision,
+            (strategy.cuts_tokens, strategy.keeps_whole, strategy.in_place_loss),
+        )
+        if key not in self._models:
+            self._models[key] = found.make_model()
+        return self._models[key]
+
+    def _seconds(self, cluster: Cluster) -> Callable[[tuple[Kernel, ...]], float]:
+        def of(kernels: tuple[Kernel, ...]) -> float:
+            known = self._kernels.get(id(kernels))
+            if known is None:
+                taken = sum(kernel_ps(each, cluster.gpu) for each in kernels)
+                # The kernels are kept, so that no others get their id.
+                known = self._kernels[id(kernels)] = (taken / PICOSECONDS_PER_SECOND, kernels)
+            return known[0]
+
+        return of
+
+
+def _lacking_drives(found: ResolvedScenario) -> str | None:
+    """Return why states cannot be on NVMe; None if they can, or are not."""
+    runtime, drives = found.strategy.zero.emulate, found.cluster.drives
+    tiers = {} if runtime is None else runtime.tiers(stage=found.strategy.zero.stage)
+    if MemoryTier.NVME not in tiers.values() or drives is None:
+        return None
+    if drives.read_bytes_per_s is None or drives.write_bytes_per_s is None:
+        return f"nvme: reads and writes of the drives of {found.cluster.name} are not published"
+    return None
+
+
+@lru_cache(maxsize=64)
+def cut_of(cluster: Cluster) -> LinkCut:
+    """Return the bandwidths of `cluster` as published: constants only reach less."""
+    copies, drives = cluster.copies, cluster.drives
+    read = written = None
+    host = None
+    if cluster.pcie_link is not None:
+        host = cluster.pcie_link.bytes_per_s
+        if copies is not None:
+            host = max(copies.to_gpu_bytes_per_s, copies.from_gpu_bytes_per_s)
+    per_domain, adam = cluster.nodes_per_domain, None
+    if cluster.host is not None and cluster.host.cpu is not None:
+        share = cluster.host.cpu.share(HostKernel.ADAM)
+        adam = int(cluster.host.memory_bytes_per_s * share) * per_domain
+    if drives is not None:
+        read, written = (
+            None if each is None else each * drives.count * per_domain
+            for each in (drives.read_bytes_per_s, drives.write_bytes_per_s)
+        )
+    return LinkCut(
+        gpus_per_domain=cluster.gpus_per_node * per_domain,
+        gpu=cluster.switch_link.bytes_per_s,
+        domain=cluster.nics_per_node * cluster.nic_link.bytes_per_s * per_domain,
+        host=host,
+        drives_read=read,
+        drives_write=written,
+        adam=adam,
+    )

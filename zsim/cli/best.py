@@ -1,0 +1,113 @@
+"""`zsim best MODEL --gpus 128xh100`."""
+
+from typing import Annotated
+
+import typer
+
+from zsim.cli.option import (
+    Code,
+    Json,
+    Price,
+    Prices,
+    Settings,
+    Tokens,
+    at_least,
+    completed,
+    more_than_nothing,
+)
+from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.progress_bar import progress
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A model by name (zsim list models), or a config.json of Hugging Face.",
+        show_default=False,
+        autocompletion=completed("model_names"),
+    ),
+]
+
+
+Gpus = Annotated[
+    str,
+    typer.Option(
+        metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 4x4090.", show_default=False
+    ),
+]
+Within = Annotated[
+    str | None, typer.Option(metavar="TIME", help='Time that these may take: "30 days".')
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."),
+]
+Objective = Annotated[
+    str, typer.Option(metavar="WHAT", help="The least time, cost, energy or gpus.")
+]
+Runtime = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Choose among these runtimes. Many are allowed."),
+]
+SearchTime = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
+]
+Save = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml."),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write it as the configuration of its runtime."),
+]
+
+
+def best(
+    model: Model,
+    gpus: Gpus,
+    tokens: Tokens = None,
+    within: Within = None,
+    batch: Batch = None,
+    objective: Objective = "time",
+    price: Price = None,
+    prices: Prices = None,
+    runtime: Runtime = None,
+    settings: Settings = None,
+    search_time: SearchTime = 40.0,
+    workers: Workers = None,
+    save: Save = None,
+    config: Config = None,
+    json: Json = False,
+) -> Code:
+    """Find the best setting for a model on GPUs."""
+    from zsim.api.best_search import best as best_of
+    from zsim.api.output import FileKind, need_output
+    from zsim.api.training_budget import batch_of, duration_of, tokens_of
+
+    need_output("--save", save, FileKind.ANY)
+    need_output("--config", config, FileKind.ANY)
+    with progress(f"the best setting of {model}") as told:
+        found = best_of(
+            model,
+            gpus,
+            settings,
+            tokens=tokens_of(tokens),
+            within_s=duration_of(within, "--within"),
+            batch_tokens=batch_of(batch),
+            objective=objective,
+            price=price,
+            prices=prices,
+            among=runtime or (),
+            search_s=search_time,
+            workers=workers,
+            progress=told,
+        )
+    fits = found.best is not None  # without a best one there is nothing to write
+    files = outputs((save, found.save), (config, found.save_config)) if fits else []
+    with answer_before(files):
+        print_answer(found, as_json=json)
+    return Code.NO if found.best is None else Code.DONE

@@ -1,0 +1,221 @@
+"""Branch and bound over groups of settings: what is tried next, and what cannot win any more.
+
+A group whose lower bound is no better than what was found is left out (Land and Doig 1960, "An
+automatic method of solving discrete programming problems"). Groups are tried in the order of
+estimates, which speeds the search up and decides nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+FRONT_EVERY = 5
+"""One of so many trials looks for less memory instead of a better value."""
+
+FRONT_STEP = 0.85
+"""It looks for settings whose bound on memory is so many times the least that was found."""
+
+FRONT_MOST = 12
+"""No more trials than these look for less memory."""
+
+UNFIT_STEP = 0.05
+"""A setting that did not fit puts off others of its group by such a share."""
+
+TIGHT = 1.25
+"""What is expected not to fit is put off as if it took so many times longer."""
+
+BESIDE = 0.05
+"""Share of the memory that is expected on top of a bound, before anything was simulated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingBranch:
+    """A group of settings, as a search sees it.
+
+    Attributes:
+        bound: no setting of the group has a lower value.
+        memory_bytes: none needs less device memory.
+        settings: how many there are.
+        family: groups of one family are as far above their bounds.
+        likely: how many times its bound a setting is expected to come to, before one of the family
+            was tried.
+    """
+
+    bound: float
+    memory_bytes: int
+    settings: int
+    family: str
+    likely: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a setting came to.
+
+    Attributes:
+        value: what is minimized; None where it could not be run.
+        is_answer: whether it fits and keeps every limit.
+        memory_bytes: device memory that it needs.
+        memory_share: the same over what there is.
+    """
+
+    value: float | None
+    is_answer: bool
+    memory_bytes: int = 0
+    memory_share: float = 0.0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a branch was tried."""
+
+    started: int = 0
+    unfit: int = 0
+    ended: int = 0
+    first: Trial | None = None
+
+
+@dataclass(slots=True)
+class Search:
+    """A search among `branches`; what is within `tolerance` of the best counts as found.
+
+    `usable_bytes` of device memory are there for each.
+    """
+
+    branches: Sequence[SettingBranch]
+    usable_bytes: int
+    tolerance: float = 0.01
+    best: float = inf
+    _progress: list[_Progress] = field(init=False)
+    _ratios: defaultdict[str, list[float]] = field(init=False)
+    _beside: defaultdict[str, list[float]] = field(init=False)
+    _least_memory: float = field(init=False, default=inf)
+    _picks: int = field(init=False, default=0)
+    _front_picks: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._progress = [_Progress() for _ in self.branches]
+        self._ratios, self._beside = defaultdict(list), defaultdict(list)
+
+    def next(self) -> tuple[int, int] | None:
+        """Return the branch and the number of the setting to try next; None if none can win."""
+        self._picks += 1
+        found = None
+        if self.best == inf and self._picks % 2 == 0:
+            found = self._smallest_pick()
+        elif self._picks % FRONT_EVERY == 0:
+            found = self._front_pick()
+        found = self._best_pick() if found is None else found
+        found = self._front_pick() if found is None else found
+        if found is None:
+            return None
+        progress = self._progress[found]
+        progress.started += 1
+        return found, progress.started - 1
+
+    def tell(self, branch: int, number: int, trial: Trial) -> None:
+        """Take in what a setting came to."""
+        progress, known = self._progress[branch], self.branches[branch]
+        progress.ended += 1
+        if number == 0:
+            progress.first = trial
+        if trial.memory_bytes:
+            self._beside[known.family].append(trial.memory_bytes - known.memory_bytes)
+        if trial.value is not None:
+            self._ratios[known.family].append(trial.value / known.bound if known.bound else 1.0)
+        if trial.is_answer and trial.value is not None:
+            self.best = min(self.best, trial.value)
+            self._least_memory = min(self._least_memory, trial.memory_bytes)
+        else:
+            progress.unfit += 1
+
+    @property
+    def gap(self) -> float:
+        """By which share of the best value what was not tried may be better; 1 without a best."""
+        left = [
+            branch.bound
+            for branch, progress in zip(self.branches, self._progress, strict=True)
+            if progress.ended < branch.settings
+        ]
+        if self.best == inf:
+            return 1.0 if left else 0.0
+        return max(0.0, 1 - min(left, default=inf) / self.best)
+
+    def open_settings(self) -> int:
+        """Return how many settings were not tried and may still win."""
+        return sum(
+            branch.settings - progress.ended
+            for branch, progress in zip(self.branches, self._progress, strict=True)
+            if self._may_win(branch)
+        )
+
+    def is_bounded_out(self, branch: int) -> bool:
+        """Tell whether the bound of a branch is no better than the best value."""
+        return not self._may_win(self.branches[branch])
+
+    def tried(self, branch: int) -> int:
+        """Return how many settings of a branch were tried."""
+        return self._progress[branch].ended
+
+    def _may_win(self, branch: SettingBranch) -> bool:
+        return self.best == inf or branch.bound < self.best * (1 - self.tolerance)
+
+    def _best_pick(self) -> int | None:
+        estimates = [
+            (self._estimate(index), index)
+            for index, branch in enumerate(self.branches)
+            if self._has_next(index) and self._may_win(branch)
+        ]
+        return min(estimates)[1] if estimates else None
+
+    def _smallest_pick(self) -> int | None:
+        """Return the branch that may take least memory: while nothing fits, it counts as well."""
+        sizes = [
+            (branch.memory_bytes, branch.bound, index)
+            for index, branch in enumerate(self.branches)
+            if not self._progress[index].started
+        ]
+        return min(sizes)[-1] if sizes else None
+
+    def _front_pick(self) -> int | None:
+        """Return a branch that may take less memory than every setting that was found."""
+        if self.best == inf or self._front_picks >= FRONT_MOST:
+            return None
+        most = FRONT_STEP * self._least_memory
+        estimates = [
+            (self._estimate(index), index)
+            for index, branch in enumerate(self.branches)
+            if not self._progress[index].started and branch.memory_bytes <= most
+        ]
+        if not estimates:
+            return None
+        self._front_picks += 1
+        return min(estimates)[1]
+
+    def _has_next(self, index: int) -> bool:
+        """Tell whether a branch has a setting left; the first goes alone, the others follow it."""
+        progress = self._progress[index]
+        waits = progress.started > 0 and progress.first is None
+        return progress.started < self.branches[index].settings and not waits
+
+    def _estimate(self, index: int) -> float:
+        """Return what the next setting of a branch may come to: what the first of it did, or so."""
+        branch, progress = self.branches[index], self._progress[index]
+        first = progress.first
+        if first is not None and first.is_answer and first.value is not None:
+            return first.value * (1 + 1e-3 * progress.started)
+        delay = 1 + UNFIT_STEP * progress.unfit
+        share = 0.0 if first is None else first.memory_share
+        if first is None and self.usable_bytes:
+            beside = _middle(self._beside, branch.family, BESIDE * self.usable_bytes)
+            share = (branch.memory_bytes + beside) / self.usable_bytes
+        if share > 1:
+            delay *= TIGHT * share
+        return branch.bound * _middle(self._ratios, branch.family, branch.likely) * delay
+
+
+def _middle(known: Mapping[str, list[float]], family: str, otherwise: float) -> float:
+    """Return the middle one of the numbers of a family, if it has some."""
+    found = known.get(family)
+    return sorted(found)[len(found) // 2] if found else otherwise
