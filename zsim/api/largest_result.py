@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import log2
 from os import PathLike
 
@@ -130,6 +131,7 @@ def largest(
     jobs = _Jobs(name=loaded.name, scenario=tables, ranks=loaded.changes.ranks)
     job = jobs.of({})
     judged = memory_trust(job)
+    result = partial(LargestResult, title=loaded.title, trust=judged.text, peak_error=judged.error)
     if tables.model.parameters is None:
         assert job.model.architecture is not None  # a model that is not parameters alone has one
         simulated = depends_on_time(job.schedule)
@@ -145,13 +147,7 @@ def largest(
             lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
             start=min(layers, most),
         )
-        return LargestResult(
-            title=loaded.title,
-            by="layers",
-            found=found,
-            trust=judged.text,
-            peak_error=judged.error,
-        )
+        return result(by="layers", found=found)
     smallest = UNITS * tables.parallel.tensor
     start = max(smallest, tables.model.parameters)
 
@@ -164,14 +160,7 @@ def largest(
         search.of(by(footprint_of), start=start),
         search.of(by(states_alone), start=start),
     )
-    return LargestResult(
-        title=loaded.title,
-        by="parameters",
-        found=found,
-        trust=judged.text,
-        peak_error=judged.error,
-        states=states,
-    )
+    return result(by="parameters", found=found, states=states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from statistics import median
 
 from zsim.prediction.evidence import JudgedRun
 from zsim.prediction.run_features import RunFeatures
-from zsim.units import format_bytes
 
 FACTOR = 4
 """Largest ratio of the sizes of runs that are alike."""
@@ -241,7 +240,7 @@ def _size_word(name: str, value: float) -> str:
 
 def _value(name: str, value: float) -> str:
     if name == "gpu_bytes_per_s":
-        return f"{format_bytes(int(value))}/s"
+        return f"{value / 1e9:g} GB/s"
     return f"{value:g}" if name == "oversubscription" else f"{value:,}"
 
 

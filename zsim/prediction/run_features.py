@@ -10,7 +10,8 @@ from zsim.cluster.profile.in_training import ALONE, SHARES
 from zsim.model.model import Model
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
-from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
+
+PICOSECONDS_PER_MS = 10**9
 
 OWN = "zsim's own"
 """The runtime of zsim's own stages."""
@@ -116,7 +117,7 @@ def _constants(cluster: Cluster) -> str:
     if all(share == ALONE.constant(name) for name, share in zip(SHARES, shares, strict=True)):
         words.append("kernels as alone")
     if segment_ps := kernels.launch.segment_ps:
-        words.append(f"{format_seconds(segment_ps / PICOSECONDS_PER_SECOND)} of host a segment")
+        words.append(f"{segment_ps / PICOSECONDS_PER_MS:g} ms of host a segment")
     return ", ".join(words)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ FEATURES = RunFeatures(
 
 
 def with_features(changes: Mapping[str, object]) -> RunFeatures:
-    return RunFeatures(**{**asdict(FEATURES), **changes})
+    values: dict[str, Any] = {**asdict(FEATURES), **changes}
+    return RunFeatures(**values)
 
 
 def judged(error: float, number: int = 0, **changes: object) -> JudgedRun:
