@@ -18,7 +18,7 @@ from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
 from zsim.gc_paused import uncollected
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
-from zsim.prediction.trust import error, trust
+from zsim.prediction.trust import trust
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
 from zsim_des.engine.host_issue import Courses
@@ -112,6 +112,7 @@ class SimBackend:
         worst = self._lower(job).worst_cases
         records = Records(job, self.overflow_steps, done.begin_ps, worst)
         traces = tuple(records.rank_trace(rank) for rank in done.ranks)
+        judged = trust(job, self._aside)
         return Trace(
             backend=self.name,
             schedule=job.schedule.name,
@@ -121,8 +122,8 @@ class SimBackend:
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
             out_of_memory=_out_of_memory(traces),
-            trust=trust(job, self._aside),
-            error=error(job, self._aside),
+            trust=judged.text,
+            error=judged.error,
         )
 
     @property
@@ -184,12 +185,13 @@ class SimBackend:
             )
             for rank in done.ranks
         ]
+        judged = trust(job, self._aside)
         return LastStep(
             begin_ps=begin_ps,
             end_ps=ends_ps[-1],
             ranks=tuple(ranks),
-            trust=trust(job, self._aside),
-            error=error(job, self._aside),
+            trust=judged.text,
+            error=judged.error,
         )
 
     @uncollected()

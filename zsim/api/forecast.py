@@ -101,11 +101,15 @@ def first_that_fits(
 ) -> RunForecast | str:
     """Return the forecast of the first of `ways` that fits; of the last, where none does."""
     *others, last = ways
-    for tables in others:
+    for way, tables in enumerate(others):
         found = forecast(tables, None)
         if isinstance(found, str) or found.fits:
-            return found if quantity is None else forecast(tables, quantity)
-    return forecast(last, quantity)
+            return found if quantity is None else _of_way(way, forecast(tables, quantity))
+    return _of_way(len(others), forecast(last, quantity))
+
+
+def _of_way(way: int, found: RunForecast | str) -> RunForecast | str:
+    return found if isinstance(found, str) else replace(found, way=way)
 
 
 def forecast(

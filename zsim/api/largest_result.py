@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import log2
 from os import PathLike
 
@@ -17,6 +18,7 @@ from zsim.backend.backend import Job
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.model.pipeline_stages import fewest_layers
+from zsim.prediction.trust import memory_trust
 from zsim.scenario.tables import Scenario
 from zsim.schedule.describe_operation import moment
 from zsim.units import format_bytes, format_count
@@ -44,12 +46,17 @@ class LargestResult(AnswerInFacts):
         title: of the scenario, with what was changed in it.
         by: what was searched: "layers", or "parameters" of a model that is known by them alone.
         found: the largest size that fits, and the next one, which does not.
+        trust: how far to trust its peak of memory, in a sentence.
+        peak_error: relative error that nine of ten predictions like it stay within; None where
+            nobody knows.
         states: of parameters the same by model states alone, without any buffer.
     """
 
     title: str
     by: str
     found: Largest
+    trust: str
+    peak_error: float | None = None
     states: Largest | None = None
 
     @property
@@ -86,10 +93,11 @@ class LargestResult(AnswerInFacts):
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines that `zsim largest` prints: what each is about, and the text."""
+        trust = ("trust", self.trust)
         if self.states is None:
-            return _found_lines("largest", self.by, self.found)
+            return [*_found_lines("largest", self.by, self.found), trust]
         of_states = _found_lines("by model states alone", self.by, self.states)
-        return [*of_states, *_found_lines("with all buffers", self.by, self.found)]
+        return [*of_states, *_found_lines("with all buffers", self.by, self.found), trust]
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim largest --json` prints."""
@@ -97,7 +105,7 @@ class LargestResult(AnswerInFacts):
         found = {"title": self.title, "by": self.by, **_largest_object(self.by, main)}
         if self.states is not None:
             found["with_buffers"] = _largest_object(self.by, self.found)
-        return found
+        return found | {"peak_memory_error": self.peak_error, "trust": self.trust}
 
 
 def largest(
@@ -121,8 +129,10 @@ def largest(
         raise MistakeError(f"{loaded.name}: a schedule; the largest model is that of a scenario")
     tables = loaded.checked
     jobs = _Jobs(name=loaded.name, scenario=tables, ranks=loaded.changes.ranks)
+    job = jobs.of({})
+    judged = memory_trust(job)
+    result = partial(LargestResult, title=loaded.title, trust=judged.text, peak_error=judged.error)
     if tables.model.parameters is None:
-        job = jobs.of({})
         assert job.model.architecture is not None  # a model that is not parameters alone has one
         simulated = depends_on_time(job.schedule)
         layers = job.model.architecture.layers
@@ -137,7 +147,7 @@ def largest(
             lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
             start=min(layers, most),
         )
-        return LargestResult(title=loaded.title, by="layers", found=found)
+        return result(by="layers", found=found)
     smallest = UNITS * tables.parallel.tensor
     start = max(smallest, tables.model.parameters)
 
@@ -150,7 +160,7 @@ def largest(
         search.of(by(footprint_of), start=start),
         search.of(by(states_alone), start=start),
     )
-    return LargestResult(title=loaded.title, by="parameters", found=found, states=states)
+    return result(by="parameters", found=found, states=states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

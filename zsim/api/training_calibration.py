@@ -4,7 +4,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import TypeVar
@@ -15,11 +15,10 @@ from zsim.calibration import fsdp2_llama, fsdp_mpt
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
-from zsim.cluster.profile.in_training import Evidence, FittedSpan, InTraining
+from zsim.cluster.profile.in_training import Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of
 from zsim.files.source import resolved
-from zsim.prediction.circumstance import Circumstance, circumstance, judged_under
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 
@@ -33,16 +32,6 @@ from kernels grows with the time that these take."""
 SIBLINGS = {"v100": "a100", "h100_hbm2e": "h100", "h200": "h100", "gh200": "h100", "b200": "h100"}
 """The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
 most, with the same matrix units where there is one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Simulated:
-    """A run that was simulated for a fit: what was observed, what was trained on what."""
-
-    observed: Observed
-    ranks: int
-    parameters: int
-    circumstance: Circumstance
 
 
 Found = TypeVar("Found")
@@ -86,17 +75,17 @@ def _trained(
     training = start
     for_fit = [run for run in runs if not run.judged]
     for_judging = [run for run in runs if run.judged]
-    seen: list[_Simulated] = []
+    seen: list[Observed] = []
     for _ in range(ROUNDS):
         constants = replace(each.constants, training=training)
         seen = _each(for_fit, partial(_simulated, constants=constants))
-        training = fitted([one.observed for one in seen], training)
+        training = fitted(seen, training)
         report(f"{each.gpu}: {training}")
     if not seen:
         return start
     judge = partial(judged_run, constants=replace(each.constants, training=training))
     judged = _each(for_judging, judge)
-    errors = errors_of([off for off, _ in judged]) if judged else None
+    errors = errors_of(judged) if judged else None
     return replace(
         training,
         evidence=Evidence(
@@ -107,16 +96,8 @@ def _trained(
             p90=errors.p90 if errors else 0.0,
             rows=_lines(for_judging),
             date=today,
-            sequence_length=_span([run.sequence_length for run in for_fit]),
-            ranks=_span([one.ranks for one in seen]),
-            parameters=_span([one.parameters for one in seen]),
-            under=judged_under([it for _, it in judged] or [one.circumstance for one in seen]),
         ),
     )
-
-
-def _span(values: Sequence[int]) -> FittedSpan:
-    return FittedSpan(least=min(values), most=max(values))
 
 
 def _lines(runs: Sequence[Published]) -> tuple[str, ...]:
@@ -135,22 +116,22 @@ def _each(runs: Sequence[Published], simulated: Callable[[Published], Found]) ->
         return list(pool.map(simulated, runs, chunksize=2))
 
 
-def judged_run(run: Published, constants: KernelProfile) -> tuple[float, Circumstance]:
-    """Return how far off the step of `run` is, simulated as `zsim run` would, and its circumstance.
+def judged_run(run: Published, constants: KernelProfile) -> float:
+    """Return how far off the step of `run` is, simulated as `zsim run` would.
 
     The fit takes what collectives take from kernels to be constant. It is not: what is predicted
     for a run has to be simulated with the constants that were found.
     """
 
-    def step(tables: Mapping[str, object]) -> tuple[Job, float]:
-        return _timed(run, tables, constants)
+    def step_s(tables: Mapping[str, object]) -> float:
+        return _timed(run, tables, constants)[1]
 
     steps = _accumulation_steps(run)
-    job, taken_s = step(accumulating(run.scenario, min(steps, FEW)))
+    taken_s = step_s(accumulating(run.scenario, min(steps, FEW)))
     if steps > FEW:
-        taken_s += (steps - FEW) * (taken_s - step(accumulating(run.scenario, FEW - 1))[1])
+        taken_s += (steps - FEW) * (taken_s - step_s(accumulating(run.scenario, FEW - 1)))
     assert run.step_time_s is not None
-    return abs(taken_s / run.step_time_s - 1), circumstance(job)
+    return abs(taken_s / run.step_time_s - 1)
 
 
 def _accumulation_steps(run: Published) -> int:
@@ -159,7 +140,7 @@ def _accumulation_steps(run: Published) -> int:
     return int(train["gradient_accumulation_steps"])
 
 
-def _simulated(run: Published, constants: KernelProfile) -> _Simulated:
+def _simulated(run: Published, constants: KernelProfile) -> Observed:
     steps = _accumulation_steps(run)
     if steps <= FEW:
         return _once(run, run.scenario, constants)
@@ -169,16 +150,10 @@ def _simulated(run: Published, constants: KernelProfile) -> _Simulated:
     def extended(less: float, more: float) -> float:
         return more + (steps - FEW) * (more - less)
 
-    less, more = fewer.observed, few.observed
     return replace(
         few,
-        observed=replace(
-            more,
-            alone_s={
-                name: extended(less.alone_s[name], more.alone_s[name]) for name in more.alone_s
-            },
-            rest_s=extended(less.rest_s, more.rest_s),
-        ),
+        alone_s={name: extended(fewer.alone_s[name], few.alone_s[name]) for name in few.alone_s},
+        rest_s=extended(fewer.rest_s, few.rest_s),
     )
 
 
@@ -193,7 +168,7 @@ def _timed(
     return job, last_step_s(job, simulator())
 
 
-def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> _Simulated:
+def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> Observed:
     job, step_s = _timed(run, tables, constants)
     gpu = job.cluster.gpu
     counts = Counter(
@@ -205,14 +180,9 @@ def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile
     alone = alone_s(counts, {kernel: peaks_of(kernel, gpu) for kernel in counts}, constants)
     in_training = sum(value / constants.training.constant(name) for name, value in alone.items())
     assert run.step_time_s is not None
-    return _Simulated(
-        observed=Observed(
-            file=run.file,
-            seconds=run.step_time_s,
-            alone_s=alone,
-            rest_s=step_s - in_training,
-        ),
-        ranks=job.schedule.mesh.size,
-        parameters=job.model.parameter_count,
-        circumstance=circumstance(job),
+    return Observed(
+        file=run.file,
+        seconds=run.step_time_s,
+        alone_s=alone,
+        rest_s=step_s - in_training,
     )

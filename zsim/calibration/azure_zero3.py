@@ -69,4 +69,4 @@ class _AzureRow(RunRow):
         }
 
 
-TABLE = RunTable("paper_azure_zero3_a100_throughput", _AzureRow, judges=True)
+TABLE = RunTable("paper_azure_zero3_a100_throughput", _AzureRow, "DeepSpeed on Azure", judges=True)

@@ -169,4 +169,4 @@ class _Fsdp2LlamaRow(RunRow):
         return model
 
 
-TABLE = RunTable("fsdp2_llama_training_runs", _Fsdp2LlamaRow)
+TABLE = RunTable("fsdp2_llama_training_runs", _Fsdp2LlamaRow, "torchtitan")

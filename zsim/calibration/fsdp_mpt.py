@@ -100,4 +100,4 @@ class _FsdpMptRow(RunRow):
         }
 
 
-TABLE = RunTable("fsdp_mpt_training_runs", _FsdpMptRow)
+TABLE = RunTable("fsdp_mpt_training_runs", _FsdpMptRow, "MosaicML llm-foundry")

@@ -68,4 +68,4 @@ class _InternEvoRow(RunRow):
         }
 
 
-TABLE = RunTable("internevo_zero1_a100", _InternEvoRow, judges=True)
+TABLE = RunTable("internevo_zero1_a100", _InternEvoRow, "InternEvo", judges=True)

@@ -63,11 +63,13 @@ class RunRow(CsvRow):
 class RunTable:
     """A file, by its name without the ending, and its rows.
 
-    With `judges` no constant is fitted to any of them.
+    `publication` is a short name of who published them. With `judges` no constant is fitted to any
+    of them.
     """
 
     file: str
     row: type[RunRow]
+    publication: str
     judges: bool = False
 
     def read(self, rows: Iterable[Cells]) -> list[Published]:

@@ -29,6 +29,7 @@ class RunForecast:
     Attributes:
         usable_bytes: what a rank may reserve: memory of its GPU less what CUDA and NCCL take.
         fits: whether every rank has the memory that it reserves.
+        way: which of the scenarios of the run it is of, counted from 0.
     """
 
     step_time_s: float
@@ -36,6 +37,7 @@ class RunForecast:
     peak_reserved_bytes: int
     usable_bytes: int
     fits: bool
+    way: int = 0
 
     @property
     def needed_bytes(self) -> int:

@@ -158,4 +158,4 @@ class _Zero01Row(RunRow):
         }
 
 
-TABLE = RunTable("zero01_tp_pp_training_runs", _Zero01Row)
+TABLE = RunTable("zero01_tp_pp_training_runs", _Zero01Row, "Ultra-Scale Playbook")

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from zsim.api.answer import Answer
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
+TRUST = "trust"
 PARTS = 20
-KINDS = (NETWORK, TRAINING, MEMORY, PAPER)
+KINDS = (NETWORK, TRAINING, MEMORY, PAPER, TRUST)
 
 
 def validate(
@@ -26,7 +27,7 @@ def validate(
     ] = "",
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; for all but paper."),
+        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; not for paper."),
     ] = None,
     all_rows: Annotated[
         bool,
@@ -37,16 +38,24 @@ def validate(
         Path | None,
         typer.Option(metavar="FILE.svg", help="Draw predicted against published; SVG or PNG."),
     ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write the table that trust rests on, made again."),
+    ] = None,
 ) -> Code:
     """Compare predictions with published measurements."""
     from zsim.api.output import FileKind, need_output
 
+    if to is not None and (what != TRUST or data is None):
+        raise MistakeError(f"--to: {to}: is for {TRUST} with --data")
     if all_rows:
         return _all_rows(what, data, picture, as_json=json)
     if what not in KINDS:
         raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
     if what == PAPER and data is not None:
         raise MistakeError(f"--data: {data}: {PAPER} takes none, its figures ship")
+    if what == TRUST:
+        return _trust(data, picture, to, as_json=json)
     if what != PAPER and data is None:
         raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
     if what == NETWORK and picture is not None:
@@ -71,6 +80,22 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
     with progress(f"rows of {data}") as told:
         found = validate_all_rows(data, progress=told if sys.stderr.isatty() else _say)
     print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _trust(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
+    """Judge the percentile that trust prints, by the table that ships or by one made again."""
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+    from zsim.api.trust_validation import validate_trust
+
+    if data is None:
+        print_answer(validate_trust(), as_json=as_json)
+        return Code.DONE
+    with progress(f"rows of {data}") as told:
+        found = validate_trust(data, progress=told if sys.stderr.isatty() else _say)
+    with answer_before(outputs((to, found.write))):
+        print_answer(found, as_json=as_json)
     return Code.DONE
 
 

@@ -1,12 +1,20 @@
-"""Trust in a simulation, as a sentence: what its times rest on, and which runs judged them."""
+"""Trust in a prediction, as a sentence: which judged runs are like it, and how far off they are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.profile.in_training import SPANS, Evidence, FittedSpan
-from zsim.cluster.profile.kernels import KernelProfile
-from zsim.prediction.circumstance import circumstance, unlike
+from zsim.prediction.evidence import JudgedRun, judged_runs
+from zsim.prediction.likeness import (
+    FEWEST,
+    JudgedQuantity,
+    Likeness,
+    alike,
+    not_shown,
+    unlike,
+)
+from zsim.prediction.run_features import RunFeatures, features_of
 
 PUBLISHED = (
     "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
@@ -17,41 +25,50 @@ NETWORK = (
     "collectives take the constants of a network profile, which zsim validate network judges where "
     "they were measured"
 )
-KERNELS = (
-    "unvalidated: times of kernels take constants fitted to published kernels, of which rows were "
-    "held out; {wires}; no run of training has been judged"
-)
-JUDGED = (
-    "judged on {judged} held-out runs of training on {gpu}: step times {median:.1%} off in the "
-    "median, {p90:.1%} at the 90th percentile; {range}; {wires}"
-)
-SCALED = "; constants of {gpu} are scaled from {sibling}, of it no run was judged"
-
 MEASURED = "unvalidated: times were measured with zsim measure, and no run of training was judged"
+NONE = "no judged run is like this one"
 
-WORDS = {
-    "sequence_length": "{:,} tokens a sequence",
-    "ranks": "{:,} GPUs",
-    "parameters": "{:,} parameters",
+SIDED = 0.75
+"""Share of errors on one side from which the answer says on which."""
+
+SIDES = {
+    JudgedQuantity.STEP_TIME: ("too short", "too long"),
+    JudgedQuantity.PEAK_MEMORY: ("too low", "too high"),
 }
 
 
-def trust(job: Job, aside: Sequence[str] = ()) -> str:
-    """Return the sentence for the simulation of `job`, with `aside` beside it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How far to trust a prediction.
+
+    Attributes:
+        text: in one sentence.
+        error: relative error that nine of ten predictions like it stay within; None where nobody
+            knows.
+    """
+
+    text: str
+    error: float | None = None
+
+
+def trust(job: Job, aside: Sequence[str] = ()) -> Trust:
+    """Return how far to trust the step time of a simulation of `job` with `aside` beside it."""
     cluster = job.cluster
-    kernels = cluster.gpu.kernels
     if cluster.gpu.measured is not None:
-        return _measured(cluster)
-    if kernels is None:
+        return Trust(text=_measured(cluster))
+    if cluster.gpu.kernels is None:
         sentence = PUBLISHED if cluster.network is None else NETWORK
-        return sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
+        return Trust(text=sentence.format(gpu=cluster.gpu.name, cluster=cluster.name))
     wires = "link speeds are as published"
     if cluster.network is not None:
         wires = "collectives take fitted constants too"
-    evidence = kernels.training.evidence
-    if evidence is None or not evidence.judged:
-        return KERNELS.format(wires=wires)
-    return _judged(_outside(job, evidence, aside), kernels, evidence, wires)
+    found = _by_likeness(job, JudgedQuantity.STEP_TIME, aside)
+    return Trust(text=f"{found.text}; {wires}", error=found.error)
+
+
+def memory_trust(job: Job) -> Trust:
+    """Return how far to trust the peak of device memory that is predicted for `job`."""
+    return _by_likeness(job, JudgedQuantity.PEAK_MEMORY, ())
 
 
 def _measured(cluster: Cluster) -> str:
@@ -62,55 +79,57 @@ def _measured(cluster: Cluster) -> str:
     return f"{MEASURED} ({source}){without}"
 
 
-def error(job: Job, aside: Sequence[str] = ()) -> float | None:
-    """Return the relative error of nine of ten held-out runs like `job`; None if unknown.
-
-    Unknown where no run of this kind of GPU was judged, or the job is outside what was fitted.
-    """
-    kernels = job.cluster.gpu.kernels
-    evidence = None if kernels is None else kernels.training.evidence
-    if kernels is None or evidence is None or not evidence.judged:
-        return None
-    known = kernels.gpu == evidence.gpu and not _outside(job, evidence, aside)
-    return evidence.p90 if known else None
+def _by_likeness(job: Job, quantity: JudgedQuantity, aside: Sequence[str]) -> Trust:
+    asked = features_of(job)
+    if isinstance(asked, str):
+        return Trust(text=f"{NONE}: {', '.join([asked, *aside])}")
+    if aside:
+        return Trust(text=f"{NONE}: {', '.join(aside)}")
+    return judged_by(asked, judged_runs(), quantity)
 
 
-def _judged(outside: list[str], kernels: KernelProfile, evidence: Evidence, wires: str) -> str:
-    found = JUDGED.format(
-        judged=evidence.judged,
-        gpu=evidence.gpu,
-        median=evidence.median,
-        p90=evidence.p90,
-        range=_range(outside),
-        wires=wires,
+def judged_by(
+    asked: RunFeatures,
+    runs: Sequence[JudgedRun],
+    quantity: JudgedQuantity = JudgedQuantity.STEP_TIME,
+) -> Trust:
+    """Return how far to trust a prediction of `quantity`, by those of `runs` that are like it."""
+    found = alike(asked, runs, quantity)
+    if not found.runs:
+        nearest, words = unlike(asked, runs, quantity)
+        if nearest is None:
+            return Trust(text=NONE)
+        return Trust(text=f"{NONE}: {', '.join(words)}; the nearest are of {nearest.publication}")
+    return Trust(text=_sentence(asked, found, quantity), error=found.bound)
+
+
+def _sentence(asked: RunFeatures, found: Likeness, quantity: JudgedQuantity) -> str:
+    count, bound = len(found.runs), found.bound
+    runs = "1 judged run" if count == 1 else f"{count} judged runs"
+    off = f"{quantity} {found.median:.1%} off in the median{_side(found, quantity)}"
+    if bound is None:
+        off += f", too few for a percentile ({FEWEST} are needed)"
+    else:
+        off += f", at most {bound:.1%} for 9 of 10"
+    alone = (
+        "" if len({run.citation for run in found.runs}) > 1 else "; no other publication has any"
     )
-    if kernels.gpu != evidence.gpu:
-        found += SCALED.format(gpu=kernels.gpu, sibling=evidence.gpu)
-    return found
+    words = not_shown(asked, found.runs)
+    without = f"; none has {', '.join(words)}" if words else ""
+    return f"{runs} like this one ({_publications(found.runs)}): {off}{without}{alone}"
 
 
-def _range(outside: list[str]) -> str:
-    """Say whether the run is like those that were fitted and judged, and if not in what."""
-    if not outside:
-        return "this run is inside the range fitted"
-    return f"this run is outside the range fitted: {', '.join(outside)}"
+def _side(found: Likeness, quantity: JudgedQuantity) -> str:
+    """Say on which side predictions are off, where most are on one."""
+    small = sum(error < 0 for error in found.errors)
+    large = sum(error > 0 for error in found.errors)
+    count = len(found.errors)
+    if count < FEWEST or max(small, large) < SIDED * count:
+        return ""
+    too_small, too_large = SIDES[quantity]
+    return f", mostly {too_small if small > large else too_large}"
 
 
-def _outside(job: Job, evidence: Evidence, aside: Sequence[str]) -> list[str]:
-    """Return the ways in which the run is not like those that were fitted and judged."""
-    shape = job.model.architecture
-    asked = {"ranks": job.schedule.mesh.size, "parameters": job.model.parameter_count}
-    if shape is not None:
-        asked["sequence_length"] = shape.sequence_length
-    found = [*unlike(circumstance(job), evidence.under), *aside]
-    if shape is None:
-        found.append("a model whose shape is not known")
-    elif shape.has_windows:
-        found.append("attention windows")
-    if job.cluster.network is None:  # every judged run had a profile of its network
-        found.append("collectives without fitted constants")
-    for name in SPANS:
-        span: FittedSpan = getattr(evidence, name)
-        if name in asked and asked[name] not in span:
-            found.append(WORDS[name].format(asked[name]))
-    return found
+def _publications(runs: Sequence[JudgedRun]) -> str:
+    names = dict.fromkeys(run.publication for run in runs)
+    return ", ".join(names)

@@ -41,7 +41,8 @@ class StudyResult:
     @property
     def trust(self) -> tuple[str, ...]:
         """Sentences on how far to trust the simulation, each thing once."""
-        return said_once([row.outcome.trust for row in self.rows if row.outcome.trust])
+        outcomes = [row.outcome for row in self.rows if row.outcome.trust]
+        return said_once([(outcome.trust, outcome.error) for outcome in outcomes])
 
     @property
     def answer(self) -> str:

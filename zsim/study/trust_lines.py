@@ -3,23 +3,41 @@
 from collections import Counter
 from collections.abc import Sequence
 
+Judged = tuple[str, float | None]
+"""What is said of a run, and the error that nine of ten predictions like it stay within."""
 
-def said_once(trusts: Sequence[str]) -> tuple[str, ...]:
-    """Return what all of `trusts`, a sentence of each run, say; then what only some say.
 
-    Sentences are made of clauses between semicolons, as the simulation writes them.
+def said_once(trusts: Sequence[Judged]) -> tuple[str, ...]:
+    """Return what is said of all runs; of several errors their range, and what the largest says.
+
+    Sentences are made of clauses between semicolons, as the simulation writes them: what all say
+    comes first, then what only some say.
     """
-    counts = Counter(trusts)
-    if len(counts) < 2:
+    errors = {text: error for text, error in trusts if error is not None}
+    if len(errors) < 2:
+        return _clauses([text for text, _ in trusts], len(trusts))
+    count = sum(error is not None for _, error in trusts)
+    least, most = min(errors.values()), max(errors.values())
+    worst = max(errors, key=errors.__getitem__)
+    return (
+        f"{count:,} of {len(trusts):,} runs are like judged ones: step times at most {least:.1%} "
+        f"to {most:.1%} off for 9 of 10; where most: {worst}",
+        *_clauses([text for text, error in trusts if error is None], len(trusts)),
+    )
+
+
+def _clauses(texts: Sequence[str], whole: int) -> tuple[str, ...]:
+    counts = Counter(texts)
+    if len(counts) < 2 and len(texts) == whole:
         return tuple(counts)
     clauses = {sentence: sentence.split("; ") for sentence in counts}
     shared = [
         clause
-        for clause in next(iter(clauses.values()))
-        if all(clause in each for each in clauses.values())
+        for clause in next(iter(clauses.values()), [])
+        if len(texts) == whole and all(clause in each for each in clauses.values())
     ]
     lines = ["; ".join(shared)] if shared else []
     for sentence, count in counts.items():
         own = "; ".join(clause for clause in clauses[sentence] if clause not in shared)
-        lines.append(f"{count:,} of {len(trusts):,} runs: {own.removeprefix('this run is ')}")
+        lines.append(f"{count:,} of {whole:,} runs: {own}")
     return tuple(lines)

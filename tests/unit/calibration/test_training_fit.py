@@ -14,17 +14,14 @@ from zsim.cluster.profile.in_training import (
     MATRIX,
     SHARES,
     Evidence,
-    FittedSpan,
     InTraining,
     InTrainingError,
-    Judged,
 )
 from zsim.cluster.profile.kernels import NAMES, KernelProfile
 from zsim.compute.fitted_model import Peaks, fitted_s
 from zsim.dtype import DType
 from zsim.model.kernel import KernelKind, flash_attention, matmul, streaming
 
-SPAN = FittedSpan(least=1, most=9)
 EVIDENCE = Evidence(
     gpu="x100",
     fitted=30,
@@ -33,19 +30,6 @@ EVIDENCE = Evidence(
     p90=0.05,
     rows=("a table: 2, 5", "another: 3"),
     date=date(2026, 1, 31),
-    sequence_length=SPAN,
-    ranks=SPAN,
-    parameters=SPAN,
-    under=Judged(
-        runtimes=("FSDP1", "FSDP2"),
-        precisions=("bf16", "bf16 with rowwise float8"),
-        tensor=SPAN,
-        pipeline=SPAN,
-        context=SPAN,
-        replicate=SPAN,
-        nics_per_node=SPAN,
-        oversubscription=SPAN,
-    ),
 )
 TRUTH = InTraining(
     product=0.75,

@@ -179,16 +179,26 @@ def test_a_lead_of_a_choice_says_where_it_is_below_the_error_or_not_judged() -> 
 
 
 def test_what_runs_say_of_trust_is_said_once() -> None:
-    alike = "judged on 9 runs; this run is {}; constants are fitted"
-    inside, outside = alike.format("inside"), alike.format("outside: 64 GPUs")
-    assert said_once([inside, inside]) == (inside,)
-    assert said_once([inside, outside, inside]) == (
-        "judged on 9 runs; constants are fitted",
-        "2 of 3 runs: inside",
-        "1 of 3 runs: outside: 64 GPUs",
+    alike = "no judged run is like this one: {}; constants are fitted"
+    here, there = alike.format("here"), alike.format("there")
+    assert said_once([(here, None), (here, None)]) == (here,)
+    assert said_once([(here, None), (there, None), (here, None)]) == (
+        "constants are fitted",
+        "2 of 3 runs: no judged run is like this one: here",
+        "1 of 3 runs: no judged run is like this one: there",
     )
-    assert said_once(["one", "two"]) == ("1 of 2 runs: one", "1 of 2 runs: two")
+    assert said_once([("one", None), ("two", None)]) == ("1 of 2 runs: one", "1 of 2 runs: two")
     assert said_once([]) == ()
+
+
+def test_of_runs_with_several_errors_trust_says_the_range_and_which_is_least_sure() -> None:
+    assert said_once([("near", 0.05), ("near", 0.05)]) == ("near",)
+    assert said_once([("near", 0.05), ("far", 0.4), ("near", 0.05), ("none", None)]) == (
+        "3 of 4 runs are like judged ones: step times at most 5.0% to 40.0% off for 9 of 10; "
+        "where most: far",
+        "1 of 4 runs: none",
+    )
+    assert said_once([("near", 0.05), ("none", None)]) == ("1 of 2 runs: near", "1 of 2 runs: none")
 
 
 def test_of_equally_good_runs_the_faster_one_is_best() -> None:

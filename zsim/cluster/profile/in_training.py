@@ -9,49 +9,12 @@ that were not fitted and writes down how far off it was.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
-from fractions import Fraction
 
 from zsim.model.kernel import Kernel, KernelKind
 
 
 class InTrainingError(ValueError):
     """A constant that cannot be; the message names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedSpan:
-    """Least and most of something in the runs that were fitted."""
-
-    least: int
-    most: int
-
-    def __contains__(self, value: int | Fraction) -> bool:
-        """Return whether `value` lies between them."""
-        return self.least <= value <= self.most
-
-    def __str__(self) -> str:
-        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """Under what the judged runs were made; of a run under something else nothing was judged.
-
-    Attributes:
-        runtimes: whose order of operations they had.
-        precisions: formats of forward and backward, with float8 where there was some.
-        tensor, pipeline, context, replicate: ranks of these axes.
-        nics_per_node, oversubscription: of the clusters that they were on.
-    """
-
-    runtimes: tuple[str, ...]
-    precisions: tuple[str, ...]
-    tensor: FittedSpan
-    pipeline: FittedSpan
-    context: FittedSpan
-    replicate: FittedSpan
-    nics_per_node: FittedSpan
-    oversubscription: FittedSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +28,6 @@ class Evidence:
         median, p90: absolute error of step times of those, as fractions.
         rows: which those are, by table: their lines, of which the header is 1.
         date: when they were predicted.
-        sequence_length, ranks, parameters: of the runs that were fitted.
-        under: what the judged runs were made under.
     """
 
     gpu: str
@@ -76,10 +37,6 @@ class Evidence:
     p90: float
     rows: tuple[str, ...]
     date: date
-    sequence_length: FittedSpan
-    ranks: FittedSpan
-    parameters: FittedSpan
-    under: Judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +93,6 @@ MATRIX: tuple[str, ...] = ("product", "attention_forward", "attention_backward",
 """Shares of what runs on the matrix units."""
 
 SHARES: tuple[str, ...] = (*MATRIX, "memory")
-SPANS: tuple[str, ...] = ("sequence_length", "ranks", "parameters")
-DEGREES: tuple[str, ...] = ("tensor", "pipeline", "context", "replicate")
-JUDGED_WORDS: tuple[str, ...] = ("runtimes", "precisions")
-JUDGED_SPANS: tuple[str, ...] = (*DEGREES, "nics_per_node", "oversubscription")
 
 ALONE = InTraining()
 """As if every kernel ran alone."""
@@ -154,20 +107,12 @@ def text(training: InTraining) -> list[str]:
     lines += ["", "[training.evidence]", f'gpu = "{evidence.gpu}"']
     lines += [f"fitted = {evidence.fitted}", f"judged = {evidence.judged}"]
     lines += [f"median = {evidence.median:.4f}", f"p90 = {evidence.p90:.4f}"]
-    lines += [_words_line("rows", evidence.rows), f"date = {evidence.date.isoformat()}"]
-    lines += [_span_line(name, getattr(evidence, name)) for name in SPANS]
-    lines += ["", "[training.evidence.under]"]
-    lines += [_words_line(name, getattr(evidence.under, name)) for name in JUDGED_WORDS]
-    return lines + [_span_line(name, getattr(evidence.under, name)) for name in JUDGED_SPANS]
+    return [*lines, _words_line("rows", evidence.rows), f"date = {evidence.date.isoformat()}"]
 
 
 def _words_line(name: str, words: Sequence[str]) -> str:
     quoted = ", ".join(f'"{word}"' for word in words)
     return f"{name} = [{quoted}]"
-
-
-def _span_line(name: str, span: FittedSpan) -> str:
-    return f"{name} = [{span.least}, {span.most}]"
 
 
 def parse(table: Mapping[str, object]) -> InTraining:
@@ -182,7 +127,6 @@ def parse(table: Mapping[str, object]) -> InTraining:
         raise InTrainingError("evidence: must be a table")
     names = {field.name for field in fields(Evidence)}
     _keys(found, names, "evidence")
-    spans = {name: _span(name, found[name]) for name in SPANS}
     evidence = Evidence(
         gpu=str(found["gpu"]),
         fitted=int(_number("fitted", found["fitted"])),
@@ -191,31 +135,9 @@ def parse(table: Mapping[str, object]) -> InTraining:
         p90=_number("p90", found["p90"]),
         rows=_words("rows", found["rows"]),
         date=_date("date", found["date"]),
-        sequence_length=spans["sequence_length"],
-        ranks=spans["ranks"],
-        parameters=spans["parameters"],
-        under=_judged(found["under"]),
     )
     constants = {name: _number(name, table[name]) for name in SHARES}
     return InTraining(**constants, evidence=evidence)
-
-
-def _judged(found: object) -> Judged:
-    if not isinstance(found, dict):
-        raise InTrainingError("under: must be a table")
-    _keys(found, {field.name for field in fields(Judged)}, "under")
-    words = {name: _words(name, found[name]) for name in JUDGED_WORDS}
-    spans = {name: _span(name, found[name]) for name in JUDGED_SPANS}
-    return Judged(
-        runtimes=words["runtimes"],
-        precisions=words["precisions"],
-        tensor=spans["tensor"],
-        pipeline=spans["pipeline"],
-        context=spans["context"],
-        replicate=spans["replicate"],
-        nics_per_node=spans["nics_per_node"],
-        oversubscription=spans["oversubscription"],
-    )
 
 
 def _words(name: str, value: object) -> tuple[str, ...]:
@@ -240,10 +162,3 @@ def _number(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InTrainingError(f"{name}: must be a number")
     return float(value)
-
-
-def _span(name: str, value: object) -> FittedSpan:
-    if not isinstance(value, list) or len(value) != 2:
-        raise InTrainingError(f"{name}: must be two numbers")
-    least, most = (int(_number(name, each)) for each in value)
-    return FittedSpan(least=least, most=most)

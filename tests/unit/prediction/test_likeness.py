@@ -1,0 +1,168 @@
+"""Judged runs that are like a run: which they are, how far off, and what was not shown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.prediction.evidence import JudgedRun, judged_runs, parse, table_text
+from zsim.prediction.likeness import (
+    FACTOR,
+    FEWEST,
+    LEVEL,
+    NEAREST,
+    JudgedQuantity,
+    alike,
+    not_shown,
+)
+from zsim.prediction.run_features import RunFeatures
+from zsim.prediction.trust import judged_by
+
+FEATURES = RunFeatures(
+    runtime="FSDP1",
+    stage=3,
+    precision="bf16",
+    constants="h100",
+    network=True,
+    states="device",
+    tensor=1,
+    pipeline=1,
+    context=1,
+    replicate=1,
+    nodes=4,
+    gpu_bytes_per_s=50_000_000_000,
+    oversubscription=1.0,
+    tokens=4096,
+    width=4096,
+    architecture="GPT",
+    attention="flash",
+    checkpointing="full",
+    compiled=False,
+)
+
+
+def with_features(changes: Mapping[str, object]) -> RunFeatures:
+    values: dict[str, Any] = {**asdict(FEATURES), **changes}
+    return RunFeatures(**values)
+
+
+def judged(error: float, number: int = 0, **changes: object) -> JudgedRun:
+    """A run that took a second, of which so much more was predicted."""
+    return JudgedRun(
+        publication="somebody",
+        citation="somebody 2026",
+        sweep=str(number),
+        step_s=1.0,
+        predicted_step_s=1.0 + error,
+        peak_bytes=100,
+        predicted_peak_bytes=round(100 * (1 + error)),
+        features=with_features(changes),
+        settings={"model.layers": number},
+    )
+
+
+def many(count: int, **changes: object) -> list[JudgedRun]:
+    return [judged(0.01 * (number + 1), number, **changes) for number in range(count)]
+
+
+@given(st.integers(1, 60))
+def test_the_bound_is_an_error_of_a_like_run_that_nine_of_ten_draws_stay_within(n: int) -> None:
+    found = alike(FEATURES, many(n))
+    if n < FEWEST:
+        assert found.bound is None
+    else:
+        count = len(found.errors)
+        within = sum(abs(error) <= (found.bound or 0) for error in found.errors)
+        # One more draw of the same kind is any of count + 1 ranks with the same chance.
+        assert within / (count + 1) >= LEVEL > (within - 1) / (count + 1)
+
+
+def test_errors_drawn_alike_stay_within_the_bound_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(19)
+    held = []
+    for _ in range(400):
+        errors = generator.lognormal(-3, 1, size=20).tolist()
+        bound = alike(FEATURES, [judged(error) for error in errors[1:]]).bound
+        held.append(bound is not None and errors[0] <= bound)
+    assert LEVEL - 0.04 <= np.mean(held) <= LEVEL + 0.08
+
+
+OTHER_KINDS: Sequence[dict[str, object]] = (
+    {"runtime": "FSDP2"},
+    {"precision": "bf16 with rowwise float8"},
+    {"constants": "a100"},
+    {"network": False},
+    {"states": "host"},
+    {"stage": 2},
+    {"tensor": 2},
+    {"pipeline": 2},
+    {"context": 2},
+    {"replicate": 2},
+    {"nodes": 1},
+    {"oversubscription": 0.0},
+    {"gpu_bytes_per_s": 6_250_000_000},
+    {"oversubscription": 64.0},
+    {"nodes": 4 * FACTOR + 1},
+    {"tokens": 4096 * FACTOR + 1},
+    {"width": 4096 // FACTOR - 1},
+)
+
+
+@pytest.mark.parametrize("changes", OTHER_KINDS, ids=str)
+def test_a_run_of_another_kind_or_size_has_no_judged_run_like_it(
+    changes: dict[str, object],
+) -> None:
+    asked = with_features(changes)
+    assert alike(FEATURES, many(12)).bound is not None
+    assert not alike(asked, many(12)).runs
+    told = judged_by(asked, many(12))
+    assert told.error is None
+    assert told.text.startswith("no judged run is like this one: ")
+    assert told.text.endswith("; the nearest are of somebody")
+
+
+def test_memory_asks_neither_for_constants_nor_for_the_fabric() -> None:
+    for changes in ({"constants": "a100"}, {"nodes": 1}, {"oversubscription": 64.0}):
+        asked = with_features(changes)
+        assert alike(asked, many(12), JudgedQuantity.PEAK_MEMORY).bound is not None
+
+
+def test_the_nearest_runs_count_and_kinds_that_differ_count_as_a_factor_of_two() -> None:
+    far = many(NEAREST, tokens=8192 + 1)
+    near = [judged(-0.5, number, architecture="Llama") for number in range(NEAREST)]
+    found = alike(FEATURES, [*far, *near])
+    assert len(found.runs) == NEAREST
+    assert {run.features.architecture for run in found.runs} == {"Llama"}
+    assert found.bias == pytest.approx(-0.5)
+
+
+def test_trust_says_what_was_not_shown_and_on_which_side_predictions_are_off() -> None:
+    asked = replace(FEATURES, architecture="Llama", width=8192)
+    words = ["architecture Llama", "width 8,192 (they have 4,096)"]
+    assert not_shown(asked, many(12)) == words
+    told = judged_by(asked, many(12))
+    assert told.text == (
+        "12 judged runs like this one (somebody): step time 6.5% off in the median, mostly too "
+        f"long, at most 12.0% for 9 of 10; none has {', '.join(words)}; no other publication has "
+        "any"
+    )
+    assert told.error == pytest.approx(0.12)
+    few = judged_by(FEATURES, many(3))
+    assert few.error is None
+    assert "too few for a percentile (9 are needed)" in few.text
+
+
+def test_a_table_is_read_as_it_was_written() -> None:
+    runs = (*many(3), replace(judged(0.5), peak_bytes=None, predicted_peak_bytes=None))
+    assert parse(table_text(runs)) == runs
+
+
+def test_the_table_that_ships_is_written_by_its_writer_and_names_no_file_of_ours() -> None:
+    runs = judged_runs()
+    assert parse(table_text(runs)) == runs
+    assert all(run.citation and run.publication for run in runs)
+    assert not any("/work" in run.citation or ".csv" in run.citation for run in runs)

@@ -1,0 +1,111 @@
+"""Coverage of the percentile that trust prints: judged runs are left out, and judged by the others.
+
+A run that is asked about is of no publication in the table, or of a sweep that the table does not
+have. So each row is asked as if its publication, or its sweep, were not there.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, comb
+from statistics import median
+
+from zsim.prediction.evidence import JudgedRun
+from zsim.prediction.likeness import LEVEL, JudgedQuantity, alike, error_of, kind_of, kind_text
+
+MANY = 20
+"""Rows from which a kind is tested by itself."""
+
+
+class LeftOut(StrEnum):
+    """What is left out of the table when a run is asked about."""
+
+    SWEEP = "sweep"
+    PUBLICATION = "publication"
+
+
+GROUPS: dict[LeftOut, Callable[[JudgedRun], Hashable]] = {
+    LeftOut.SWEEP: lambda run: (run.publication, run.sweep),
+    LeftOut.PUBLICATION: lambda run: run.citation,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How often errors stay within the percentile that is printed, for runs of a kind.
+
+    Attributes:
+        rows: how many there are.
+        stated: how many of them have a percentile.
+        covered: how many of these have no larger error.
+        printed: median of the percentiles; None if none is printed.
+        observed: the percentile of the errors of those that have one.
+    """
+
+    kind: str
+    rows: int
+    stated: int
+    covered: int
+    printed: float | None
+    observed: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Return the share that is covered."""
+        return self.covered / self.stated if self.stated else None
+
+    @property
+    def p_value(self) -> float | None:
+        """Return the chance of a share as far off, if each row were covered with `LEVEL`."""
+        return binomial_p(self.covered, self.stated) if self.stated else None
+
+
+def coverage(
+    runs: Sequence[JudgedRun], left_out: LeftOut, quantity: JudgedQuantity
+) -> tuple[Coverage, list[Coverage]]:
+    """Return the coverage of all `runs`, and of each kind of them."""
+    group = GROUPS[left_out]
+    of_kind: defaultdict[Hashable, list[JudgedRun]] = defaultdict(list)
+    for run in runs:
+        if error_of(run, quantity) is not None:
+            of_kind[kind_of(run.features, quantity)].append(run)
+    asked: dict[str, list[tuple[float, float | None]]] = {}
+    for found in of_kind.values():
+        asked[kind_text(found[0].features, quantity)] = [
+            _asked(run, [each for each in found if group(each) != group(run)], quantity)
+            for run in found
+        ]
+    everything = [each for found in asked.values() for each in found]
+    return _coverage("all", everything), [_coverage(name, each) for name, each in asked.items()]
+
+
+def _asked(
+    run: JudgedRun, others: Sequence[JudgedRun], quantity: JudgedQuantity
+) -> tuple[float, float | None]:
+    """Return how far off the prediction of `run` is, and what is stated of it by `others`."""
+    error = error_of(run, quantity)
+    assert error is not None
+    return abs(error), alike(run.features, others, quantity).bound
+
+
+def _coverage(kind: str, asked: Sequence[tuple[float, float | None]]) -> Coverage:
+    stated = [(error, bound) for error, bound in asked if bound is not None]
+    ordered = sorted(error for error, _ in stated)
+    return Coverage(
+        kind=kind,
+        rows=len(asked),
+        stated=len(stated),
+        covered=sum(error <= bound for error, bound in stated),
+        printed=median(bound for _, bound in stated) if stated else None,
+        observed=ordered[ceil(LEVEL * len(ordered)) - 1] if ordered else None,
+    )
+
+
+def binomial_p(hits: int, trials: int, chance: float = LEVEL) -> float:
+    """Return the two-sided exact p-value of so many hits: that of all outcomes no likelier."""
+    likely = [
+        comb(trials, each) * chance**each * (1 - chance) ** (trials - each)
+        for each in range(trials + 1)
+    ]
+    return min(1.0, sum(each for each in likely if each <= likely[hits] * (1 + 1e-9)))

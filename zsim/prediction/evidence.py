@@ -1,0 +1,148 @@
+"""The table of judged runs: what others published of a run, and what zsim predicts of it.
+
+`judged_runs.json` has one entry for each publication. The run of a row is a scenario: the tables in
+`base`, in which the keys of `keys` have the row's values; null leaves one out. `zsim validate trust
+--data DIR --to FILE` makes the file again, and a test predicts rows of it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from zsim.prediction.run_features import RunFeatures
+
+FILE = "judged_runs.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRun:
+    """A published run that fitted no constant, and what is predicted of it.
+
+    Attributes:
+        publication: short name of who published it.
+        citation: where it was published.
+        sweep: runs that a publication has of one model on one machine: constants are never fitted
+            to some of a sweep and judged by others.
+        step_s, predicted_step_s: seconds of a step, as published and as predicted.
+        peak_bytes, predicted_peak_bytes: the same of the peak of device memory; None where none
+            was published.
+        features: features of the run.
+        settings: the scenario that was predicted: its values by dotted keys.
+    """
+
+    publication: str
+    citation: str
+    sweep: str
+    step_s: float
+    predicted_step_s: float
+    peak_bytes: int | None
+    predicted_peak_bytes: int | None
+    features: RunFeatures
+    settings: Mapping[str, object]
+
+    @property
+    def step_error(self) -> float:
+        """Return the error of the step time as a fraction; less than 0 if predicted too short."""
+        return self.predicted_step_s / self.step_s - 1
+
+    @property
+    def peak_error(self) -> float | None:
+        """Return the same of the peak of memory."""
+        if self.peak_bytes is None or self.predicted_peak_bytes is None:
+            return None
+        return self.predicted_peak_bytes / self.peak_bytes - 1
+
+    @property
+    def scenario(self) -> dict[str, object]:
+        """Return the tables of the scenario that was predicted."""
+        tables: dict[str, Any] = {"title": self.publication}
+        for key, value in self.settings.items():
+            *path, last = key.split(".")
+            inner = tables
+            for name in path:
+                inner = inner.setdefault(name, {})
+            inner[last] = value
+        return tables
+
+
+FEATURES = tuple(field.name for field in fields(RunFeatures))
+FIGURES = ("step_s", "predicted_step_s", "peak_bytes", "predicted_peak_bytes")
+
+
+@cache
+def judged_runs() -> tuple[JudgedRun, ...]:
+    """Return the runs of the table that ships."""
+    return parse((files("zsim.prediction") / FILE).read_text("utf-8"))
+
+
+def parse(text: str) -> tuple[JudgedRun, ...]:
+    """Return the runs of a table that `table_text` wrote."""
+    return tuple(
+        _run(entry, row) for entry in json.loads(text)["publications"] for row in entry["rows"]
+    )
+
+
+def _run(entry: Mapping[str, Any], row: Mapping[str, Any]) -> JudgedRun:
+    figures = dict(zip(FIGURES, row["figures"], strict=True))
+    settings = {**entry["base"], **dict(zip(entry["keys"], row["values"], strict=True))}
+    return JudgedRun(
+        publication=entry["publication"],
+        citation=entry["citations"][row["citation"]],
+        sweep=row["sweep"],
+        features=RunFeatures(**dict(zip(FEATURES, row["features"], strict=True))),
+        settings={key: value for key, value in settings.items() if value is not None},
+        **figures,
+    )
+
+
+def table_text(runs: Sequence[JudgedRun]) -> str:
+    """Return the table of `runs` as the text of its file, a line for each run."""
+    entries = []
+    for publication in dict.fromkeys(run.publication for run in runs):
+        found = [run for run in runs if run.publication == publication]
+        entries.append(_entry_text(publication, found))
+    head = f'"features": {json.dumps(FEATURES)},\n"figures": {json.dumps(FIGURES)}'
+    return f'{{{head},\n"publications": [\n{",".join(entries)}]}}\n'
+
+
+def _entry_text(publication: str, runs: Sequence[JudgedRun]) -> str:
+    settings = [run.settings for run in runs]
+    names = sorted({key for each in settings for key in each})
+    same = {key for key in names if all(each.get(key) == settings[0].get(key) for each in settings)}
+    keys = [key for key in names if key not in same]
+    citations = list(dict.fromkeys(run.citation for run in runs))
+    rows = [
+        json.dumps(
+            {
+                "citation": citations.index(run.citation),
+                "sweep": run.sweep,
+                "figures": [getattr(run, name) for name in FIGURES],
+                "features": [getattr(run.features, name) for name in FEATURES],
+                "values": [each.get(key) for key in keys],
+            }
+        )
+        for run, each in zip(runs, settings, strict=True)
+    ]
+    head = {
+        "publication": publication,
+        "citations": citations,
+        "base": {key: settings[0][key] for key in names if key in same},
+        "keys": keys,
+    }
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    body = ",\n".join(rows)
+    return "{\n" + ",\n".join(lines) + f',\n"rows": [\n{body}\n]}}\n'
+
+
+def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return the values of `tables` by dotted keys."""
+    found: dict[str, object] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

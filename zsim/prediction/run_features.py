@@ -1,0 +1,138 @@
+"""Features by which runs are alike: what trains, how it is sharded, and what it runs on."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.profile.in_training import ALONE, SHARES
+from zsim.model.model import Model
+from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Strategy
+
+PICOSECONDS_PER_MS = 10**9
+
+OWN = "zsim's own"
+"""The runtime of zsim's own stages."""
+
+NO_SHAPE = "a model whose shape is not known"
+NO_STRATEGY = "a schedule that does not say how it was made"
+
+DEVICE = str(MemoryTier.DEVICE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFeatures:
+    """Features of a run; equal names in a table of judged runs are columns.
+
+    Attributes:
+        constants: kernel profile, and how it was changed: "h100", or "h100, kernels as alone".
+        network: whether collectives take fitted constants.
+        states: slowest tier of memory that parameters or states of the optimizer are kept in.
+        stage: ZeRO stage.
+        nodes: nodes, or domains of NVLink, that the ranks fill.
+        gpu_bytes_per_s: bandwidth of a node's NICs for each of its GPUs.
+        oversubscription: of the whole way up the fabric; 0 where the fabric is a list of links.
+        tokens: tokens of a micro-batch on one rank of the data axis.
+        width: hidden size.
+        checkpointing: which activations are kept.
+        compiled: whether blocks are compiled.
+    """
+
+    runtime: str
+    stage: int
+    precision: str
+    constants: str
+    network: bool
+    states: str
+    tensor: int
+    pipeline: int
+    context: int
+    replicate: int
+    nodes: int
+    gpu_bytes_per_s: int
+    oversubscription: float
+    tokens: int
+    width: int
+    architecture: str
+    attention: str
+    checkpointing: str
+    compiled: bool
+
+
+def features_of(job: Job) -> RunFeatures | str:
+    """Return the features of `job`, or in words why no judged run can be like it."""
+    strategy = job.schedule.contract.strategy
+    if strategy is None:
+        return NO_STRATEGY
+    return features(strategy, job.model, job.cluster)
+
+
+def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures | str:
+    """Return the features of a run of `strategy`, or in words why no judged run can be like it."""
+    shape = model.architecture
+    if shape is None:
+        return NO_SHAPE
+    if shape.has_windows:
+        return "attention windows"
+    if model.frozen:
+        return "frozen parameters"
+    parallel, train = strategy.parallel, strategy.train
+    float8 = f" with {train.float8} float8" if train.float8 is not None else ""
+    domain = cluster.gpus_per_node * cluster.nodes_per_domain
+    return RunFeatures(
+        runtime=_runtime(strategy),
+        stage=strategy.zero.stage,
+        precision=f"{train.precision.value}{float8}",
+        constants=_constants(cluster),
+        network=cluster.network is not None,
+        states=_states(strategy),
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        context=parallel.context,
+        replicate=parallel.replicate,
+        nodes=-(-strategy.ranks // domain),
+        gpu_bytes_per_s=cluster.node_bytes_per_s // cluster.gpus_per_node,
+        oversubscription=_oversubscription(cluster),
+        tokens=model.tokens,
+        width=shape.hidden_size,
+        architecture=type(shape).__name__,
+        attention=str(shape.attention),
+        checkpointing=str(strategy.activations.checkpointing),
+        compiled=train.compile,
+    )
+
+
+def _runtime(strategy: Strategy) -> str:
+    return OWN if strategy.zero.emulate is None else type(strategy.zero.emulate).__name__
+
+
+def _constants(cluster: Cluster) -> str:
+    kernels = cluster.gpu.kernels
+    if kernels is None:
+        return "none"
+    words = [kernels.gpu]
+    shares = [kernels.training.constant(name) for name in SHARES]
+    if all(share == ALONE.constant(name) for name, share in zip(SHARES, shares, strict=True)):
+        words.append("kernels as alone")
+    if segment_ps := kernels.launch.segment_ps:
+        words.append(f"{segment_ps / PICOSECONDS_PER_MS:g} ms of host a segment")
+    return ", ".join(words)
+
+
+def _states(strategy: Strategy) -> str:
+    """Return the slowest tier that states are in, whether zsim's own options or others say so."""
+    offload, runtime = strategy.offload, strategy.zero.emulate
+    found = {offload.optimizer, offload.parameters}
+    if runtime is not None:
+        found |= set(runtime.tiers(stage=strategy.zero.stage).values())
+    slowest = [tier for tier in (MemoryTier.NVME, MemoryTier.HOST) if tier in found]
+    return str(slowest[0]) if slowest else DEVICE
+
+
+def _oversubscription(cluster: Cluster) -> float:
+    if cluster.fabric.edges:
+        return 0.0
+    tiers = cluster.fabric.tiers
+    return float(prod((tier.oversubscription for tier in tiers), start=Fraction(1)))
