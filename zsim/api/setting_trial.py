@@ -23,7 +23,7 @@ from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
-from zsim.prediction.trust import error, trust
+from zsim.prediction.trust import trust
 from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -84,13 +84,14 @@ def tried(tables: Mapping[str, Any]) -> SettingOutcome:
         job = settled_source(_as_simulated(tables)).job()
     except RUN_FAULTS as fault:
         return SettingOutcome(refusal=str(fault))
+    trusted = trust(job)
     return SettingOutcome(
         step_time_s=found.step_time_s,
         memory_bytes=found.needed_bytes,
         usable_bytes=found.usable_bytes,
         fits=found.fits,
-        trust=trust(job),
-        error=error(job),
+        trust=trusted.text,
+        error=trusted.error,
     )
 
 

@@ -110,8 +110,10 @@ def needed_bytes(program: Program, pool: Pool) -> int:
     has to be waited for.
     """
     at_once = book(program, 2, returns=AtOnce() if program.defers else None)
-    if pool.discipline is Discipline.EXACT:
-        return peak_bytes(at_once, pool.name)
+    held = peak_bytes(at_once, pool.name)
+    # No allocator hands out more than `UNLIMITED`, which a slip of an exponent can ask for.
+    if pool.discipline is Discipline.EXACT or held >= UNLIMITED:
+        return held
     return reserve(program, at_once, pool).needed_bytes
 
 
