@@ -1,8 +1,8 @@
 """Memory of large buffers on a CPU, which serves another buffer of its size when one is freed.
 
 The C library gives large blocks back to the kernel when they are freed, and each page of a new one
-is then a fault, and is filled with zeros: a third of what the host does in a step of 100 million
-parameters, between the operations. A GPU has the allocator of torch for it.
+is then a fault, and is filled with zeros: 78,000 faults in a step of 100 million parameters. A
+GPU has the allocator of torch for it.
 
 A block is free when nobody holds a tensor on it any more: neither the executor, nor autograd, nor a
 thread of Gloo. Each use is a storage of its own, which ends with it. Blocks together never have
