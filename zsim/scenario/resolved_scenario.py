@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
+from zsim.limits import limits
 from zsim.memory import handed_out
 from zsim.memory.host_setup import HostSetup
 from zsim.model.architecture import GPT, Architecture, ArchitectureError, Llama, LoRA
@@ -20,10 +21,16 @@ from zsim.network.link_load import Decision
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.tables import ModelTable, ScenarioError
 from zsim.schedule.schedule import Discipline
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Checkpointing, Strategy
 
 SEQUENCE = 1024
 """Tokens of a sequence where only the number of parameters is known (GPT-2's, as in the paper)."""
+
+PARAMETERS_MAX = 10**15
+"""Parameters of a model, thirty times those of the largest that is published: a slip of an exponent
+is told.
+"""
 
 FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
 
@@ -89,6 +96,7 @@ class ResolvedScenario:
             ModelError: the schedule cannot be made for it.
         """
         model = self.make_model()
+        self._need_bounded(model)
         made = make_schedule(model, self.strategy)
         return Job(
             schedule=handed_out(made, self.allocator, self.pinned),
@@ -97,6 +105,23 @@ class ResolvedScenario:
             steps=self.steps,
             setup=self.setup,
         )
+
+    def _need_bounded(self, model: Model) -> None:
+        """Check that a schedule can be written down for a model of this size."""
+        count = model.parameter_count
+        if count > PARAMETERS_MAX:
+            allowed = f"must be at most {PARAMETERS_MAX:,}"
+            raise ScenarioError(f"model: {count:,} parameters {allowed}")
+        offload, most = self.strategy.offload, limits().visits
+        if offload.optimizer is not MemoryTier.NVME:
+            return
+        parts = -(-model.trained_count // (model.tensor * self.strategy.parallel.data))
+        groups = -(-parts // offload.sub_group_elements)
+        if groups > most:
+            raise ScenarioError(
+                f"offload.sub_group_elements: {offload.sub_group_elements} must be at least "
+                f"{-(-parts // most)}: a rank has {parts:,} elements"
+            )
 
     def _transformer(self) -> Model:
         strategy = self.strategy
