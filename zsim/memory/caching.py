@@ -312,9 +312,9 @@ class CachingAllocator:
     def _grow(self, pool: BlockPool, wanted: int) -> int:
         """Take a segment from the device; the place of its block, or -1."""
         size = segment_bytes(wanted)
-        if self.reserved_bytes + size > self.capacity_bytes:
-            return -1
         address = self._next_address
+        if self.reserved_bytes + size > self.capacity_bytes or address + size > ADDRESS_MASK:
+            return -1
         self._next_address += size + OWN_SEGMENT_ROUNDING_BYTES
         self._segments[address] = self._size_at[address] = size
         self._start_of[address + size] = address

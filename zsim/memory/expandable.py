@@ -67,6 +67,8 @@ class ExpandableAllocator(CachingAllocator):
 
     def _grow(self, pool: BlockPool, wanted: int) -> int:
         """Map pages where the lowest free or unmapped row is large enough; the block, or -1."""
+        if wanted > self._range_bytes:
+            return -1
         address = self._row(pool, wanted)
         if address in self._unmapped:
             mapped = self._map(pool, address, min(wanted, self._unmapped[address]))
@@ -96,11 +98,15 @@ class ExpandableAllocator(CachingAllocator):
                 return start
         return self._open_range(pool)
 
+    @property
+    def _range_bytes(self) -> int:
+        capacity = self.capacity_bytes
+        return RANGE_MAX_BYTES if capacity == UNLIMITED else capacity + capacity // 8
+
     def _open_range(self, pool: BlockPool) -> int:
         """One and an eighth of the device, in whole pages; nothing of it is mapped."""
-        page, capacity = _page(pool), self.capacity_bytes
-        size = RANGE_MAX_BYTES if capacity == UNLIMITED else capacity + capacity // 8
-        size = -(-size // page) * page
+        page = _page(pool)
+        size = -(-self._range_bytes // page) * page
         address = -(-self._next_address // page) * page + page
         self._next_address = address + size
         self._segments[address] = size

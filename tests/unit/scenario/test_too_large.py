@@ -4,7 +4,7 @@ import pytest
 
 from zsim.api.scenario import load
 from zsim.memory import book, peak_bytes, reserve
-from zsim.memory.caching import UNLIMITED
+from zsim.memory.memory_block import ADDRESS_MASK
 from zsim.mistake import MistakeError
 
 
@@ -21,11 +21,13 @@ def test_sub_groups_that_cannot_be_written_down_are_told_with_a_size_that_can() 
     assert load("gpt_370m", {"offload.sub_group_elements": 1000 * least}).job.schedule
 
 
-def test_memory_beyond_every_allocator_is_what_its_tensors_hold() -> None:
-    job = load("tiny_llama", {"model.sequence_length": 2**56}).job
+@pytest.mark.parametrize("allocator", ["caching", "expandable"])
+def test_memory_beyond_every_allocator_is_what_its_tensors_hold(allocator: str) -> None:
+    changed = {"model.sequence_length": 2**56, "cluster.allocator": allocator}
+    job = load("tiny_llama", changed).job
     program = job.schedule.programs[0]
     (pool,) = (each for each in job.schedule.pools if each.name == "device")
     entries = book(program, 2)
     found = reserve(program, entries, pool)
     assert found.shortage is not None
-    assert found.needed_bytes == peak_bytes(entries, pool.name) > UNLIMITED
+    assert found.needed_bytes == peak_bytes(entries, pool.name) > ADDRESS_MASK
