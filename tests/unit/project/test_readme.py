@@ -89,6 +89,31 @@ def test_the_distance_to_the_paper_is_what_the_simulation_says(
     assert rows == [(f"{each:.1f}", f"{100 * (each / PAPER_TFLOPS - 1):+.0f}") for each in found]
 
 
+def test_the_table_of_evidence_is_what_trust_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["validate", "trust", "--json"]) == 0
+    found = {
+        each["quantity"]: each
+        for each in json.loads(capsys.readouterr().out)["coverage"]
+        if each["left_out"] == "sweep"
+    }
+    rows = re.findall(
+        r"^\| (step time|peak memory) \| (\d+) \| (\d+) % \| ([\d.]+) % \|$", README, re.MULTILINE
+    )
+    assert len(rows) == len(found)
+    for quantity, judged, stated, covered in rows:
+        everything = found[quantity]["all"]
+        assert int(judged) == everything["rows"]
+        assert f"{everything['stated'] / everything['rows']:.0%}" == f"{stated}%"
+        assert f"{everything['covered'] / everything['stated']:.1%}" == f"{covered}%"
+    assert "12 % of the step time for FSDP1" in README
+    (fsdp1,) = (
+        each["median_stated_error"]
+        for each in found["step time"]["kinds"]
+        if each["kind"] == "FSDP1, parameters sharded, bf16, h100, one node"
+    )
+    assert f"{fsdp1:.0%}" == "12%"
+
+
 def test_every_link_leads_somewhere() -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", README)
     local = [target for target in targets if not target.startswith("https://")]
