@@ -69,6 +69,7 @@ class RankRun:
         self.losses = StepLosses(option.journal, rank)
         self.has_ended = False
         self.sighting: Sighting | None = None
+        self._observed: tuple[tuple[str, float], ...] = ()
         self._norm: tuple[torch.Tensor, float] | None = None
         self._batches: Iterator[object] = iter(())
         self._recorder = Recorder() if option.witness else None
@@ -188,6 +189,8 @@ class RankRun:
                 self.machine.streams.drain()
             note("the last step is over")
             agree(self.schedule, self.executor.book.issued)
+            # What is read of files from here on, for poison and for the module, is of no step.
+            self._observed = observed_by(self._bench, self.executor)
             if self.option.poison:
                 executor = self.executor
                 self.sighting = executor.sightings.of_run(self.losses.means(), executor.step)
@@ -254,7 +257,8 @@ class RankRun:
             seed=self.seed,
             origin=self._origin,
         )
-        return replace(made, observed=observed_by(self._bench, self.executor))
+        observed = self._observed or observed_by(self._bench, self.executor)
+        return replace(made, observed=observed)
 
     def need_life(self) -> None:
         """Return if the run has not ended.

@@ -296,8 +296,12 @@ class RunResult(AnswerInFacts):
         need_html("report", Path(path))
         ran = None
         if self.scenario is not None and self.scenario.tables is not None:
-            command = self.scenario.command("run", self._options)
-            ran = settings_section(command, self.scenario.settled_keys())
+            keys = self.scenario.settled_keys()
+            ran = settings_section(
+                self.scenario.command("run", self._options),
+                [(each.key, each.value, each.origin) for each in keys],
+                changed=[each.key for each in keys if each.is_changed],
+            )
         page = run_page(
             self.job,
             self.recorded,

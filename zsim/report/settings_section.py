@@ -4,14 +4,15 @@ import json
 from collections.abc import Sequence
 
 from zsim.report.page import PageTable, Section, words
-from zsim.scenario.settled_keys import Origin, SettledKey
 
-RANK = {Origin.CHANGED: 0, Origin.SCENARIO: 1, Origin.DEFAULT: 2}
+SettingRow = tuple[str, object, str]
+"""A key, its value, and what set it."""
 
 
-def settings_section(command: str, keys: Sequence[SettledKey]) -> Section:
-    """Return the section of a run that `command` makes; keys that were changed come first."""
-    changed = [each.key for each in keys if each.origin is Origin.CHANGED]
+def settings_section(
+    command: str, rows: Sequence[SettingRow], *, changed: Sequence[str]
+) -> Section:
+    """Return the section of a run that `command` makes: its keys, and those that were changed."""
     what = f"Changed: {', '.join(changed)}." if changed else "Nothing was changed in the scenario."
     return Section(
         title="What ran",
@@ -22,8 +23,7 @@ def settings_section(command: str, keys: Sequence[SettledKey]) -> Section:
             columns=("key", "value", "set by"),
             numeric=(False, False, False),
             rows=tuple(
-                (words(each.key), words(_shown(each.value)), words(each.origin))
-                for each in sorted(keys, key=lambda each: RANK[each.origin])
+                (words(key), words(_shown(value)), words(origin)) for key, value, origin in rows
             ),
         ),
     )

@@ -27,14 +27,19 @@ class SettledKey:
     value: object
     origin: Origin
 
+    @property
+    def is_changed(self) -> bool:
+        """True if a change set it."""
+        return self.origin is Origin.CHANGED
+
 
 def settled_keys(
     tables: Mapping[str, object], settings: Sequence[str], resolved: ResolvedScenario
 ) -> tuple[SettledKey, ...]:
     """Return the keys of `tables` with `settings` on top, then those that `resolved` adds to them.
 
-    A key that a setting leaves as it was counts as the scenario's. Defaults that are nothing, and
-    the title, are left out.
+    Those that were changed come first. A key that a setting leaves as it was counts as the
+    scenario's. Defaults that are nothing, and the title, are left out.
     """
     written = dict(_flat(tables))
     found = [
@@ -47,7 +52,7 @@ def settled_keys(
         is_said = any(key == name or key.startswith(f"{name}.") for name in known)
         if not is_said and value not in (None, []):
             found.append(SettledKey(key, value, Origin.DEFAULT))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda each: not each.is_changed))
 
 
 def _defaults(resolved: ResolvedScenario) -> dict[str, object]:

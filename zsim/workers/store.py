@@ -13,7 +13,6 @@ from pathlib import Path
 
 from zsim.backend.backend import RunFailedError
 from zsim.mistake import MistakeError, file_fault
-from zsim.schedule.json import FieldError
 from zsim.study.outcome import StudyOutcome, decoded, encoded
 
 TABLE = (
@@ -119,7 +118,7 @@ def _whole(row: Sequence[object]) -> Line | None:
 def _outcome(text: str) -> StudyOutcome | None:
     try:
         return decoded(text)
-    except (FieldError, RecursionError):
+    except (ValueError, RecursionError):  # a FieldError is a ValueError
         return None
 
 
