@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --require-hashes
 ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run test test-long test-studies docs lint mypy pyright bench bench-predicted bench-real lock sbom format clean python
+.PHONY: run test test-long test-matrix test-studies docs lint mypy pyright bench bench-predicted bench-real lock sbom format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -23,6 +23,9 @@ test: lint  ## everything that has to pass, a file at a time on each of two core
 
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP
+
+test-matrix: .venv/installed  ## FSDP2 recorded over its whole matrix: no finding, and each wait that is dropped is missed
+	@.venv/bin/pytest -m long tests/unit/torch/record/test_fsdp_matrix.py
 
 test-studies: .venv/studies  ## sweeps that are killed, pages in a browser, traces in Holistic Trace Analysis
 	@.venv/bin/pytest -m "studies and not long" tests/studies -rs
