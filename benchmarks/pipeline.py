@@ -1,4 +1,4 @@
-"""How long pipelines of many micro-batches take to be made, proved and simulated.
+"""CPU time in which pipelines of many micro-batches are made, proved and simulated.
 
     python -m benchmarks.pipeline
 

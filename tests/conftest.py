@@ -1,4 +1,4 @@
-"""How Hypothesis runs, by no clock (machines are shared), and what forked processes have loaded.
+"""Profiles of Hypothesis, by no clock (machines are shared), and modules that forks have loaded.
 
 `make test` takes the profile `ci`, which draws the same each time; all else draws anew.
 

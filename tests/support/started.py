@@ -77,7 +77,7 @@ class Start:
 
 @dataclass(slots=True)
 class Begun:
-    """What a rank found: parameters at first and in the end, losses, and buffers."""
+    """Findings of a rank: parameters at first and in the end, losses, and buffers."""
 
     first: Parameters
     last: Parameters

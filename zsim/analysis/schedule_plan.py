@@ -24,7 +24,7 @@ from zsim.schedule.schedule import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """What a rank of one stage of a pipeline holds and moves.
+    """Memory and traffic of a rank of one stage of a pipeline.
 
     Attributes:
         role: name of the stage.

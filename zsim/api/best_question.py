@@ -34,7 +34,7 @@ FOLLOWS: Final = {
 
 
 class BestOptions(TypedDict, total=False):
-    """What may be said beside a model and GPUs.
+    """Options that stand beside a model and GPUs.
 
     Attributes:
         tokens: of the training, for days, money and energy.
@@ -57,7 +57,7 @@ class BestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked: on which GPUs, of which batch, and what is the best.
+    """The question: on which GPUs, of which batch, and what counts as the best.
 
     Attributes:
         tables: of a scenario without what is sought.

@@ -58,7 +58,7 @@ class TriedSetting:
 
     @property
     def order(self) -> tuple[bool, float, int, str]:
-        """What settings are sorted by: the best first, of equal ones that with less memory."""
+        """Key by which settings are sorted: the best first, of equal ones that with less memory."""
         value = inf if self.value is None else self.value
         return (not self.is_answer, value, self.outcome.memory_bytes, repr(self.changes))
 

@@ -110,14 +110,13 @@ def needed_bytes(program: Program, pool: Pool) -> int:
     has to be waited for.
     """
     at_once = book(program, 2, returns=AtOnce() if program.defers else None)
-    held = peak_bytes(at_once, pool.name)
     if pool.discipline is Discipline.EXACT:
-        return held
+        return peak_bytes(at_once, pool.name)
     service = Service(allocator_of(pool, None), program, pool.name)
     served = sum(1 for _ in service.course(at_once))
     # A slip of an exponent asks for more than there are addresses: then it is what tensors hold.
     is_whole = served == sum(entry.pool == pool.name for entry in at_once)
-    return service.allocated_bytes if is_whole else held
+    return service.allocated_bytes if is_whole else peak_bytes(at_once, pool.name)
 
 
 def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator | PinnedAllocator:

@@ -202,8 +202,8 @@ def _model(arguments: _Arguments) -> None:
     arguments.say("model.tied_embeddings", not untied, "untie-embeddings-and-output-weights")
     _vocabulary(arguments)
     backend = arguments.word("attention-backend", "auto", BACKENDS)
-    plain = backend in {"unfused", "local"} and not arguments.flag("use-flash-attn")
-    arguments.given.pop("use-flash-attn", None)
+    asks_for_flash = arguments.flag("use-flash-attn")
+    plain = backend in {"unfused", "local"} and not asks_for_flash
     arguments.say("model.attention", "plain" if plain else "flash2", "attention-backend")
     dropout = arguments.number("hidden-dropout", 0.1)
     arguments.say("model.dropout", dropout, "hidden-dropout")

@@ -49,7 +49,7 @@ class _Enter(torch.autograd.Function):
 
 
 _ENTERED: Final = f"{_Enter.__name__}Backward"
-"""How autograd calls the node of entered tensors."""
+"""Name under which autograd calls the node of entered tensors."""
 
 _FORWARD: Final = "forward"
 _ANCHOR: Final = torch.empty(0, requires_grad=True)

@@ -11,7 +11,7 @@ from zsim.planner.search import Search, SettingBranch, Trial
 
 Outcomes = list[list[float | None]]
 Values = Sequence[Sequence[float | None]]
-"""What each setting of each branch comes to; None if it does not fit."""
+"""Outcome of each setting of each branch; None if it does not fit."""
 
 
 @composite

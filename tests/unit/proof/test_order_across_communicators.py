@@ -151,7 +151,7 @@ def test_groups_of_ranks_that_share_no_second_one_may_come_in_any_order() -> Non
 def test_communications_alone_have_a_cycle_where_all_operations_have_one(
     sequences: list[tuple[str, ...]],
 ) -> None:
-    """What lets a proof look at those alone: any order of ranks in a row, right or wrong."""
+    """Proofs may look at those alone: any order of ranks in a row, right or wrong."""
     context = Context.of(pipeline(*sequences), None)
     among = rank_classes(context.schedule, frozenset({"data"}))
     alone = progress.RankWaits(context, among, set(), of=progress.CommunicationWalker)

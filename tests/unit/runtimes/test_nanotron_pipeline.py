@@ -314,7 +314,7 @@ def test_a_gradient_that_keeps_what_the_step_before_left_is_found() -> None:
 
 
 def test_micro_batches_of_a_slot_share_operands_and_views() -> None:
-    """What a proof and a simulation look at once, they know by these."""
+    """Proof and simulation know by identity the operands that they look at once."""
     strategy = strategy_of(3, 7)
     made = make_schedule(model_of(strategy), strategy)
     for stage, program in enumerate(made.programs):

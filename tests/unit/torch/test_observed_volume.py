@@ -54,7 +54,7 @@ def seen(result: Result, steps: int) -> set[WireBytes]:
 
 @cache
 def trained(ranks: int, share: int) -> tuple[list[Result], ...]:
-    """What each rank has after one of `share` cases: two tests look at it."""
+    """Return results of each rank after one of `share` cases: two tests look at it."""
     with RankPool(ranks) as pool:
         return pool.run(all_by_schedule, cases(ranks)[::share])
 
