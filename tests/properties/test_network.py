@@ -101,11 +101,8 @@ def predicted(
     }
 
 
-@given(st.integers(1, 3), st.integers(2, 4), st.data())
-@settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-def test_collectives_end_when_chunks_that_take_turns_would(
-    first: int, second: int, data: st.DataObject
-) -> None:
+def ends_as_chunks_do(first: int, second: int, data: st.DataObject) -> None:
+    """Draw a cluster, its outages and collectives, and hold the fluid network to the chunks."""
     cluster = data.draw(small_clusters(first * second))
     faults, dead = data.draw(st.one_of(st.just(((), NONE)), outages(cluster)))
     drawn = st.tuples(st.sampled_from(list(GROUPS)), st.integers(64, 192).map(lambda n: n * MIB))
@@ -127,6 +124,26 @@ def test_collectives_end_when_chunks_that_take_turns_would(
     network = ChunkNetwork({link: float(each) for link, each in graph.capacities().items()})
     for name, end_s in zip(moving, network.ends_s(list(moving.values())), strict=True):
         assert abs(ends[name] / (end_s * 1e12) - 1) < 0.03
+
+
+NOT_SHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+@given(st.integers(1, 3), st.integers(2, 4), st.data())
+@settings(deadline=None, max_examples=6, phases=NOT_SHRUNK)
+def test_collectives_end_when_chunks_that_take_turns_would(
+    first: int, second: int, data: st.DataObject
+) -> None:
+    ends_as_chunks_do(first, second, data)
+
+
+@pytest.mark.long
+@given(st.integers(1, 3), st.integers(2, 4), st.data())
+@settings(deadline=None, max_examples=100, phases=NOT_SHRUNK)
+def test_a_hundred_drawn_clusters_move_collectives_as_chunks_do(
+    first: int, second: int, data: st.DataObject
+) -> None:
+    ends_as_chunks_do(first, second, data)
 
 
 @given(st.integers(1, 3), st.integers(2, 4), st.data())

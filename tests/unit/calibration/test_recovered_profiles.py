@@ -64,7 +64,10 @@ def some_speak_of(
     )
 
 
-@pytest.mark.parametrize("gpu", NODES_OF_EIGHT)
+@pytest.mark.parametrize(
+    "gpu",
+    [gpu if gpu == "a100" else pytest.param(gpu, marks=pytest.mark.long) for gpu in NODES_OF_EIGHT],
+)
 def test_constants_of_a_network_are_found_again(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The price keeps constants at their start of which rows say little: of these they say it all.
     monkeypatch.setattr("zsim.calibration.network_fit.PRICE", 1e-4)
