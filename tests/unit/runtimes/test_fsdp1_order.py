@@ -1,6 +1,7 @@
 """The emulated FSDP1 issues the collectives of PyTorch's own `FullyShardedDataParallel`."""
 
 import pytest
+from covering import covering
 from emulated_strategies import FSDP1_OPTIONS
 from fsdp_order import of_awkward, of_gpt
 
@@ -11,10 +12,11 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 OPTIONS = {name: runtime for name, (_, runtime) in FSDP1_OPTIONS.items()}
+MANY = ("fsdp1", "fsdp1 shard_grad_op", "fsdp1 no sync")
+"""Options that are recorded with replicas in the suite."""
 
 
-@pytest.mark.parametrize("ranks", [2, 64])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize(("options", "ranks"), covering(OPTIONS, {"2 ranks": 2, "64 ranks": 64}))
 def test_a_gpt_is_gathered_and_reduced_as_by_fsdp(options: FSDP1, ranks: int) -> None:
     ours, theirs = of_gpt(
         Strategy(
@@ -42,7 +44,13 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fsdp(
     assert ours == theirs
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=() if name in MANY else pytest.mark.long)
+        for name, options in OPTIONS.items()
+    ],
+)
 def test_hybrid_sharding_all_reduces_each_shard_as_fsdp_does(options: FSDP1) -> None:
     strategy = Strategy(
         parallel=Parallel(data=2, replicate=2),

@@ -1,6 +1,7 @@
 """The emulated FSDP2 issues the collectives that PyTorch's own `fully_shard` issues."""
 
 import pytest
+from covering import covering
 from fsdp_order import of_awkward, of_frozen_gpt, of_gpt
 
 from zsim.dtype import DType
@@ -24,17 +25,18 @@ OPTIONS = {
 
 
 MANY = ("default", "kept after forward", "sharded over two", "no sync")
-"""Options that are recorded at 1,024 ranks as well."""
+"""Options that are recorded at 1,024 ranks with awkward sizes, and with replicas, in the suite."""
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (8, 2), (1024, 2)])
-@pytest.mark.parametrize("name", OPTIONS)
+SIZES = {"2 ranks": (2, 1), "8 ranks": (8, 2), "1,024 ranks": (1024, 2)}
+"""Ranks and micro-batches."""
+
+
+@pytest.mark.parametrize(("options", "size"), covering(OPTIONS, SIZES))
 def test_a_gpt_is_gathered_and_reduced_as_by_fully_shard(
-    name: str, micro_batches: int, ranks: int
+    options: FSDP2, size: tuple[int, int]
 ) -> None:
-    if ranks > 8 and name not in MANY:
-        return
-    options = OPTIONS[name]
+    ranks, micro_batches = size
     ours, theirs = of_gpt(
         Strategy(
             parallel=Parallel(data=ranks),
@@ -64,7 +66,13 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fully_sha
     assert ours == theirs
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=() if name in MANY else pytest.mark.long)
+        for name, options in OPTIONS.items()
+    ],
+)
 def test_hybrid_sharding_all_reduces_each_shard_as_fully_shard_does(options: FSDP2) -> None:
     strategy = Strategy(
         parallel=Parallel(data=2, replicate=2),
@@ -100,10 +108,13 @@ FROZEN = {
 KEPT_ON_BOTH = FSDP2(reshard_after_forward=2, reshard_after_backward=False)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("patterns", FROZEN.values(), ids=FROZEN.keys())
 @pytest.mark.parametrize(
-    "options", [*OPTIONS.values(), KEPT_ON_BOTH], ids=[*OPTIONS, "sharded over two, kept after"]
+    ("options", "patterns", "micro_batches"),
+    covering(
+        OPTIONS | {"sharded over two, kept after": KEPT_ON_BOTH},
+        FROZEN,
+        {"1 micro-batch": 1, "2 micro-batches": 2},
+    ),
 )
 def test_frozen_parameters_are_gathered_and_not_reduced_as_by_fully_shard(
     options: FSDP2, patterns: tuple[str, ...], micro_batches: int
