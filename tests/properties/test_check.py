@@ -46,7 +46,7 @@ EVERY = st.one_of(jobs(), emulated_jobs(), pipelined_jobs())
 """Every stage, runtime and knob, with data, tensor and pipeline axes."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(EVERY)
 def test_every_drawn_schedule_is_proved(job: Job) -> None:
     assert check(make_schedule(*job), job[0]) == ()

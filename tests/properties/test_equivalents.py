@@ -20,7 +20,7 @@ def test_another_way_to_do_the_same_is_right(name: str, some: list[Case]) -> Non
     made = [(case, edit) for case in some[::3] for edit in EQUIVALENTS[name](case.schedule)]
     assert made
     rng = np.random.default_rng(0)
-    for case, edit in made[:6]:
+    for case, edit in made[:4]:
         assert edit.schedule != case.schedule
         verdict = case.court.judge(edit.schedule, rng)
         assert not verdict.is_wrong, (edit.text, verdict, case.court.strategy)

@@ -33,7 +33,7 @@ def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:
     assert proof.findings == ()
 
 
-@settings(often, max_examples=40)
+@settings(often, max_examples=25)
 @given(any_jobs, timings(), st.frozensets(st.integers(0, STEPS - 1), max_size=2))
 def test_it_trains_what_plain_data_parallelism_does(
     job: Job, timing: DrawnTiming, overflow_steps: frozenset[int]

@@ -24,7 +24,7 @@ Drawn = tuple[Model, Strategy]
 overflows = st.frozensets(st.integers(0, STEPS - 1), max_size=2)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(jobs(max_data=3), timings(), overflows)
 def test_every_stage_trains_what_plain_data_parallelism_does(
     job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]

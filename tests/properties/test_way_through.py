@@ -14,7 +14,7 @@ from zsim_des import SimBackend
 
 
 @given(jobs())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_every_drawn_schedule_is_proved(job: tuple[Model, Strategy]) -> None:
     assert check(make_schedule(*job), job[0]) == ()
 
