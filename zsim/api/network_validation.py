@@ -74,6 +74,9 @@ def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
         if found.in_band is not None:
             inside = f"{found.in_band:.0%} of the predictions"
             lines.append(f"  {inside} are inside the published band")
+        covered, bands = found.covered
+        if bands:
+            lines.append(f"  the predicted band covers {covered} of {bands} that were published")
     return "\n".join(lines)
 
 
@@ -96,6 +99,9 @@ def network_object(found: NetworkVerdict) -> dict[str, object]:
     result["hardware"] = hardware
     if found.in_band is not None:
         result["inside_published_band"] = found.in_band
+    covered, bands = found.covered
+    if bands:
+        result["published_bands"] = {"published": bands, "covered": covered}
     return result
 
 
