@@ -1,7 +1,7 @@
 """Predicted times of collectives of clusters that no constant was fitted to."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,8 @@ from zsim.files.installed import network_profiles
 from zsim.files.measurements import measurements
 
 LARGE, MEDIUM = SIZE_CLASSES
-CROSSING = {False: "one node", True: "several nodes"}
+ACROSS: dict[bool | None, str] = {False: "one node", True: "several nodes"}
+EITHER: dict[bool | None, str] = {**ACROSS, None: "any"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,11 @@ class LeftOutValidation(Answer):
         ]
         rows += [
             ("all" if first else "", "each left out" if first else "", *cells)
-            for first, cells in _numbered(_rows(self._all))
+            for first, cells in _numbered(_rows(self._all, EITHER))
         ]
         rows += [
             ("", "by another cluster" if first else "", *cells)
-            for first, cells in _numbered(_rows(self.others))
+            for first, cells in _numbered(_rows(self.others, EITHER))
         ]
         columns = ("hardware", "cluster", "across", "rows", LARGE, "rows", MEDIUM)
         alone = [each.cluster[1] for each in self.clusters if not each.judged]
@@ -111,9 +112,11 @@ def _of(
     ]
 
 
-def _rows(found: Sequence[JudgedMeasurement]) -> list[tuple[str, ...]]:
+def _rows(
+    found: Sequence[JudgedMeasurement], across: Mapping[bool | None, str] = ACROSS
+) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for crosses, words in CROSSING.items():
+    for crosses, words in across.items():
         of_sizes = [_of(found, size, crosses=crosses) for size in (LARGE, MEDIUM)]
         if any(of_sizes):
             cells = (cell for errors in of_sizes for cell in _cells(errors))
