@@ -102,8 +102,16 @@ def _collected(each: Asked) -> RunForecast | str:
 def first_that_fits(
     ways: Ways, quantity: Quantity | None = Quantity.STEP_TIME
 ) -> RunForecast | str:
-    """Return the forecast of the first of `ways` that fits; of the last, where none does."""
+    """Return the forecast of the first of `ways` that fits; of the last, where none does.
+
+    Each needs less memory than the one before. So where no more than whether one fits is asked, the
+    last is looked at first: mostly none does.
+    """
     *others, last = ways
+    if others and quantity is None:
+        least = forecast(last, None)
+        if isinstance(least, RunForecast) and not least.fits:
+            return _of_way(len(others), least)
     for way, tables in enumerate(others):
         found = forecast(tables, None)
         if isinstance(found, str) or found.fits:

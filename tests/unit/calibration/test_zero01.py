@@ -169,9 +169,11 @@ def test_the_first_way_that_fits_is_predicted() -> None:
     assert isinstance(chosen, RunForecast)
     assert chosen.fits
     assert chosen.peak_reserved_bytes == last.peak_reserved_bytes
-    none = first_that_fits(with_memory(0.01))
-    assert isinstance(none, RunForecast)
-    assert not none.fits
+    for asked in (Quantity.STEP_TIME, None):
+        for memory, way, fits in ((80, 0, True), (between, 1, True), (0.01, 1, False)):
+            found = first_that_fits(with_memory(memory), asked)
+            assert isinstance(found, RunForecast)
+            assert (found.way, found.fits) == (way, fits)
 
 
 @pytest.mark.parametrize("micro_batches", [7, 9])
