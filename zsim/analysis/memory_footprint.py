@@ -95,22 +95,23 @@ def footprint(job: Job) -> Footprint:
 def certain_footprint(job: Job) -> Footprint | None:
     """Return a footprint that says whether `job` fits; None where only a run can say.
 
-    With deferred frees it is a bound: where the job lacks memory, what it holds if they return at
-    once; where it fits, what it reserves if they return as late as they may, and no host waits.
+    It is a bound: where the job lacks memory even if deferred frees return at once, what it then
+    holds; where it fits, what it reserves if they return as late as they may, and no host waits.
     """
-    if not depends_on_time(job.schedule):
-        return footprint(job)
-    lacking = _at_best(job)
-    if lacking is not None:
-        return lacking
+    lacking = certain_lack(job)
+    if lacking is not None or not depends_on_time(job.schedule):
+        return lacking or footprint(job)
     served = _served(job)
     found = _footprint(job, served)
     waits = any(each.waits for _, made in served.values() for each in made)
     return found if found.fits and not waits else None
 
 
-def _at_best(job: Job) -> Footprint | None:
-    """Return what a rank holds that lacks memory even if deferred frees return at once."""
+def certain_lack(job: Job) -> Footprint | None:
+    """Return what a rank holds that lacks memory however it is served; None where none does.
+
+    Deferred frees return at once, and no allocator reserves more than what is held.
+    """
     schedule = job.schedule
     for program in schedule.programs:
         latest = book(program, job.steps)
@@ -120,7 +121,9 @@ def _at_best(job: Job) -> Footprint | None:
                 continue
             if peak_bytes(latest, pool.name) <= usable:  # at once it is no more
                 continue
-            entries = book(program, job.steps, returns=AtOnce())
+            entries = latest
+            if program.defers:
+                entries = book(program, job.steps, returns=AtOnce())
             least = peak_bytes(entries, pool.name)
             if least > usable:
                 moment = witness(entries, pool.name, usable)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 FEW = 3
 """Micro-batches of a step that are simulated; those that follow are like the last."""
 
+MANY_STAGES = 8
+"""Stages from which one micro-batch is asked first whether it fits: it is far sooner written."""
+
 FORECASTS_AT_ONCE = 4
 """Runs that a process is handed at a time."""
 
@@ -99,8 +102,16 @@ def _collected(each: Asked) -> RunForecast | str:
 def first_that_fits(
     ways: Ways, quantity: Quantity | None = Quantity.STEP_TIME
 ) -> RunForecast | str:
-    """Return the forecast of the first of `ways` that fits; of the last, where none does."""
+    """Return the forecast of the first of `ways` that fits; of the last, where none does.
+
+    Each needs less memory than the one before. So where no more than whether one fits is asked, the
+    last is looked at first: mostly none does.
+    """
     *others, last = ways
+    if others and quantity is None:
+        least = forecast(last, None)
+        if isinstance(least, RunForecast) and not least.fits:
+            return _of_way(len(others), least)
     for way, tables in enumerate(others):
         found = forecast(tables, None)
         if isinstance(found, str) or found.fits:
@@ -128,8 +139,11 @@ def forecast(
     if quantity is not Quantity.STEP_TIME:
         least = FEW if stages == 1 else stages
         many = isinstance(steps, int) and steps > few
-        of_memory = _whether_it_fits if quantity is None else _of_memory
-        return of_memory(accumulating(tables, least) if many else tables)
+        enough = accumulating(tables, least) if many else tables
+        if quantity is not None:
+            return _of_memory(enough)
+        one = accumulating(tables, 1) if stages >= MANY_STAGES and steps != 1 else None
+        return (one and _lack(one)) or _whether_it_fits(enough)
     if not isinstance(steps, int) or steps <= few:
         return _simulated(tables)
     return _extended(tables, steps, few)
@@ -155,6 +169,21 @@ def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
     changed: dict[str, Any] = deepcopy(dict(tables))
     changed["train"]["gradient_accumulation_steps"] = steps
     return changed
+
+
+def _lack(tables: Mapping[str, object]) -> RunForecast | None:
+    """Return what a rank holds beyond its memory; None where that is not certain.
+
+    More micro-batches need no less, so of a pipeline one may say enough: it is written in a
+    fraction of the time of as many as fill the stages.
+    """
+    from zsim.analysis.memory_footprint import certain_lack
+
+    try:
+        found = certain_lack(settled_source(tables).job())
+    except RUN_FAULTS:
+        return None
+    return None if found is None else _without_time(found)
 
 
 def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:

@@ -18,6 +18,9 @@ from zsim.cluster.profile.files import Profiles
 from zsim.files.installed import network_profiles
 from zsim.files.measurements import measurements
 
+HeldOut = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Median errors by hardware and class of size, of rows fitted and of groups held out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkValidation(Answer):
@@ -30,21 +33,11 @@ class NetworkValidation(Answer):
     """
 
     verdicts: tuple[NetworkVerdict, ...]
-    held_out: Mapping[str, Mapping[str, Mapping[str, float]]]
+    held_out: HeldOut
 
     def text(self) -> str:
         """Return a table of errors, what is not modelled, and errors of rows held out."""
-        lines = [
-            network_text(self.verdicts),
-            "each (file, hardware, collective, size of group) held out once when the profiles were",
-            "fitted, and predicted by a fit without it; median errors:",
-        ]
-        for gpu, sizes in self.held_out.items():
-            for size, medians in sizes.items():
-                fitted, held_out = medians.values()
-                of_rows = f"{held_out:6.1%} held out, {fitted:5.1%} of all rows fitted"
-                lines.append(f"  {gpu:6} {size:17} {of_rows}")
-        return "\n".join(lines)
+        return f"{network_text(self.verdicts)}\n{held_out_text(self.held_out)}"
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim validate network --json` prints."""
@@ -61,7 +54,7 @@ def validate_network(folder: str | PathLike[str]) -> NetworkValidation:
     profiles = network_profiles()
     tables = measurements(Path(folder))
     verdicts = [verdict(name, found, left, profiles) for name, (found, left) in tables.items()]
-    return NetworkValidation(verdicts=tuple(verdicts), held_out=_held_out(profiles))
+    return NetworkValidation(verdicts=tuple(verdicts), held_out=held_out_object(profiles))
 
 
 def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
@@ -81,6 +74,9 @@ def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
         if found.in_band is not None:
             inside = f"{found.in_band:.0%} of the predictions"
             lines.append(f"  {inside} are inside the published band")
+        covered, bands = found.covered
+        if bands:
+            lines.append(f"  the predicted band covers {covered} of {bands} that were published")
     return "\n".join(lines)
 
 
@@ -103,10 +99,27 @@ def network_object(found: NetworkVerdict) -> dict[str, object]:
     result["hardware"] = hardware
     if found.in_band is not None:
         result["inside_published_band"] = found.in_band
+    covered, bands = found.covered
+    if bands:
+        result["published_bands"] = {"published": bands, "covered": covered}
     return result
 
 
-def _held_out(profiles: Mapping[str, Profiles]) -> dict[str, dict[str, dict[str, float]]]:
+def held_out_text(held_out: HeldOut) -> str:
+    """Return the errors of groups that were held out when the profiles that ship were fitted."""
+    lines = [
+        "each (file, hardware, collective, size of group) held out once when the profiles were",
+        "fitted, and predicted by a fit without it; median errors:",
+    ]
+    for gpu, sizes in held_out.items():
+        for size, medians in sizes.items():
+            fitted, of_held_out = medians.values()
+            of_rows = f"{of_held_out:6.1%} held out, {fitted:5.1%} of all rows fitted"
+            lines.append(f"  {gpu:6} {size:17} {of_rows}")
+    return "\n".join(lines)
+
+
+def held_out_object(profiles: Mapping[str, Profiles]) -> HeldOut:
     """Return by hardware and class of size the median errors on rows fitted, and on held out."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for gpu, each in sorted(profiles.items()):

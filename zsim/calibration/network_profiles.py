@@ -37,10 +37,12 @@ def calibrated(
     *,
     links: Mapping[str, Sequence[TimedLinks]] | None = None,
     report: Callable[[str], None],
+    holds_out: bool = True,
 ) -> list[Profiles]:
     """Return profiles of every kind of GPU in `rows` and `links`, which are by kind of GPU.
 
-    `report` is told what is being done, and how each fabric is predicted from the others.
+    `report` is told what is being done, and how each fabric is predicted from the others. Without
+    `holds_out` no group is held out, which takes most of the time.
     """
     found: list[Profiles] = []
     stated = {row.system: row for row in map(stated_fabric, rows) if row}
@@ -53,7 +55,8 @@ def calibrated(
         report(f"{gpu}: {count} rows")
         profiles = _fitted(gpu, of_gpu, start)
         errors = _medians("fitted", judged(profiles, of_gpu))
-        errors |= _medians("held_out", _held_out(gpu, of_gpu, start))
+        if holds_out:
+            errors |= _medians("held_out", _held_out(gpu, of_gpu, start))
         found.append(replace(profiles, errors=errors))
         near = found[0].shared
         others = {name: START[name] for name in (*FABRIC, "launch_s")}

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, quantiles
 
 from zsim.calibration.collective_rows import Measurement
 from zsim.calibration.csv_rows import Unmodelled
 from zsim.cluster.profile.files import Profiles
+from zsim.network.band import band
 from zsim.network.tuner import alone_s
 
 MEDIUM_BYTES, LARGE_BYTES = 64 * 2**10, 16 * 2**20
@@ -72,6 +73,8 @@ class NetworkVerdict:
         by_class: the same by (hardware, class of size).
         unmodelled: the rows that are not, each with the reason.
         in_band: share of predictions inside the published band, where there is one.
+        covered: of published bands across nodes, how many the predicted band of the cluster's
+            fabric covers, and how many there are.
     """
 
     file: str
@@ -80,6 +83,7 @@ class NetworkVerdict:
     by_class: Mapping[tuple[str, str], Errors]
     unmodelled: tuple[Unmodelled, ...]
     in_band: float | None
+    covered: tuple[int, int] = (0, 0)
 
 
 def verdict(
@@ -107,6 +111,7 @@ def verdict(
         by_class={key: errors_of(errors) for key, errors in sorted(by_class.items())},
         unmodelled=tuple(unmodelled),
         in_band=_in_band(found),
+        covered=_covered(rows, profiles),
     )
 
 
@@ -124,3 +129,19 @@ def _in_band(found: Sequence[JudgedMeasurement]) -> float | None:
         for low, high in (each.measurement.band,)
     ]
     return sum(inside) / len(inside) if inside else None
+
+
+def _covered(rows: Sequence[Measurement], profiles: Mapping[str, Profiles]) -> tuple[int, int]:
+    crossing = [row for row in rows if row.band is not None and row.shape.nodes > 1]
+    known = [row for row in crossing if row.gpu in profiles]
+    return sum(_covers(profiles[row.gpu], row) for row in known), len(known)
+
+
+def _covers(profiles: Profiles, row: Measurement) -> bool:
+    """Return whether the fastest and the slowest that its fabric may be hold what `row` says."""
+    assert row.band is not None
+    fastest_s, slowest_s = (
+        judged(replace(profiles, shared=each, systems={}), [row])[0].predicted_s
+        for each in band(profiles, row.system)
+    )
+    return fastest_s <= row.band[0] and row.band[1] <= slowest_s

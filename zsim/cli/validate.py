@@ -33,6 +33,10 @@ def validate(
         bool,
         typer.Option("--all-rows", help="Judge every row of all tables; none was fitted."),
     ] = False,
+    left_out: Annotated[
+        bool,
+        typer.Option("--left-out", help="Fit without each cluster, and predict it; for network."),
+    ] = False,
     json: Json = False,
     picture: Annotated[
         Path | None,
@@ -48,6 +52,8 @@ def validate(
 
     if to is not None and (what != TRUST or data is None):
         raise MistakeError(f"--to: {to}: is for {TRUST} with --data")
+    if left_out and (what != NETWORK or all_rows):
+        raise MistakeError(f"--left-out: is for {NETWORK}")
     if all_rows:
         return _all_rows(what, data, picture, as_json=json)
     if what not in KINDS:
@@ -60,6 +66,8 @@ def validate(
         raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
     if what == NETWORK and picture is not None:
         raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+    if left_out and data is not None:
+        return _left_out(data, as_json=json)
     need_output("--picture", picture, FileKind.PICTURE)
     found, draw = _validated(what, data)
     with answer_before(outputs((picture, draw))):
@@ -79,6 +87,16 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
 
     with progress(f"rows of {data}") as told:
         found = validate_all_rows(data, progress=told if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _left_out(data: Path, *, as_json: bool) -> Code:
+    """Fit the tables of collectives without each of their clusters, and predict that."""
+    from zsim.api.left_out_validation import validate_left_out
+
+    with progress(f"clusters of {data}") as told:
+        found = validate_left_out(data, progress=told)
     print_answer(found, as_json=as_json)
     return Code.DONE
 

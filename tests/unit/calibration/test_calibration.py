@@ -20,6 +20,7 @@ from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.algorithm.installed_algorithms import check
+from zsim.network.band import slowed
 from zsim.network.tuner import alone_s
 
 TRUTH = START.changed(
@@ -302,6 +303,43 @@ def test_a_verdict_counts_every_row_and_says_which_share_is_inside_the_band() ->
     banded, _ = read("collective_bandwidth_h100_scaling", rows)
     assert verdict("collective_bandwidth_h100_scaling", banded, [], profiles).in_band == 0.5
     assert max(each.error for each in judged(profiles["h100"], banded)) < 1e-4
+
+
+def test_a_published_band_is_covered_by_the_fastest_and_the_slowest_that_its_fabric_may_be() -> (
+    None
+):
+    named = TRUTH.changed(congestion=0.3, tail=2.0)
+    systems = {"ultrascale_playbook": named}
+    profiles = Profiles(
+        gpu="h100", shared=TRUTH, systems=systems, errors={}, fabrics=("ultrascale_playbook",)
+    )
+    shape = GroupShape(ranks=128, nodes=16)
+    alone, slow = (
+        alone_s(each, Collective.ALL_GATHER, 2**28, shape, links=H100)
+        for each in (named.changed(congestion=0.0), slowed(named, 2.0))
+    )
+    row = {
+        "gpu": "H100 80GB",
+        "n_nodes": "16",
+        "n_ranks": "128",
+        "collective": "all_gather",
+        "size": "256MB (per plot)",
+        "bandwidth_GBps": "50",
+        "source": "a plot",
+    }
+
+    def between(least_s: float, most_s: float) -> dict[str, str]:
+        p5, p95 = (2**28 * 127 / 128 / seconds / 1e9 for seconds in (most_s, least_s))
+        return row | {"p5_GBps": repr(p5), "p95_GBps": repr(p95)}
+
+    rows = [
+        between(alone * 1.01, slow * 0.99),
+        between(alone * 0.99, slow * 0.99),
+        between(alone * 1.01, slow * 1.01),
+    ]
+    banded, _ = read("collective_bandwidth_h100_scaling", rows)
+    said = verdict("collective_bandwidth_h100_scaling", banded, [], {"h100": profiles})
+    assert said.covered == (1, 3)
 
 
 @pytest.mark.parametrize(

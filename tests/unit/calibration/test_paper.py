@@ -112,6 +112,7 @@ def test_every_row_that_ships_is_a_scenario() -> None:
     assert count["figure 2"] == 9
     assert count["figure 2, baseline"] == 9
     assert count["figure 3"] == 4
+    assert (count["figure 2, DeepSpeed"], count["figure 3, DeepSpeed"]) == (9, 4)
     assert count["table 2, measured"] == 10
     fitted = [run.label for figure in paper.figures for run in figure.runs if run.fitted]
     assert not fitted
@@ -125,7 +126,7 @@ def test_the_run_that_a_new_user_sees_is_a_row_of_the_paper() -> None:
         run
         for figure in parse(zsim_scenarios.published_text("zero")).figures
         for run in figure.runs
-        if run.label == "100B"
+        if (figure.name, run.label) == ("figure 2", "100B")
     ]
     ships = tomllib.loads(zsim_scenarios.text("zero_100b"))
     row = from_tables(run.ways[0])
@@ -193,6 +194,14 @@ def shipped(name: str, figure: str) -> FigureVerdict:
     (found,) = verdicts_of(replace(paper, figures=figures))
     assert not found.unmodelled
     return found
+
+
+def test_figure_3_rises_with_gpus_in_the_order_of_deepspeed() -> None:
+    found = {each.run.label: each for each in shipped("zero", "figure 3, DeepSpeed").predicted}
+    assert len(found) == 4
+    assert max(abs(each.off) for each in found.values()) < 0.13
+    few, many = (found[f"60B on {gpus} GPUs"].value for gpus in (64, 256))
+    assert many > 1.15 * few
 
 
 def test_all_cells_of_figure_2a_of_zero_infinity_are_exact_but_one() -> None:

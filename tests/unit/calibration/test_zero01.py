@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from zsim.analysis.summary import summary
-from zsim.api.forecast import first_that_fits, forecast
+from zsim.api.forecast import accumulating, first_that_fits, forecast
 from zsim.calibration.memory_fit import fit
 from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast, predicted, verdict
@@ -169,9 +169,47 @@ def test_the_first_way_that_fits_is_predicted() -> None:
     assert isinstance(chosen, RunForecast)
     assert chosen.fits
     assert chosen.peak_reserved_bytes == last.peak_reserved_bytes
-    none = first_that_fits(with_memory(0.01))
-    assert isinstance(none, RunForecast)
-    assert not none.fits
+    for asked in (Quantity.STEP_TIME, None):
+        for memory, way, fits in ((80, 0, True), (between, 1, True), (0.01, 1, False)):
+            found = first_that_fits(with_memory(memory), asked)
+            assert isinstance(found, RunForecast)
+            assert (found.way, found.fits) == (way, fits)
+
+
+@pytest.mark.parametrize("micro_batches", [7, 9])
+def test_whether_a_long_pipeline_fits_is_said_as_a_run_of_all_its_micro_batches_says_it(
+    micro_batches: int,
+) -> None:
+    run = run_of(
+        pp="8",
+        dp="1",
+        tp="1",
+        n_layers_inferred="8",
+        micro_batch_seqs="1",
+        grad_accum=str(micro_batches),
+        global_batch_seqs=str(micro_batches),
+    )
+
+    def with_memory(size_bytes: int) -> dict[str, object]:
+        memory = f"{size_bytes / 2**20} MiB"
+        cluster = {"node": "p5", "fabric": "fat_tree_2", "gpu_memory": memory}
+        return {**run.scenario, "cluster": cluster}
+
+    much = 40 * 2**30
+    whole = forecast(with_memory(much), Quantity.MEMORY)
+    one = forecast(accumulating(with_memory(much), 1), Quantity.MEMORY)
+    assert isinstance(whole, RunForecast)
+    assert isinstance(one, RunForecast)
+    assert one.peak_allocated_bytes < whole.peak_allocated_bytes
+    beside = much - whole.usable_bytes  # context and buffers of NCCL
+    for usable, fits in (
+        (whole.peak_reserved_bytes, True),
+        ((one.peak_allocated_bytes + whole.peak_allocated_bytes) // 2, False),
+        (one.peak_allocated_bytes // 2, False),
+    ):
+        found = forecast(with_memory(usable + beside), None)
+        assert isinstance(found, RunForecast)
+        assert found.fits is fits, usable
 
 
 LIMIT = 100

@@ -101,6 +101,31 @@ def test_errors_on_groups_that_were_held_out_stand_beside_those_of_the_fit(
     assert "held out" in out
 
 
+def test_every_cluster_is_left_out_once_and_predicted_by_the_others(ask: Ask, tables: Path) -> None:
+    rows = (tables / "collectives_h100_one_node.csv").read_text("utf-8").splitlines()
+    (tables / "allreduce_h200_b200.csv").write_text(
+        "platform,gpu,collective,n_ranks,n_nodes,size_bytes,time_us_derived,source\n"
+        + "".join(
+            f"8x H100 node,H100,{collective.replace('-', '_')},{ranks},1,{size},{time},drawn\n"
+            for _, collective, ranks, size, time, _ in (row.split(",") for row in rows[1:])
+        ),
+        "utf-8",
+    )
+    code, out, _ = ask("validate", "network", "--data", tables, "--left-out", "--json")
+    assert code == Code.DONE
+    found = json.loads(out)
+    assert set(found["clusters"]) == {"h100/xla", "h100/8x_h100_node"}
+    assert found["all"]["16 MiB and more"]["rows"] == 6
+    assert found["all"]["16 MiB and more"]["median_abs_error"] < 0.01
+    assert found["by_another_cluster"]["16 MiB and more"]["median_abs_error"] < 1e-9
+    code, out, _ = ask("validate", "network", "--data", tables, "--left-out")
+    assert code == Code.DONE
+    assert "each cluster left out" in out
+    assert "held out once" in out
+    code, _, err = ask("validate", "training", "--data", tables, "--left-out")
+    assert (code, err) == (Code.MISTAKE, "zsim: --left-out: is for network\n")
+
+
 def test_links_that_were_timed_become_a_profile_that_says_what_it_was_scaled_from(
     ask: Ask, tables: Path
 ) -> None:
