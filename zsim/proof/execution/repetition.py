@@ -16,6 +16,7 @@ import numpy as np
 
 from zsim.schedule.operation import (
     Allocate,
+    Branch,
     Compute,
     Free,
     HostWait,
@@ -58,7 +59,8 @@ class NumberedNames:
 
     def __getitem__(self, name: str) -> Named:
         """Return the family of a name and its number."""
-        return self._found.get(name) or (name, None)
+        found = self._found.get(name)
+        return (name, None) if found is None else found
 
     def families(self) -> dict[str, dict[int, str]]:
         """Return the names of each family by number."""
@@ -86,6 +88,11 @@ def _fields(kind: type[Operation]) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind) if each.init and each.name not in UNUSED)
 
 
+@cache
+def _said(kind: type[Operation]) -> tuple[str, ...]:
+    return tuple(name for name in _fields(kind) if name not in ("unit", "operands"))
+
+
 class Signatures:
     """What operations say, with numbers counted from the first one in each."""
 
@@ -108,30 +115,27 @@ class Signatures:
 
     def _signature(self, operation: Operation) -> tuple[Hashable, ...]:
         kind = type(operation)
-        is_compute = kind is Compute
-        return (
-            kind,
-            *(
-                self._counted(self.units[operation.unit])
-                if is_compute and name == "unit"
-                else self._value(getattr(operation, name))
-                for name in _fields(kind)
-            ),
-        )
+        if isinstance(operation, Compute):
+            operands = operation.operands
+            return (
+                kind,
+                self._counted(self.units[operation.unit]),
+                tuple([(each.role, self._view(each.view), each.partial) for each in operands]),
+                *[getattr(operation, name) for name in _said(kind)],
+            )
+        if isinstance(operation, Branch):
+            return kind, operation.id  # what it may come to repeats for itself
+        if isinstance(operation, Together):
+            return kind, *map(self._signature, operation.members)
+        return kind, *[
+            self._view(value) if isinstance(value, View) else value
+            for value in [getattr(operation, name) for name in _fields(kind)]
+        ]
 
-    def _value(self, value: object) -> Hashable:
-        if isinstance(value, View):
-            layout = value.layout and self._counted(self.layouts[value.layout])
-            buffer = self._counted(self.buffers[value.buffer])
-            return buffer, value.start, value.size, value.axis, layout, value.origin
-        if isinstance(value, Operand):
-            return value.role, self._value(value.view), value.partial
-        if isinstance(value, tuple):
-            return tuple(self._value(each) for each in value)
-        if isinstance(value, Operation):
-            return self._signature(value)
-        found: Hashable = value
-        return found
+    def _view(self, view: View) -> Hashable:
+        layout = view.layout and self._counted(self.layouts[view.layout])
+        buffer = self._counted(self.buffers[view.buffer])
+        return buffer, view.start, view.size, view.axis, layout, view.origin
 
     def _counted(self, named: Named) -> Hashable:
         family, number = named
