@@ -13,7 +13,7 @@ import numpy as np
 from zsim.model.model import Model
 from zsim.proof.execution.repetition import NumberedNames, Run, Signatures, issued, runs, views
 from zsim.schedule.operation import Branch, Compute, Copy, Operation, View
-from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule import Schedule
 
 
 @dataclass
@@ -44,12 +44,12 @@ class Blocks:
 
     def with_list(self, name: str, operations: Sequence[Operation]) -> Schedule:
         """Return the schedule with another list."""
-        program: Program
+        change: dict[str, Any] = {name: tuple(operations)}
         if name in ("setup", "step"):
-            program = replace(self.program, **{name: tuple(operations)})
+            program = replace(self.program, **change)
         else:
             step = tuple(
-                replace(each, **{name: tuple(operations)}) if isinstance(each, Branch) else each
+                replace(each, **change) if isinstance(each, Branch) else each
                 for each in self.program.step
             )
             program = replace(self.program, step=step)

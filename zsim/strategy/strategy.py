@@ -16,7 +16,7 @@ from pydantic_core import InitErrorDetails
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.config_table import Count, Flag, Table, Whole
 from zsim.strategy.execution import Execution, Loss
-from zsim.strategy.offload import FileAccess, MemoryTier, Offload
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -346,12 +346,6 @@ class Strategy(Table):
     def in_place_loss(self) -> bool:
         """True if the gradient of the logits takes the place of their softmax, on any rank."""
         return self.zero.emulate is not None and self.zero.emulate.in_place_loss
-
-    @property
-    def file_access(self) -> FileAccess:
-        """The way files are read and written, where something is in files."""
-        runtime = self.zero.emulate
-        return self.offload.file_access if runtime is None else runtime.file_access
 
     @property
     def moves_checkpoints(self) -> bool:

@@ -70,7 +70,9 @@ def carried_by(
 def access_of(schedule: Schedule) -> DriveAccess:
     """Return how reads and writes of a schedule are issued to the drives."""
     strategy = schedule.contract.strategy
-    said = FileAccess() if strategy is None else strategy.file_access
+    said = FileAccess()
+    if strategy is not None:
+        said = (strategy.zero.emulate or strategy.offload).file_access
     return DriveAccess(
         block_bytes=said.block_bytes,
         queue_depth=said.queue_depth,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -84,12 +84,13 @@ def _apart(name: str) -> Named:
 
 
 @cache
-def _fields(kind: type[Operation]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind) if each.init and each.name not in UNUSED)
+def _fields(kind: Hashable) -> tuple[str, ...]:
+    found = fields(cast("type[Compute]", kind))  # or any other operation
+    return tuple(each.name for each in found if each.init and each.name not in UNUSED)
 
 
 @cache
-def _said(kind: type[Operation]) -> tuple[str, ...]:
+def _said(kind: Hashable) -> tuple[str, ...]:
     return tuple(name for name in _fields(kind) if name not in ("unit", "operands"))
 
 
@@ -106,15 +107,14 @@ class Signatures:
 
     def of(self, operation: Operation) -> tuple[Hashable, int | None]:
         """Return the signature of an operation and its first number; None where it has none."""
-        kind = type(operation)
-        if kind is Allocate or kind is Free:
-            family, number = self.buffers[operation.buffer]  # type: ignore[union-attr]
-            return (kind, family), number
+        if isinstance(operation, Allocate | Free):
+            family, number = self.buffers[operation.buffer]
+            return (isinstance(operation, Free), family), number
         self._base = None
         return self._signature(operation), self._base
 
     def _signature(self, operation: Operation) -> tuple[Hashable, ...]:
-        kind = type(operation)
+        kind: Any = type(operation)
         if isinstance(operation, Compute):
             operands = operation.operands
             return (
@@ -164,7 +164,8 @@ def views(value: object) -> Iterator[View]:
         for each in value:
             yield from views(each)
     elif isinstance(value, Operation):
-        for name in _fields(type(value)):
+        kind: Any = type(value)
+        for name in _fields(kind):
             yield from views(getattr(value, name))
 
 
@@ -207,7 +208,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RunList:
     """A list of operations with its runs; those of a branch stand for its lists."""
 
     operations: list[Operation]

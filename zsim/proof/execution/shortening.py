@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from zsim.model.model import Model, Parameter, Segment
+from zsim.proof.execution.block_removal import BlockNames, BlockRemoval
 from zsim.proof.execution.data_ways import Iteration, longest
-from zsim.proof.execution.left_out import BlockNames, LeftOut
 from zsim.proof.execution.repetition import (
     IrregularError,
     NumberedNames,
-    Part,
     Run,
+    RunList,
     Signatures,
     counted,
     issued,
@@ -81,7 +81,7 @@ class _Shortening:
         self.signatures = Signatures(
             buffers=names.buffers, layouts=names.layouts, units=names.units
         )
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, RunList] = {}
         self.inner = range(0)
 
     def made(self) -> Shortened:
@@ -109,7 +109,7 @@ class _Shortening:
         self._compare_layouts()
         self._compare_parameters()
         self._compare_units()
-        left = LeftOut(
+        left = BlockRemoval(
             schedule=self.schedule,
             model=self.model,
             names=self.names,
@@ -128,7 +128,7 @@ class _Shortening:
             IrregularError: something in it is not followed here.
         """
         every = issued(operations)
-        part = self.parts[id(operations)] = Part(every, runs(every, self.signatures))
+        part = self.parts[id(operations)] = RunList(every, runs(every, self.signatures))
         if any(isinstance(each, PointToPoint) for each in single(every)):
             raise IrregularError
         for run in part.runs:
@@ -140,7 +140,7 @@ class _Shortening:
                 self._take_apart(each.then)
                 self._take_apart(each.otherwise)
 
-    def _near(self, part: Part, run: Run) -> int:
+    def _near(self, part: RunList, run: Run) -> int:
         """Return how far from that of an iteration the numbers are that it names."""
         return max(
             abs(number - run.first)
@@ -148,7 +148,7 @@ class _Shortening:
             for number in self.signatures.numbers(each)
         )
 
-    def _way(self, found: Sequence[tuple[Part, Run]]) -> int:
+    def _way(self, found: Sequence[tuple[RunList, Run]]) -> int:
         """Return how far data goes between two segments."""
         return longest(
             [

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from zsim.model.model import Model, Unit
-from zsim.proof.execution.repetition import IrregularError, NumberedNames, Part, counted
+from zsim.proof.execution.repetition import IrregularError, NumberedNames, RunList, counted
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Action, Branch, Compute, Operand, Operation, View
 from zsim.schedule.program import UncheckedSchedule
@@ -43,7 +43,7 @@ class BlockNames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class BlockRemoval:
     """What has one of `count` numbers after `last` is left out of a schedule and its model.
 
     Operations of its lists stand in `parts`. What has a number in `inner` is alike but for the
@@ -53,7 +53,7 @@ class LeftOut:
     schedule: Schedule
     model: Model
     names: BlockNames
-    parts: Mapping[int, Part]
+    parts: Mapping[int, RunList]
     inner: range
     near: int
     last: int
