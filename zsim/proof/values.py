@@ -115,7 +115,7 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
 def _by_blocks(schedule: Schedule, model: Model | None) -> tuple[StepProof, StepResult] | None:
     """Prove a schedule whose blocks repeat by one with fewer; None where that shows nothing."""
     shorter = None if model is None else shortened(schedule, model)
-    if shorter is None or any(_copies(schedule, model)):
+    if shorter is None or model is None or any(_copies(schedule, model)):
         return None
     training = training_of(shorter.schedule)
     try:
