@@ -11,12 +11,12 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 @contextmanager
 def small_files(*, least_bytes: int = 64, alignment: int = 4) -> Generator[None]:
     """Let tensors of so many bytes be written, of so many elements or a multiple."""
-    kept = DeepSpeed.least_file_bytes, DeepSpeed.file_alignment
-    DeepSpeed.least_file_bytes, DeepSpeed.file_alignment = least_bytes, alignment
+    kept = DeepSpeed.min_aio_bytes, DeepSpeed.aio_alignment
+    DeepSpeed.min_aio_bytes, DeepSpeed.aio_alignment = least_bytes, alignment
     try:
         yield
     finally:
-        DeepSpeed.least_file_bytes, DeepSpeed.file_alignment = kept
+        DeepSpeed.min_aio_bytes, DeepSpeed.aio_alignment = kept
 
 
 def all_in_small_files(cases: list[Case]) -> list[Result]:

@@ -13,6 +13,7 @@ from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
+from zsim.api.forecast import accumulating, forecast, settled_source
 from zsim.api.largest_result import largest
 from zsim.api.notebook import Picture
 from zsim.api.prediction_errors import errors_cells, errors_object
@@ -207,16 +208,27 @@ def _largest_buffer(job: Job) -> int:
 
 def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:
     """Return a figure of a simulated run, and whether the run fits."""
-    job, trace, found = _simulated(tables)
-    match quantity:
-        case FigureQuantity.BACKWARD:
-            return _backward_s(trace), found.fits
-        case FigureQuantity.BLOCK_THROUGHPUT:
-            size = _transformer_size(job)
-            flops = offload_formulas.step_flops(size, tokens=found.tokens_per_s)
-            return flops / job.schedule.mesh.size / TERA, found.fits
-        case _:
-            return found.model_tflops_per_gpu, found.fits
+    if quantity is FigureQuantity.BLOCK_THROUGHPUT:
+        return _block_throughput(tables)
+    _, trace, found = _simulated(tables)
+    if quantity is FigureQuantity.BACKWARD:
+        return _backward_s(trace), found.fits
+    return found.model_tflops_per_gpu, found.fits
+
+
+def _block_throughput(tables: Mapping[str, object]) -> tuple[float, bool]:
+    """Return 10^12 operations per second and GPU, and whether the run fits.
+
+    Of many micro-batches few are simulated, those that follow are like the last.
+    """
+    found = forecast(tables)
+    if isinstance(found, str):
+        raise MistakeError(found)
+    job = settled_source(accumulating(tables, 1)).job()
+    steps = from_tables(tables).train.gradient_accumulation_steps or 1
+    tokens = steps * job.schedule.contract.loss_divisor * job.model.tokens
+    flops = offload_formulas.step_flops(_transformer_size(job), tokens=tokens)
+    return flops / found.step_time_s / job.schedule.mesh.size / TERA, found.fits
 
 
 def _simulated(tables: Mapping[str, object]) -> tuple[Job, Trace, Summary]:

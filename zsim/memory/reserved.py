@@ -5,7 +5,6 @@ from the free on until the book gives it back, or until memory runs out: then th
 for all uses before it gives up, as in PyTorch.
 """
 
-from dataclasses import replace
 from itertools import accumulate, takewhile
 
 from zsim.cluster.cluster import Cluster
@@ -135,13 +134,15 @@ def handed_out(
 
     A pool of slots is taken once, whole: its slots are not rounded up one by one.
     """
-    pools = tuple(
-        replace(pool, discipline=discipline)
+    ways = {
+        pool.name: discipline
         if pool.place is Place.DEVICE
-        else replace(pool, discipline=pinned if _is_taken_in_parts(pool) else Discipline.EXACT)
+        else (pinned if _is_taken_in_parts(pool) else Discipline.EXACT)
         for pool in schedule.pools
-    )
-    return schedule if pools == schedule.pools else replace(schedule, pools=pools)
+    }
+    if all(pool.discipline is ways[pool.name] for pool in schedule.pools):
+        return schedule
+    return schedule.handed_out(ways)
 
 
 def _is_taken_in_parts(pool: Pool) -> bool:

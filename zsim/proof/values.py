@@ -18,6 +18,7 @@ from zsim.model.model import Model, Parameter
 from zsim.proof.context import Context
 from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
+from zsim.proof.execution.shortening import shortened
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
@@ -85,11 +86,14 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
             if schedule.contract.parameters:
                 outcome.differences = proof.unheld()
         else:
-            proof = StepProof(schedule, model, training, unfolded=unfolded)
-            misfits = [*proof.misfits, *_copies(schedule, proof.model)]
-            if misfits:
-                return Shown(findings=(_finding(*misfits[0]),))
-            outcome = proof.run(generic(schedule))
+            found = None if unfolded else _by_blocks(schedule, model)
+            if found is None:
+                proof = StepProof(schedule, model, training, unfolded=unfolded)
+                misfits = [*proof.misfits, *_copies(schedule, proof.model)]
+                if misfits:
+                    return Shown(findings=(_finding(*misfits[0]),))
+                found = proof, proof.run(generic(schedule))
+            proof, outcome = found
     except TooManyRanksError as error:
         return Shown(not_shown=str(error))
     except OverflowError:
@@ -106,6 +110,22 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
         classes=classes,
         error_bits=outcome.error_bits,
     )
+
+
+def _by_blocks(schedule: Schedule, model: Model | None) -> tuple[StepProof, StepResult] | None:
+    """Prove a schedule whose blocks repeat by one with fewer; None where that shows nothing."""
+    shorter = None if model is None else shortened(schedule, model)
+    if shorter is None or model is None or any(_copies(schedule, model)):
+        return None
+    training = training_of(shorter.schedule)
+    try:
+        proof = StepProof(shorter.schedule, shorter.model, training)
+        outcome = None if proof.misfits else proof.run(generic(shorter.schedule))
+    except (TooManyRanksError, UnfollowedError):
+        return None
+    if outcome is None or outcome.troubles or outcome.differences:
+        return None
+    return (proof, outcome) if proof.stands_for_more(shorter.alike) else None
 
 
 def _finding(role: str, operation: str, why: str, *witness: str) -> Finding:

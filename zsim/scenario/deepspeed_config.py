@@ -40,6 +40,7 @@ Read = Callable[[object], object]
 FIELD = "zero.deepspeed_config"
 ZERO = "zero_optimization"
 OPTIMIZER, PARAM = f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param"
+AIO_FIELD = "zero.deepspeed.aio"
 OPTIMIZER_FIELD, PARAM_FIELD = "zero.deepspeed.offload_optimizer", "zero.deepspeed.offload_param"
 SECTIONS = (
     ZERO,
@@ -154,7 +155,13 @@ SHARDS: Mapping[str, Read] = {
     "buffer_size": partial(read_whole, least=1),
     "max_in_cpu": read_whole,
 }
-"""Options of `offload_optimizer` and `offload_param`, and how they are read."""
+HANDLES: Mapping[str, Read] = {
+    "block_size": partial(read_whole, least=1),
+    "queue_depth": partial(read_whole, least=1),
+    "intra_op_parallelism": partial(read_whole, least=1),
+    "overlap_events": read_flag,
+}
+"""Options of `offload_optimizer`, `offload_param` and `aio`, and how they are read."""
 
 PLAIN: Mapping[str, tuple[str, Read]] = {
     "train_batch_size": ("train.global_batch_size", read_whole),
@@ -180,6 +187,7 @@ PLAIN: Mapping[str, tuple[str, Read]] = {
     },
     **{f"{OPTIMIZER}.{name}": (f"{OPTIMIZER_FIELD}.{name}", read) for name, read in STATES.items()},
     **{f"{PARAM}.{name}": (f"{PARAM_FIELD}.{name}", read) for name, read in SHARDS.items()},
+    **{f"aio.{name}": (f"{AIO_FIELD}.{name}", read) for name, read in HANDLES.items()},
 }
 """Where an option stands in a scenario, and how it is read."""
 
@@ -196,7 +204,7 @@ def _take(options: Options, name: str, read: Read) -> Said | None:
 
 
 def _deprecated(options: Options) -> None:
-    """Read the old flags of offloading as the sections that replaced them.
+    """Read old flags and names as what replaced them.
 
     Options of a section without a device, or with "none", have no effect.
     """
@@ -207,6 +215,9 @@ def _deprecated(options: Options) -> None:
         if options.get(f"{section}.device", "none") == "none":
             for name in [each for each in options if each.startswith(f"{section}.")]:
                 del options[name]
+    if "aio.thread_count" in options:
+        options.setdefault("aio.intra_op_parallelism", options["aio.thread_count"])
+        del options["aio.thread_count"]
 
 
 def _plain(options: Options) -> dict[str, Said]:
@@ -302,6 +313,8 @@ def _drop_stage3(said: dict[str, Said]) -> None:
             said.pop(f"zero.deepspeed.{name}", None)
     for name in SHARDS:
         said.pop(f"{PARAM_FIELD}.{name}", None)
+    for name in HANDLES:
+        said.pop(f"{AIO_FIELD}.{name}", None)
 
 
 def _complete(train: dict[str, Any], precision: Precision) -> None:

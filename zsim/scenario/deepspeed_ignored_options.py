@@ -23,11 +23,6 @@ DEFAULTS: Mapping[str, object] = {
     "zero_optimization.offload_optimizer.ratio": 1.0,
     "zero_optimization.stage3_module_granularity_threshold": 0,
     "zero_optimization.stage3_model_persistence_threshold": 2**63 - 1,
-    # Handles of files: reads and writes are simulated at the rates of the drives.
-    "aio.block_size": 2**20,
-    "aio.queue_depth": 8,
-    "aio.intra_op_parallelism": 1,
-    "aio.overlap_events": True,
 }
 """Options that are silent at one value, and named at any other."""
 

@@ -4,7 +4,8 @@ Building one checks that it is well formed (names exist, views fit, sizes agree)
 right is for `zsim.proof` to prove. Its parts are in `zsim.schedule.program`, and had from here too.
 """
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 from zsim.schedule.program import (
     MODEL_STATE,
@@ -59,3 +60,16 @@ class Schedule(UncheckedSchedule):
     def __post_init__(self) -> None:
         UncheckedSchedule.__post_init__(self)
         inspect(self)
+
+    def handed_out(self, disciplines: dict[str, Discipline]) -> "Schedule":
+        """Return the schedule with pools of these names handed out so.
+
+        Whether it is well formed does not depend on that, and is not looked at again.
+        """
+        made = copy(self)
+        pools = (
+            replace(pool, discipline=disciplines.get(pool.name, pool.discipline))
+            for pool in self.pools
+        )
+        object.__setattr__(made, "pools", tuple(pools))
+        return made

@@ -5,6 +5,7 @@ ZeRO-Infinity (Rajbhandari et al. 2021) keeps parameters there as well, and eith
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic_core import InitErrorDetails
@@ -19,6 +20,23 @@ class MemoryTier(StrEnum):
     DEVICE = "device"
     HOST = "host"
     NVME = "nvme"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileAccess:
+    """The way reads and writes of files are issued; the defaults are those of DeepSpeed's `aio`.
+
+    Attributes:
+        block_bytes: bytes of one request to the drives.
+        queue_depth: requests that a thread has in flight.
+        threads: equal parts into which a read or write is cut, each on a thread of its own.
+        waves: a thread waits for all that it has in flight before it issues more.
+    """
+
+    block_bytes: int = 2**20
+    queue_depth: int = 8
+    threads: int = 1
+    waves: bool = False
 
 
 SUB_GROUP_ELEMENTS = 1_000_000_000
@@ -55,6 +73,7 @@ class Offload(Table):
             ahead of the gather.
         read_units: with `parameters` or `checkpoints = nvme`: units that are read ahead of that
             copy.
+        block_bytes, queue_depth, io_threads: how files are read and written, as in `FileAccess`.
     """
 
     optimizer: MemoryTier = MemoryTier.DEVICE
@@ -70,6 +89,9 @@ class Offload(Table):
     warm_up_steps: Whole = 0
     fetch_units: Whole = 1
     read_units: Whole = 1
+    block_bytes: Count = 2**20
+    queue_depth: Count = 8
+    io_threads: Count = 1
 
     @property
     def moves_states(self) -> bool:
@@ -85,6 +107,13 @@ class Offload(Table):
     def uses_nvme(self) -> bool:
         """True if anything is kept on drives."""
         return MemoryTier.NVME in (self.optimizer, self.parameters, self.checkpoints)
+
+    @property
+    def file_access(self) -> FileAccess:
+        """The way files are read and written."""
+        return FileAccess(
+            block_bytes=self.block_bytes, queue_depth=self.queue_depth, threads=self.io_threads
+        )
 
     @property
     def files_gradients(self) -> bool:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from zsim.dtype import DType
 from zsim.entry_point import entries
 from zsim.strategy.config_table import Table
-from zsim.strategy.offload import MemoryTier
+from zsim.strategy.offload import FileAccess, MemoryTier
 
 GROUP = "zsim.runtimes"
 
@@ -88,6 +88,11 @@ class RuntimeOptions(Table):
     def in_place_loss(self) -> bool:
         """True if the gradient of the logits takes the place of their softmax, on any rank."""
         return False
+
+    @property
+    def file_access(self) -> FileAccess:
+        """The way files are read and written, where something is in files."""
+        return FileAccess()
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the option that splits the data axis, and its inner ranks; None if it does not."""

@@ -12,6 +12,7 @@ from zsim.compute.roofline import touched_bytes
 from zsim.schedule.host_traffic import copied_bytes, largest_part, leaves_device, on_host_threads
 from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
 from zsim.schedule.schedule import Place, Program, Schedule
+from zsim.strategy.offload import FileAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def carried_by(
         memory = operation.target if isinstance(operation, Read) else operation.source
         direct = places[program.by_name[memory.buffer].pool] is Place.DEVICE
         flow = FILES[type(operation), direct]
-        return Carried(flow, copied_bytes(operation, program), access=DriveAccess())
+        return Carried(flow, copied_bytes(operation, program), access=access_of(schedule))
     if isinstance(operation, Copy):
         outward = leaves_device(operation, program, places)
         if outward is not None:
@@ -64,3 +65,17 @@ def carried_by(
         return None
     kernel = kernel_of(operation.action) if isinstance(operation, Compute) else HostKernel.CAST
     return Carried(HostFlow.KERNEL, touched_bytes(operation, program), kernel=kernel)
+
+
+def access_of(schedule: Schedule) -> DriveAccess:
+    """Return how reads and writes of a schedule are issued to the drives."""
+    strategy = schedule.contract.strategy
+    said = FileAccess()
+    if strategy is not None:
+        said = (strategy.zero.emulate or strategy.offload).file_access
+    return DriveAccess(
+        block_bytes=said.block_bytes,
+        queue_depth=said.queue_depth,
+        threads=said.threads,
+        waves=said.waves,
+    )

@@ -267,17 +267,19 @@ def test_the_widest_layer_in_4_tiles_is_as_wide_as_was_measured() -> None:
     assert [each.value for each in found.predicted] == [32768]
 
 
-def rates_as(quantity: str) -> FigureVerdict:
+def rates_as(quantity: str, steps: int = 1) -> FigureVerdict:
     """Return the first figure of `SMALL` as another quantity, with twice the work `otherwise`."""
     text = SMALL.replace('"throughput"', f'"{quantity}"')
     text = text.replace("train.micro_batch_size=1", "train.gradient_accumulation_steps=2")
+    text = text.replace("gradient_accumulation_steps = 1", f"gradient_accumulation_steps = {steps}")
     paper = parse(text)
     (found,) = verdicts_of(replace(paper, figures=paper.figures[:1]))
     return found
 
 
-def test_flops_are_counted_as_zero_infinity_does() -> None:
-    blocks, model = (rates_as(each) for each in ("block throughput", "throughput"))
+@pytest.mark.parametrize("steps", [1, 7])
+def test_flops_are_counted_as_zero_infinity_does(steps: int) -> None:
+    blocks, model = (rates_as(each, steps) for each in ("block throughput", "throughput"))
     parameters, scores, head = 12 * 2 * 64**2, 2 * 2 * 64 * 64, 64 * 256
     assert blocks.predicted[0].value / model.predicted[0].value == pytest.approx(
         8 * parameters / (6 * (parameters + scores + head))

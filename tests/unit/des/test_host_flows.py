@@ -24,7 +24,9 @@ from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Role, View
 from zsim.schedule.schedule import Place, Pool, Schedule
+from zsim.strategy.offload import Offload
 from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Strategy, Zero
 from zsim_des import SimBackend
 from zsim_des.network.carried import Carried
 from zsim_des.network.communicator_placement import Used
@@ -233,6 +235,30 @@ def test_few_blocks_in_flight_do_not_keep_all_drives_busy() -> None:
     assert float(found[1]) == pytest.approx(4 * 4096 / each_s, rel=1e-6)
     two_drives = DriveAccess(threads=8, queue_depth=1, drives=2)
     assert rates(DGX2, [moved(HostFlow.READ, two_drives)])[0][1] == 2 * 35 * 10**8
+
+
+@pytest.mark.parametrize(
+    ("offload", "blocks"),
+    [(Offload(block_bytes=4096, queue_depth=1), 1), (Offload(block_bytes=4096, io_threads=3), 24)],
+)
+def test_a_strategy_says_how_many_blocks_of_what_size_are_in_flight(
+    offload: Offload, blocks: int
+) -> None:
+    build = ScheduleBuilder.of("reads", data=1)
+    build.pools += [Pool(name="host", place=Place.HOST), Pool(name="files", place=Place.NVME)]
+    there = build.buffer("there", 2**22, pool="files")
+    here = build.buffer("here", 2**22, pool="host")
+    build.step.allocate(there, here)
+    build.step.read("read", there.all, here.all, stream=build.stream("handle"))
+    made = build.schedule()
+    schedule = replace(
+        made,
+        contract=replace(made.contract, strategy=Strategy(zero=Zero(stage=1), offload=offload)),
+    )
+    assert DGX2.drives is not None
+    each_s = DGX2.drives.latency_ps / SECOND + 4096 / 3.5e9
+    seconds = 2**24 / (blocks * 4096 / each_s) + DGX2.drives.latency_ps / SECOND
+    assert end_ps(schedule, DGX2) / SECOND == pytest.approx(seconds, rel=1e-4)
 
 
 def test_a_read_straight_to_the_gpu_leaves_host_memory_alone() -> None:

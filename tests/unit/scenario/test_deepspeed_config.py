@@ -389,12 +389,3 @@ def test_any_configuration_is_read_or_refused_in_one_line(config: Config, settin
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     with pytest.raises(ScenarioError, match=r"^zero\.deepspeed_config: [^\n]*\Z"):
         configured(parse(TEXT), f"[{text}")
-
-
-def test_handles_of_files_are_silent_at_their_defaults_and_else_named() -> None:
-    plain = {"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1}
-    plain |= {"single_submit": False, "overlap_events": True}
-    assert named({"zero_optimization": {"stage": 3}, "aio": plain}) == ()
-    tuned = {"block_size": 262144, "queue_depth": 32, "intra_op_parallelism": 8, "use_gds": True}
-    said = named({"zero_optimization": {"stage": 3}, "aio": tuned})
-    assert set(said) == {f"aio.{key}" for key in tuned}

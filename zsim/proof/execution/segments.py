@@ -43,7 +43,10 @@ class Departure:
 
 
 class Segments:
-    """Runs segments. `departures` are the first that read something else than in the plain step."""
+    """Runs segments. `departures` are the first that read something else than in the plain step.
+
+    `departed` if any ever did that, or is none of the plain step.
+    """
 
     def __init__(self, contents: Contents, random: Random, plain: PlainStep) -> None:
         self.contents = contents
@@ -51,6 +54,7 @@ class Segments:
         self.plain = plain
         self.dimensions = len(contents.tensors.grid.axes) + 2
         self.departures: list[Departure] = []
+        self.departed = False
 
     def _applications(self, compute: Compute) -> Iterator[Application]:
         """Yield the runs of a segment in the plain step, that of its micro-batch first."""
@@ -186,10 +190,12 @@ class Segments:
             differs = self._apart(ranks, compute, pairs, notes=number_of == 0)
             if differs is None:
                 return [Datum(each) for each in made]
+            self.departed = True
             found = found or self._drawn(compute, read, counts, alike)
             found = [
                 np.where(differs, old, of_run) for of_run, old in zip(made, found, strict=True)
             ]
+        self.departed = True
         undefined = anywhere(*read)
         return [
             Datum(each, None if undefined is None else _wide(undefined, each.shape[-1]))

@@ -8,7 +8,7 @@ before it reads it is given up from the start. If what is left holds all paramet
 every step of any length of training is proved.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -42,6 +42,8 @@ STEPS, SCALE = 1009.0, 2.0**13
 
 ROUNDS_MAX = 64
 """Times that a layout is given up in part before the proof is."""
+
+_NOWHERE = np.zeros(0, np.int64)
 
 RANKS_MAX = 4096
 """Ranks that are run at most, each for itself or for a class."""
@@ -95,6 +97,7 @@ class StepProof:
         if not self._cut_tensors(along, parts):
             self._cut_tensors(every(schedule), {})
         self.random = Random(SEED)
+        self.layout: list[LaidOut] = []
         self.counted = self._counted() if judges else []
         self.moves = Moves(self.tensors)
         self.cut = self._cut()
@@ -197,7 +200,7 @@ class StepProof:
             UnfollowedError: the schedule does what cannot be followed.
         """
         outcome = StepResult(error_bits=self._error_bits())
-        layout = self.persistent.begin(self._setup())
+        self.layout = layout = self.persistent.begin(self._setup())
         for _ in range(ROUNDS_MAX):
             kept, differences = self._round(layout, scalars)
             outcome.troubles.update(self.interpreter.troubles)
@@ -205,7 +208,7 @@ class StepProof:
                 break
             if not outcome.differences:
                 outcome.differences = differences
-            layout = kept
+            self.layout = layout = kept
         else:
             why = (
                 f"each of {ROUNDS_MAX} steps leaves persistent buffers otherwise than it found them"
@@ -219,6 +222,18 @@ class StepProof:
         else:
             outcome.differences = missing
         return outcome
+
+    def stands_for_more(self, alike: Iterable[Sequence[str]]) -> bool:
+        """Return whether all segments read what plain training has them read.
+
+        Persistent buffers whose names stand in a row have to be laid out alike, too.
+        """
+        return not self.kernels.segments.departed and all(
+            np.array_equal(places.get(name, _NOWHERE), places.get(names[0], _NOWHERE))
+            for places in self.layout
+            for names in alike
+            for name in names
+        )
 
     def _round(
         self, layout: list[LaidOut], scalars: Mapping[str, float]

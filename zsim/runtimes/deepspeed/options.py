@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, Strict
 from zsim.config_error import whole
 from zsim.dtype import DType
 from zsim.strategy.config_table import Count, Flag, Table
-from zsim.strategy.offload import MemoryTier
+from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 Elements = Annotated[int, Strict(), Field(ge=0, le=sys.maxsize), BeforeValidator(whole)]
@@ -82,6 +82,24 @@ class OffloadParam(Table):
         return self.device is not OffloadDevice.NONE
 
 
+class Aio(Table):
+    """`aio`: handles of files (DeepSpeed 0.19, `csrc/aio`, `runtime/swap_tensor/aio_config.py`).
+
+    Attributes:
+        block_size: bytes of one request to the drives.
+        queue_depth: requests that a thread has in flight.
+        intra_op_parallelism: threads of a handle, each with an equal part of an operation;
+            `thread_count` before 0.16.
+        overlap_events: a request that is over makes room for another one at once; otherwise all
+            that are in flight have to be over first.
+    """
+
+    block_size: Count = 1 << 20
+    queue_depth: Count = 8
+    intra_op_parallelism: Count = 1
+    overlap_events: Flag = True
+
+
 class DeepSpeed(RuntimeOptions):
     """Options of stages 1 to 3; elements, not bytes. The stage stands in the strategy.
 
@@ -97,16 +115,17 @@ class DeepSpeed(RuntimeOptions):
         zero_hpz_partition_size: stage 3: ranks over which a secondary shard lies (ZeRO++ hpZ).
         offload_optimizer: where masters and moments are kept.
         offload_param: stage 3: where shards of parameters are kept.
+        aio: stage 3: how files are read and written.
     """
 
     stages = (1, 2, 3)
     has_replicas = False
     takes_frozen = True
 
-    least_file_bytes: ClassVar[int] = 1 << 20
-    """Smaller tensors are not written: `MIN_AIO_BYTES`, and `aio.block_size` by default."""
-    file_alignment: ClassVar[int] = 256
-    """Elements of fp32 of which files have multiples: `AIO_ALIGNED_BYTES`, with one I/O thread."""
+    min_aio_bytes: ClassVar[int] = 1 << 20
+    """Smaller tensors are never written to a file: `MIN_AIO_BYTES`."""
+    aio_alignment: ClassVar[int] = 256
+    """Elements of fp32 of which each I/O thread takes multiples: `AIO_ALIGNED_BYTES`."""
 
     reduce_bucket_size: Count = 500_000_000
     overlap_comm: Flag | None = None
@@ -119,6 +138,28 @@ class DeepSpeed(RuntimeOptions):
     zero_hpz_partition_size: Count = 1
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
+    aio: Aio = Aio()
+
+    @property
+    def least_file_bytes(self) -> int:
+        """Bytes of the smallest tensor that is written to a file: not less than a block."""
+        is_default = self.aio.block_size == Aio().block_size
+        return self.min_aio_bytes if is_default else max(self.min_aio_bytes, self.aio.block_size)
+
+    @property
+    def file_alignment(self) -> int:
+        """Elements of fp32 of which files have multiples."""
+        return self.aio_alignment * self.aio.intra_op_parallelism
+
+    @property
+    def file_access(self) -> FileAccess:
+        """The way files are read and written."""
+        return FileAccess(
+            block_bytes=self.aio.block_size,
+            queue_depth=self.aio.queue_depth,
+            threads=self.aio.intra_op_parallelism,
+            waves=not self.aio.overlap_events,
+        )
 
     def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
         """Return the tiers of the optimizer and of parameters."""

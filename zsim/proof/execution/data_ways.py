@@ -1,0 +1,163 @@
+"""Ways of data between iterations: how far they lead, with no segment of the model on them.
+
+A segment that reads what plain training reads makes what it makes there. So data has to be followed
+only from one segment to the next: through copies, collectives and updates. It must not go on for
+ever, from iteration to iteration.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from zsim.proof.execution.repetition import IrregularError, NumberedNames, single
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, Operation, View
+from zsim.schedule.schedule import Buffer
+
+SEGMENT = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+
+Way = tuple[str, str, int]
+"""From a family of buffers to one with a number larger by so much."""
+
+
+class Iteration:
+    """The operations of an iteration with a number, of the run with a name."""
+
+    def __init__(
+        self, name: str, number: int, operations: Sequence[Operation], names: NumberedNames
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.operations = list(single(operations))
+        self.names = names
+
+    def ways(self, by_name: dict[str, Buffer]) -> Iterator[Way]:
+        """Yield the ways of data through its operations.
+
+        Raises:
+            IrregularError: data is handed on from iteration to iteration without end.
+        """
+        same = self._same_in_all(by_name)
+        for operation in self.operations:
+            if isinstance(operation, Compute) and operation.action in SEGMENT:
+                continue
+            touched = [each for each in accesses(operation) if each.view.buffer not in same]
+            sources = {self._place(each.view.buffer) for each in touched if each.reads}
+            targets = {self._place(each.view.buffer) for each in touched if each.writes}
+            for source, here in sources:
+                for target, there in targets:
+                    yield source, target, there - here
+
+    def _place(self, name: str) -> tuple[str, int]:
+        """Return family and number; what has none is this iteration's own."""
+        family, number = self.names[name]
+        return (f"{self.name} {name}", self.number) if number is None else (family, number)
+
+    def _same_in_all(self, by_name: dict[str, Buffer]) -> set[str]:
+        """Return buffers without a number that all iterations read, or that they only add to.
+
+        Raises:
+            IrregularError: one is neither of these, nor made anew in each iteration.
+        """
+        touches: dict[str, list[tuple[Operation, bool, bool]]] = defaultdict(list)
+        for operation in self.operations:
+            if isinstance(operation, Allocate | Free):
+                made = isinstance(operation, Allocate)
+                touches[operation.buffer].append((operation, made, True))
+                continue
+            for view, reads, writes in accesses(operation):
+                whole = _is_whole(view, by_name[view.buffer])
+                touches[view.buffer].append((operation, writes and whole and not reads, writes))
+        found: set[str] = set()
+        for name, all_of_it in touches.items():
+            _, makes, _ = all_of_it[0]
+            if self.names[name][1] is not None or makes:
+                continue
+            if any(writes for _, _, writes in all_of_it) and not all(
+                _adds(operation, name) for operation, _, _ in all_of_it
+            ):
+                raise IrregularError
+            found.add(name)
+        return found
+
+
+def _is_whole(view: View, buffer: Buffer) -> bool:
+    return (view.start, view.size, view.axis, view.layout) == (0, buffer.elements, None, None)
+
+
+def _adds(operation: Operation, name: str) -> bool:
+    """Return whether an operation does nothing to a buffer but add something else to it."""
+    return (
+        isinstance(operation, Copy)
+        and operation.accumulate
+        and not operation.by_parameter
+        and operation.source.buffer != name
+    )
+
+
+def longest(ways: Sequence[Way]) -> int:
+    """Return a bound of how far the ways lead, one after the other, each with its length.
+
+    Raises:
+        IrregularError: some lead round in a circle to another number.
+    """
+    places: dict[str, int] = {}
+    for source, target, _ in ways:
+        places.setdefault(source, len(places))
+        places.setdefault(target, len(places))
+    if not places:
+        return 0
+    leads = np.eye(len(places), dtype=bool)
+    for source, target, _ in ways:
+        leads[places[source], places[target]] = True
+    while True:
+        further = (leads.astype(np.float32) @ leads.astype(np.float32)) > 0
+        if (further == leads).all():
+            break
+        leads = further
+    circle = (leads & leads.T).argmax(axis=1).tolist()
+    steps = [(places[one], places[other], length) for one, other, length in ways]
+    spread = _spread(circle, [step for step in steps if circle[step[0]] == circle[step[1]]])
+    between = {
+        (circle[one], circle[other], abs(length))
+        for one, other, length in steps
+        if circle[one] != circle[other]
+    }
+    found = dict(spread)
+    changed = True
+    while changed:
+        changed = False
+        for one, other, length in between:
+            far = found[one] + length + spread[other]
+            if far > found[other]:
+                found[other], changed = far, True
+    return max(found.values())
+
+
+def _spread(circle: Sequence[int], steps: Sequence[tuple[int, int, int]]) -> dict[int, int]:
+    """Return by circle how far its places are apart.
+
+    Raises:
+        IrregularError: a way round leads to another number.
+    """
+    nearby: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for one, other, length in steps:
+        nearby[one].append((other, length))
+        nearby[other].append((one, -length))
+    at: dict[int, int] = {}
+    spread: dict[int, int] = {}
+    for begin, own in enumerate(circle):
+        if begin in at:
+            continue
+        at[begin], queue = 0, [begin]
+        for one in queue:
+            for other, length in nearby[one]:
+                if other not in at:
+                    at[other] = at[one] + length
+                    queue.append(other)
+                elif at[other] != at[one] + length:
+                    raise IrregularError
+        ends = [at[each] for each in queue]
+        spread[own] = max(spread.get(own, 0), max(ends) - min(ends))
+    return spread

@@ -1,0 +1,313 @@
+"""Repetition in programs: stretches of operations that come again, each time one number further.
+
+Names are taken apart at their first number: "block7/output" is number 7 of "block#/output". A
+family of many is numbered; any other name stands for itself. Operations are alike if they differ in
+these numbers alone, all of them by as much.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+
+from zsim.schedule.operation import (
+    Allocate,
+    Branch,
+    Compute,
+    Free,
+    HostWait,
+    Operand,
+    Operation,
+    Together,
+    View,
+)
+
+ITERATIONS_MIN = 6
+"""Iterations of a stretch that counts as a repetition."""
+
+PERIODS_MAX = 64
+"""Distances that are tried: a program in which more come up does not repeat in few stretches."""
+
+UNUSED = frozenset({"id", "stream", "after", "kernels", "launches", "draw", "mode", "uses"})
+"""Fields that numbers do not depend on: the machine runs operations as they are issued."""
+
+_NUMBER = re.compile(r"\d+")
+
+
+class IrregularError(Exception):
+    """Blocks do not repeat as they would have to: the whole schedule has to be run."""
+
+
+Named = tuple[str, int | None]
+"""A family with a number, or a name that stands for itself."""
+
+
+class NumberedNames:
+    """Names of one kind of thing, taken apart; families of at least `least` are numbered."""
+
+    def __init__(self, names: Iterable[str], least: int) -> None:
+        apart = {name: _apart(name) for name in names}
+        sizes = Counter(family for family, number in apart.values() if number is not None)
+        self._found: dict[str, Named] = {
+            name: found if sizes[found[0]] >= least else (name, None)
+            for name, found in apart.items()
+        }
+
+    def __getitem__(self, name: str) -> Named:
+        """Return the family of a name and its number."""
+        found = self._found.get(name)
+        return (name, None) if found is None else found
+
+    def families(self) -> dict[str, dict[int, str]]:
+        """Return the names of each family by number."""
+        found: dict[str, dict[int, str]] = {}
+        for name, (family, number) in self._found.items():
+            if number is not None:
+                found.setdefault(family, {})[number] = name
+        return found
+
+    def moved(self, name: str, by: int) -> str:
+        """Return the name whose number is larger by so much; of one without a number itself."""
+        family, number = self[name]
+        return name if number is None else family.replace("#", str(number + by), 1)
+
+
+def _apart(name: str) -> Named:
+    found = _NUMBER.search(name)
+    if found is None or "#" in name or str(int(found[0])) != found[0]:
+        return name, None
+    return f"{name[: found.start()]}#{name[found.end() :]}", int(found[0])
+
+
+@cache
+def _fields(kind: Hashable) -> tuple[str, ...]:
+    found = fields(cast("type[Compute]", kind))  # or any other operation
+    return tuple(each.name for each in found if each.init and each.name not in UNUSED)
+
+
+@cache
+def _said(kind: Hashable) -> tuple[str, ...]:
+    return tuple(name for name in _fields(kind) if name not in ("unit", "operands"))
+
+
+class Signatures:
+    """What operations say, with numbers counted from the first one in each."""
+
+    def __init__(
+        self, *, buffers: NumberedNames, layouts: NumberedNames, units: NumberedNames
+    ) -> None:
+        self.buffers = buffers
+        self.layouts = layouts
+        self.units = units
+        self._base: int | None = None
+
+    def of(self, operation: Operation) -> tuple[Hashable, int | None]:
+        """Return the signature of an operation and its first number; None where it has none."""
+        if isinstance(operation, Allocate | Free):
+            family, number = self.buffers[operation.buffer]
+            return (isinstance(operation, Free), family), number
+        self._base = None
+        return self._signature(operation), self._base
+
+    def _signature(self, operation: Operation) -> tuple[Hashable, ...]:
+        kind: Any = type(operation)
+        if isinstance(operation, Compute):
+            operands = operation.operands
+            return (
+                kind,
+                self._counted(self.units[operation.unit]),
+                tuple([(each.role, self._view(each.view), each.partial) for each in operands]),
+                *[getattr(operation, name) for name in _said(kind)],
+            )
+        if isinstance(operation, Branch):
+            return kind, operation.id  # what it may come to repeats for itself
+        if isinstance(operation, Together):
+            return kind, *map(self._signature, operation.members)
+        return kind, *[
+            self._view(value) if isinstance(value, View) else value
+            for value in [getattr(operation, name) for name in _fields(kind)]
+        ]
+
+    def _view(self, view: View) -> Hashable:
+        layout = view.layout and self._counted(self.layouts[view.layout])
+        buffer = self._counted(self.buffers[view.buffer])
+        return buffer, view.start, view.size, view.axis, layout, view.origin
+
+    def _counted(self, named: Named) -> Hashable:
+        family, number = named
+        if number is None:
+            return named
+        if self._base is None:
+            self._base = number
+        return family, number - self._base
+
+    def numbers(self, operation: Operation) -> Iterator[int]:
+        """Yield the numbers of all that an operation names."""
+        names = [self.buffers[each] for each in named_buffers(operation)]
+        names += [self.layouts[each.layout] for each in views(operation) if each.layout]
+        if isinstance(operation, Compute):
+            names.append(self.units[operation.unit])
+        yield from (number for _, number in names if number is not None)
+
+
+def views(value: object) -> Iterator[View]:
+    """Yield the views that an operation names: its own and those of its operands and members."""
+    if isinstance(value, View):
+        yield value
+    elif isinstance(value, Operand):
+        yield value.view
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from views(each)
+    elif isinstance(value, Operation):
+        kind: Any = type(value)
+        for name in _fields(kind):
+            yield from views(getattr(value, name))
+
+
+def named_buffers(operation: Operation) -> Iterator[str]:
+    """Yield the buffers that an operation names."""
+    if isinstance(operation, Allocate | Free):
+        yield operation.buffer
+    else:
+        yield from (each.buffer for each in views(operation))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Operations `start` to `end` of a list: iterations of `period` operations each.
+
+    Iteration i has number `first` + i * `step`; `step` is 1 or -1.
+    """
+
+    start: int
+    period: int
+    iterations: int
+    first: int
+    step: int
+
+    @property
+    def end(self) -> int:
+        """The first operation past the run."""
+        return self.start + self.period * self.iterations
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The least and the largest number of an iteration."""
+        last = self.first + self.step * (self.iterations - 1)
+        return min(self.first, last), max(self.first, last)
+
+    def iteration(self, number: int) -> range:
+        """Return the operations of the iteration with a number."""
+        start = self.start + self.period * (number - self.first) * self.step
+        return range(start, start + self.period)
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """A list of operations with its runs; those of a branch stand for its lists."""
+
+    operations: list[Operation]
+    runs: list[Run]
+
+    def rest(self) -> Iterator[Operation]:
+        """Yield the operations of no run."""
+        place = 0
+        for run in self.runs:
+            yield from self.operations[place : run.start]
+            place = run.end
+        yield from self.operations[place:]
+
+    def iteration(self, run: Run, number: int) -> list[Operation]:
+        """Return the operations of the iteration of a run with a number."""
+        return [self.operations[place] for place in run.iteration(number)]
+
+
+def counted(number: int, named: Named) -> Named:
+    """Return a family with the number counted from another one."""
+    family, other = named
+    return family, None if other is None else other - number
+
+
+def single(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield operations, those that are issued as one each for itself."""
+    for operation in operations:
+        if isinstance(operation, Together):
+            yield from operation.members
+        else:
+            yield operation
+
+
+def issued(operations: Iterable[Operation]) -> list[Operation]:
+    """Return operations without waits of the host, which no number depends on."""
+    return [each for each in operations if type(each) is not HostWait]
+
+
+def runs(operations: Sequence[Operation], signatures: Signatures) -> list[Run]:
+    """Return the repetitions in a list, in order; none where too many distances come up."""
+    known: dict[Hashable, int] = {}
+    kinds, bases = np.empty(len(operations), np.int64), np.empty(len(operations), np.int64)
+    fixed = -(2**40)
+    for place, operation in enumerate(operations):
+        signature, base = signatures.of(operation)
+        kinds[place] = known.setdefault(signature, len(known))
+        bases[place] = fixed if base is None else base
+    later = _next_alike(kinds)
+    breaks: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
+    found: list[Run] = []
+    place = 0
+    numbers, has_number = bases.tolist(), (bases != fixed).tolist()
+    while place < len(operations):
+        run = None
+        for other in _occurrences(later, place) if has_number[place] else ():
+            period, step = other - place, numbers[other] - numbers[place]
+            if abs(step) != 1:
+                continue
+            if (period, step) not in breaks:
+                if len(breaks) == PERIODS_MAX:
+                    return []
+                alike = (kinds[period:] == kinds[:-period]) & (
+                    (bases[:-period] == fixed) | (bases[period:] - bases[:-period] == step)
+                )
+                breaks[period, step] = np.append(np.flatnonzero(~alike), len(alike))
+            ends = breaks[period, step]
+            end = int(ends[np.searchsorted(ends, place)]) + period
+            iterations = (end - place) // period
+            if iterations >= ITERATIONS_MIN:
+                run = Run(
+                    start=place,
+                    period=period,
+                    iterations=iterations,
+                    first=numbers[place],
+                    step=step,
+                )
+            break
+        if run is None:
+            place += 1
+        else:
+            found.append(run)
+            place = run.end
+    return found
+
+
+def _next_alike(kinds: np.ndarray[Any, Any]) -> list[int]:
+    """Return for each operation the next one with its signature; -1 after the last."""
+    last: dict[int, int] = {}
+    found = [-1] * len(kinds)
+    for place, kind in reversed(list(enumerate(kinds.tolist()))):
+        found[place] = last.get(kind, -1)
+        last[kind] = place
+    return found
+
+
+def _occurrences(later: Sequence[int], place: int) -> Iterator[int]:
+    """Yield the next few operations with one signature."""
+    for _ in range(8):
+        place = later[place]
+        if place < 0:
+            return
+        yield place

@@ -1,0 +1,250 @@
+"""Shorter schedules: one with fewer of the blocks that repeat, which stands for the whole one.
+
+Values of a step whose blocks repeat are proved by induction over them. Operations of a repetition
+touch what has numbers near that of their iteration, so what a segment reads is made of outputs of
+other segments not far away, of the state that a step begins with, and of numbers that are the same
+for all blocks. If a shorter schedule, from which iterations in the middle are left out, hands every
+segment what plain training hands it, so does the whole one: each of its operations has a
+neighbourhood that is in the shorter one too, in other numbers. `shortened` gives up where this
+cannot be said; then the whole schedule is run. `docs/adr/0020` has the argument.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+from zsim.model.model import Model, Parameter, Segment
+from zsim.proof.execution.block_removal import BlockNames, BlockRemoval
+from zsim.proof.execution.data_ways import Iteration, longest
+from zsim.proof.execution.repetition import (
+    IrregularError,
+    NumberedNames,
+    Run,
+    RunList,
+    Signatures,
+    counted,
+    issued,
+    runs,
+    single,
+)
+from zsim.schedule.operation import Branch, Operation, PointToPoint, SetScalar
+from zsim.schedule.schedule import Schedule
+
+UNITS_MIN = 12
+"""Units of a family from which on it is worth the search for repetitions."""
+
+COSTS = {
+    *("forward", "backward", "again", "forward_course", "backward_course"),
+    *("forward_workspace_bytes", "backward_workspace_bytes"),
+}
+"""Fields of a segment that are its costs: no value depends on them."""
+
+NAMED = {"inputs", "outputs", "parameters"}
+SAID = [each.name for each in fields(Segment) if each.name not in COSTS | NAMED]
+"""Fields of a segment that have to be alike beside what it names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortened:
+    """A schedule with fewer blocks, and its model.
+
+    `alike` are the families of persistent buffers that have to be laid out alike, by number.
+    """
+
+    schedule: Schedule
+    model: Model
+    alike: Sequence[Sequence[str]]
+
+
+def shortened(schedule: Schedule, model: Model) -> Shortened | None:
+    """Return a schedule whose proof is one of `schedule`; None if none is known that is half."""
+    if len(schedule.programs) != 1:
+        return None
+    least = UNITS_MIN
+    units = NumberedNames((each.name for each in model.units), least)
+    least = max((len(each) for each in units.families().values()), default=0)
+    if least < UNITS_MIN:
+        return None
+    try:
+        return _Shortening(schedule, model, least // 2 + 1).made()
+    except IrregularError:
+        return None
+
+
+class _Shortening:
+    """The search: repetitions, the numbers that they have in common, and what to leave out."""
+
+    def __init__(self, schedule: Schedule, model: Model, least: int) -> None:
+        self.schedule = schedule
+        self.model = model
+        (self.program,) = schedule.programs
+        self.names = names = BlockNames.of(schedule, model, least)
+        self.signatures = Signatures(
+            buffers=names.buffers, layouts=names.layouts, units=names.units
+        )
+        self.parts: dict[int, RunList] = {}
+        self.inner = range(0)
+
+    def made(self) -> Shortened:
+        """Return the shorter schedule.
+
+        Raises:
+            IrregularError: there is none.
+        """
+        self._take_apart(self.program.setup)
+        self._take_apart(self.program.step)
+        found = [(part, run) for part in self.parts.values() for run in part.runs]
+        if not found:
+            raise IrregularError
+        low, high = max(run.span[0] for _, run in found), min(run.span[1] for _, run in found)
+        near = max(self._near(part, run) for part, run in found)
+        self.inner = range(low + near, high - near + 1)
+        if not self.inner:
+            raise IrregularError
+        reach = self._way(found) + 2 * near + 1
+        last = low + reach  # of those before what is left out
+        count = high - reach - last
+        if 2 * count < high - low:
+            raise IrregularError
+        self._compare_buffers()
+        self._compare_layouts()
+        self._compare_parameters()
+        self._compare_units()
+        left = BlockRemoval(
+            schedule=self.schedule,
+            model=self.model,
+            names=self.names,
+            parts=self.parts,
+            inner=self.inner,
+            near=near,
+            last=last,
+            count=count,
+        )
+        return Shortened(schedule=left.schedule_left(), model=left.model_left(), alike=left.alike())
+
+    def _take_apart(self, operations: Sequence[Operation]) -> None:
+        """Take a list apart, and those of its branches.
+
+        Raises:
+            IrregularError: something in it is not followed here.
+        """
+        every = issued(operations)
+        part = self.parts[id(operations)] = RunList(every, runs(every, self.signatures))
+        if any(isinstance(each, PointToPoint) for each in single(every)):
+            raise IrregularError
+        for run in part.runs:
+            for each in part.iteration(run, run.first):
+                if isinstance(each, Branch | SetScalar):
+                    raise IrregularError
+        for each in part.rest():
+            if isinstance(each, Branch):
+                self._take_apart(each.then)
+                self._take_apart(each.otherwise)
+
+    def _near(self, part: RunList, run: Run) -> int:
+        """Return how far from that of an iteration the numbers are that it names."""
+        return max(
+            abs(number - run.first)
+            for each in part.iteration(run, run.first)
+            for number in self.signatures.numbers(each)
+        )
+
+    def _way(self, found: Sequence[tuple[RunList, Run]]) -> int:
+        """Return how far data goes between two segments."""
+        return longest(
+            [
+                way
+                for name, (part, run) in enumerate(found)
+                for way in Iteration(
+                    str(name), run.first, part.iteration(run, run.first), self.names.buffers
+                ).ways(self.program.by_name)
+            ]
+        )
+
+    def _compare(self, names: NumberedNames, said: Callable[[str, int], object]) -> None:
+        """Compare all of each family in the range.
+
+        Raises:
+            IrregularError: one is not there, or says something else than the one before.
+        """
+        for by_number in names.families().values():
+            inner = [by_number.get(number) for number in self.inner]
+            there = [name for name in inner if name is not None]
+            if len(there) != len(inner):
+                raise IrregularError
+            first = said(there[0], self.inner.start)
+            for number, name in zip(self.inner, there, strict=True):
+                if said(name, number) != first:
+                    raise IrregularError
+
+    def _compare_buffers(self) -> None:
+        by_name, persistent = self.program.by_name, set(self.program.persistent)
+
+        def said(name: str, number: int) -> object:
+            each = by_name[name]
+            layout = each.layout and counted(number, self.names.layouts[each.layout])
+            what = (each.elements, each.dtype, each.kind, each.shard, layout)
+            return (*what, each.name in persistent)
+
+        self._compare(self.names.buffers, said)
+
+    def _compare_layouts(self) -> None:
+        by_name = self.schedule.layout_by_name
+
+        def said(name: str, number: int) -> object:
+            each = by_name[name]
+            pieces = [
+                (
+                    counted(number, self.names.parameters[piece.parameter]),
+                    *(piece.start, piece.size, piece.copies),
+                )
+                for piece in each.pieces
+            ]
+            return pieces, each.elements, each.axis, each.cuts, each.blocks
+
+        self._compare(self.names.layouts, said)
+
+    def _compare_parameters(self) -> None:
+        by_name = {each.name: each for each in self.schedule.contract.parameters}
+
+        def said(name: str, _: int) -> object:
+            each = by_name[name]
+            return each.elements, each.frozen, each.rule
+
+        self._compare(self.names.parameters, said)
+
+    def _compare_units(self) -> None:
+        by_name = {each.name: each for each in self.model.units}
+        places = {each.name: place for place, each in enumerate(self.model.units)}
+
+        def said(name: str, number: int) -> object:
+            each = by_name[name]
+            parameters = [
+                (counted(number, self.names.parameters[own.name]), *_said(own))
+                for own in each.parameters
+            ]
+            segments = [
+                (
+                    [counted(number, self.names.values[value]) for value in segment.inputs],
+                    [
+                        (
+                            counted(number, self.names.values[value.name]),
+                            *(value.elements, value.dtype),
+                            *(value.requires_gradient, value.tensor_sharded),
+                        )
+                        for value in segment.outputs
+                    ],
+                    [counted(number, self.names.parameters[own]) for own in segment.parameters],
+                    [getattr(segment, name) for name in SAID],
+                )
+                for segment in each.segments
+            ]
+            calls = [
+                counted(number, self.names.units[other]) for other in (each.module, each.block)
+            ]
+            return parameters, segments, calls, places[name] - number
+
+        self._compare(self.names.units, said)
+
+
+def _said(parameter: Parameter) -> tuple[object, ...]:
+    return parameter.shape, parameter.tensor_sharded, parameter.frozen
