@@ -1,6 +1,6 @@
 """Megatron-LM's distributed optimizer, with and without a pipeline."""
 
-from zsim.model.model import Model
+from zsim.model.model import Model, ModelError
 from zsim.runtimes.megatron import pipeline
 from zsim.runtimes.megatron import schedule as megatron
 from zsim.runtimes.megatron.options import Megatron
@@ -11,9 +11,19 @@ from zsim.strategy.strategy import Strategy
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of all stages of a pipeline, or of the one that there is."""
+    """Return the schedule of all stages of a pipeline, or of the one that there is.
+
+    Raises:
+        ModelError: the model does not go with the strategy.
+    """
     if strategy.parallel.pipeline > 1:
         return pipeline.schedule(model, strategy)
+    layers = strategy.options(Megatron).num_layers_per_virtual_pipeline_stage
+    if layers is not None:
+        raise ModelError(
+            f"zero.megatron.num_layers_per_virtual_pipeline_stage: {layers} needs "
+            "parallel.pipeline > 1"
+        )
     return megatron.schedule(model, strategy)
 
 

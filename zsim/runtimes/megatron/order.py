@@ -28,18 +28,42 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a stage sends and receives as one, and waits for.
+    """What a stage sends and receives at a time.
 
     Attributes:
         sends: tasks whose results it sends.
         receives: tasks whose inputs it receives.
+        is_awaited: whether compute waits for it at once; otherwise a `Wait` says when.
     """
 
     sends: tuple[Task, ...] = ()
     receives: tuple[Task, ...] = ()
+    is_awaited: bool = True
 
 
-Action = Task | Exchange
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Compute waits until the result of a task is sent, or until its input has come."""
+
+    task: Task
+    is_sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The gather of a chunk's updated parameters begins."""
+
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """The reduction of a chunk's gradients begins: it has run all its backwards."""
+
+    chunk: int
+
+
+Action = Task | Exchange | Wait | Gather | Reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +94,18 @@ class StagePlace:
             return not self.makes_loss(task.chunk)
         return not self.begins(task.chunk)
 
-    def exchange(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
+    def exchange(
+        self,
+        *,
+        sends: Sequence[Task] = (),
+        receives: Sequence[Task] = (),
+        is_awaited: bool = True,
+    ) -> Exchange:
         """Return what is left of an exchange at the ends of the model."""
         return Exchange(
             tuple(task for task in sends if self.hands_on(task)),
             tuple(task for task in receives if self.is_given(task)),
+            is_awaited,
         )
 
 
@@ -110,20 +141,202 @@ def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[
         yield place.exchange(sends=[backward(number)])
 
 
+class Interleaved:
+    """The order of a stage with several chunks, which take micro-batches in groups.
+
+    Chunk after chunk runs as many micro-batches as there are stages, forward from the first one on,
+    backward from the last.
+    """
+
+    def __init__(self, place: StagePlace, micro_batches: int, *, overlaps: bool) -> None:
+        # get_schedule_table, with `microbatch_group_size_per_vp_stage` of as many as stages
+        self.place = place
+        self.overlaps = overlaps
+        self.table = [
+            (number, chunk)
+            for first in range(0, micro_batches, place.stages)
+            for chunk in range(place.chunks)
+            for number in range(first, min(first + place.stages, micro_batches))
+        ]
+        # get_pp_rank_microbatches
+        ahead = (place.stages - place.index - 1) * 2 + (place.chunks - 1) * place.stages
+        self.ahead = min(ahead, len(self.table))
+        self.last_micro_batch = micro_batches - 1
+        self._come = Counter[tuple[Way, int]]()
+        self._expected: dict[Way, list[Task]] = {way: [] for way in Way}
+        self._sent: Task | None = None
+
+    def actions(self, *, gathers: bool, reduces: bool) -> Iterator[Action]:
+        """Yield what the stage does.
+
+        With `gathers` and `reduces`, also where each chunk's parameters are gathered and its
+        gradients reduced.
+        """
+        # forward_backward_pipelining_with_interleaving
+        total = len(self.table)
+        left = total - self.ahead
+        if gathers:  # param_sync_func
+            yield Gather(0)
+            yield Gather(1)
+        yield self._exchange(receives=self._input(Way.FORWARD, 0))
+        for number in range(self.ahead):
+            yield from self._gather(number) if gathers else ()
+            yield self._forward(number)
+            following = self._next(Way.FORWARD, number) if number + 1 < total else []
+            is_last = number == self.ahead - 1 and left > 0
+            first = self._input(Way.BACKWARD, self.place.chunks - 1) if is_last else []
+            sends = [self._forward(number)]
+            if self.overlaps:
+                yield self._exchange(sends=sends, receives=following)
+                if first:
+                    yield self._post(receives=first)
+            else:
+                yield self._exchange(sends=sends, receives=[*following, *first])
+        for number in range(left):
+            yield from self._gather(self.ahead + number) if gathers else ()
+            is_last = number == left - 1
+            steady = self._overlapped if self.overlaps else self._batched
+            for action in steady(number, is_last=is_last):
+                yield action
+                if reduces and action == self._backward(number):
+                    yield from self._reduce(number)
+        if not left:
+            yield self._exchange(receives=self._input(Way.BACKWARD, self.place.chunks - 1))
+        for number in range(left, total):
+            task = self._backward(number)
+            yield from self._await(task)
+            yield task
+            yield from self._reduce(number) if reduces else ()
+            following = self._next(Way.BACKWARD, number) if number + 1 < total else []
+            yield self._exchange(sends=[task], receives=following)
+        if self._sent is not None:
+            yield Wait(self._sent, is_sent=True)
+        for chunk in self._unreduced() if reduces else ():
+            yield Reduce(chunk)
+
+    def _batched(self, number: int, *, is_last: bool) -> Iterator[Action]:
+        """Yield one forward and one backward, then what both send and receive."""
+        forward, backward = self._forward(self.ahead + number), self._backward(number)
+        yield forward
+        yield backward
+        following = [] if is_last else self._next(Way.FORWARD, self.ahead + number)
+        following += self._next(Way.BACKWARD, number)
+        # send_forward_backward_recv_forward_backward
+        yield self._exchange(sends=[forward, backward], receives=following)
+
+    def _overlapped(self, number: int, *, is_last: bool) -> Iterator[Action]:
+        """Yield one forward and one backward, each followed by what it sends and receives."""
+        forward, backward = self._forward(self.ahead + number), self._backward(number)
+        # pp_pre_forward, pp_post_forward: with `deallocate_pipeline_outputs` a send is waited for
+        yield from self._await(forward)
+        yield forward
+        following = [] if is_last else self._next(Way.FORWARD, self.ahead + number)
+        yield self._post(sends=[forward], receives=following)
+        if self.place.hands_on(forward):
+            yield Wait(forward, is_sent=True)
+        # pp_pre_backward, pp_post_backward: a send is waited for after the next one
+        yield from self._await(backward)
+        yield backward
+        yield self._post(sends=[backward], receives=self._next(Way.BACKWARD, number))
+        if self._sent is not None:
+            yield Wait(self._sent, is_sent=True)
+        self._sent = backward if self.place.hands_on(backward) else None
+
+    def _forward(self, number: int) -> Task:
+        micro_batch, chunk = self.table[number]
+        return Task(Way.FORWARD, chunk, micro_batch)
+
+    def _backward(self, number: int) -> Task:
+        micro_batch, chunk = self.table[number]
+        return Task(Way.BACKWARD, self.place.chunks - 1 - chunk, micro_batch)
+
+    def _task(self, way: Way, number: int) -> Task:
+        return self._forward(number) if way is Way.FORWARD else self._backward(number)
+
+    def _input(self, way: Way, chunk: int) -> list[Task]:
+        """Return the next task of a chunk whose input another stage has; nothing if none has."""
+        task = Task(way, chunk, self._come[way, chunk])
+        if not self.place.is_given(task):
+            return []
+        self._come[way, chunk] += 1
+        return [task]
+
+    def _next(self, way: Way, number: int) -> list[Task]:
+        """Return the task whose input comes while results of the `number`-th one are sent."""
+        # recv_tensor_from_previous_stage: the stage that leads is ahead of the one that ends
+        place = self.place
+        leads = place.index == (0 if way is Way.FORWARD else place.stages - 1)
+        if not leads:
+            return self._input(way, self._task(way, (number + 1) % len(self.table)).chunk)
+        if number < place.stages - 1:
+            return []
+        chunk = self._task(way, number - (place.stages - 1)).chunk
+        ends = place.chunks - 1 if way is Way.FORWARD else 0
+        return [] if chunk == ends else self._input(way, chunk + way)
+
+    def _exchange(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
+        return self.place.exchange(sends=sends, receives=receives)
+
+    def _post(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
+        for task in receives:
+            self._expected[task.way].append(task)
+        return self.place.exchange(sends=sends, receives=receives, is_awaited=False)
+
+    def _await(self, task: Task) -> Iterator[Wait]:
+        """Wait for the oldest input that is on its way, unless the model begins with the task."""
+        if self.place.is_given(task) and self._expected[task.way]:
+            yield Wait(self._expected[task.way].pop(0), is_sent=False)
+
+    def _gather(self, number: int) -> Iterator[Gather]:
+        # forward_step_helper_preprocess: at the same time on all stages
+        ahead = number + self.place.index
+        if ahead < len(self.table) and self.table[ahead][0] == 0:
+            chunk = self._forward(ahead).chunk + 1
+            if 1 < chunk < self.place.chunks:
+                yield Gather(chunk)
+
+    def _reduce(self, number: int) -> Iterator[Reduce]:
+        # backward_step_helper_postprocess: at the same time on all stages
+        before = number - self.place.index
+        if before >= 0 and self.table[before][0] == self.last_micro_batch:
+            yield Reduce(self._backward(before).chunk)
+
+    def _unreduced(self) -> Iterator[int]:
+        """Yield chunks whose reductions have not begun at the last backward, in order."""
+        begun = {
+            action.chunk for number in range(len(self.table)) for action in self._reduce(number)
+        }
+        yield from (chunk for chunk in range(self.place.chunks) if chunk not in begun)
+
+
 def under_way(actions: Sequence[Action], chunks: int) -> list[int]:
     """Return how many micro-batches of each chunk are held at once at most.
 
-    One is from when its input is received, or its forward begins, to the end of its backward.
+    One is from when its input is received, or its forward begins, to the end of its backward, or to
+    when what that made is sent if compute goes on meanwhile.
     """
     held: list[set[int]] = [set() for _ in range(chunks)]
-    most = Counter[int]()
+    most = [0] * chunks
+    leaves = {each.task for each in actions if isinstance(each, Wait) and each.is_sent}
     for action in actions:
-        begun = action.receives if isinstance(action, Exchange) else (action,)
+        begun: tuple[Task, ...] = ()
+        ended: Task | None = None
+        match action:
+            case Exchange(receives=begun):
+                pass
+            case Task(way=Way.FORWARD):
+                begun = (action,)
+            case Task() if action not in leaves:
+                ended = action
+            case Wait(task=task, is_sent=True) if task.way is Way.BACKWARD:
+                ended = task
+            case _:
+                pass
         for task in begun:
-            own = held[task.chunk]
             if task.way is Way.FORWARD:
+                own = held[task.chunk]
                 own.add(task.micro_batch)
                 most[task.chunk] = max(most[task.chunk], len(own))
-            elif task is action:
-                own.remove(task.micro_batch)
-    return [most[chunk] for chunk in range(chunks)]
+        if ended is not None:
+            held[ended.chunk].remove(ended.micro_batch)
+    return most

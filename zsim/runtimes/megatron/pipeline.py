@@ -1,10 +1,15 @@
-"""Megatron-LM's pipeline: each stage a role, with as many layers as the others.
+"""Megatron-LM's pipeline: each stage a role, with as many layers as the others, in chunks or not.
 
 What a stage sends and receives at a time is issued as one on the compute stream, which waits for
-it, and the host waits for the device (`batch_p2p_comm` with `batch_p2p_sync`). What it has sent it
-gives back at once (`deallocate_pipeline_outputs`). Every stage has its own buckets. Only those of
-the first one have a size: its gradients are reduced while the last backward goes on, since nothing
-else hides it there, and those of the others in the bubble at the end of the step.
+it, and the host waits for the device (`batch_p2p_comm` with `batch_p2p_sync`). With several chunks
+and `overlap_p2p_comm` sends and receives have a stream and are issued one by one, and compute waits
+for each where its order says so. What a stage has sent it gives back once compute has waited for
+it (`deallocate_pipeline_outputs`).
+
+Every chunk has its own buckets. Only those of the first chunk of the first stage have a size.
+Without interleaving they are reduced while its last backward goes on, since nothing else hides it
+there, and those of the other stages in the bubble at the end of the step; of several chunks each is
+reduced after its last backward, at the same time on all stages (`align_grad_reduce`).
 
 The embedding of a head that is tied to it is on the first and on the last stage, in a bucket of its
 own, so that ranks of both own the same part. Its gradients are summed over the two stages after
@@ -13,13 +18,21 @@ they are reduced; the last stage leaves its copy out of the norm (`param_is_not_
 Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64).
 """
 
-from zsim.model.model import Model, Value
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from zsim.model.model import Model, ModelError, Value
 from zsim.model.pipeline_stages import Stage, stages
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import (
+    Action,
     Exchange,
+    Gather,
+    Interleaved,
+    Reduce,
     StagePlace,
     Task,
+    Wait,
     Way,
     one_forward_one_backward,
     under_way,
@@ -27,12 +40,13 @@ from zsim.runtimes.megatron.order import (
 from zsim.runtimes.megatron.schedule import MegatronStep, aligned, groups
 from zsim.runtimes.megatron.volume import VOLUME
 from zsim.schedule.mesh import Group, Span
+from zsim.schedule.operation import Edge, Operation, StreamOperation
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
-from zsim.zero.bucket import numbered
+from zsim.zero.bucket import Bucket, numbered
 from zsim.zero.micro_batch_slots import ChunkSlot, chunk_slots
 from zsim.zero.names import EMBEDDING, PIPELINE
 
@@ -41,71 +55,148 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return what Megatron-LM does to train `model` in `strategy.parallel.pipeline` stages.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, or its layers are not a
-            multiple of the stages.
+        ModelError: the model was resolved for another tensor degree, its layers are not a multiple
+            of the stages, or its micro-batches do not go with several chunks.
     """
     need_fitting(model, strategy)
     need_single_calls(model, "Megatron-LM with a pipeline")
-    steps = [StageStep(stage, strategy) for stage in stages(model, strategy)]
+    made = stages(model, strategy)
+    chunks = len(made[0].chunks)
+    if chunks > 1:
+        _need_interleaved(strategy)
+    steps = [StageStep(stage, strategy) for stage in made]
     for step in steps:
         step.write()
+    streams = (COMPUTE, COMMUNICATION, *([PIPELINE] if steps[0].overlaps_messages else []))
+    interleaved = f", {chunks} chunks each" if chunks > 1 else ""
     return assemble(
-        f"Megatron distributed optimizer, {strategy.parallel.pipeline} stages",
+        f"Megatron distributed optimizer, {strategy.parallel.pipeline} stages{interleaved}",
         model=model,
         strategy=strategy,
         volume=VOLUME,
         writers=[step.writer for step in steps],
-        streams=(COMPUTE, COMMUNICATION),
+        streams=streams,
         layouts=tuple(layout for step in steps for layout in step.layouts),
-        groups=_embedding(strategy) if steps[0].stage.tied else (),
     )
 
 
-def _embedding(strategy: Strategy) -> tuple[Group, ...]:
-    """Return the group of the first stage and the last (`get_embedding_group`)."""
-    last = strategy.parallel.pipeline - 1
-    ends = Span(axis=PIPELINE, start=0, end=last + 1, step=last)
-    return (Group(name=EMBEDDING, axes=(PIPELINE,), where=(ends,)),)
+def _need_interleaved(strategy: Strategy) -> None:
+    """Return if micro-batches and stages go with several chunks.
+
+    Raises:
+        ModelError: they do not; Megatron-LM refuses them too.
+    """
+    count, micro_batches = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
+    if micro_batches % count:
+        # upstream takes a last group that is larger, with another group size
+        raise ModelError(
+            f"train.gradient_accumulation_steps: {micro_batches} must be a multiple of "
+            f"parallel.pipeline = {count} with num_layers_per_virtual_pipeline_stage"
+        )
+    if count == 2 and not strategy.options(Megatron).overlap_p2p_comm:
+        # validate_args: a batch would have several sends between the same two ranks
+        raise ModelError(
+            "zero.megatron.overlap_p2p_comm: false needs parallel.pipeline > 2 with "
+            "num_layers_per_virtual_pipeline_stage"
+        )
+
+
+class _WaitingWriter(ScheduleWriter):
+    """A writer whose compute stream can wait: the next operation on it has the edges.
+
+    Attributes:
+        computed: the last operation of the compute stream.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        box = (Span(axis=PIPELINE, start=stage.index, end=stage.index + 1),)
+        super().__init__(stage.name, box)
+        self.computed = ""
+        self._awaited: list[str] = []
+
+    def wait(self, operation: str) -> None:
+        """Let the compute stream wait for `operation` before whatever comes next on it."""
+        self._awaited.append(operation)
+
+    def add(self, operation: Operation) -> str:
+        """Append an operation, after what its stream waits for."""
+        if isinstance(operation, StreamOperation) and operation.stream == COMPUTE:
+            self.computed = operation.id
+            if self._awaited:
+                after: tuple[Edge, ...] = (*operation.after, *self._awaited)
+                operation = replace(operation, after=after)
+                self._awaited = []
+        return super().add(operation)
 
 
 class StageStep(MegatronStep):
-    """Forward and backward of every micro-batch on one stage, then the update."""
+    """Forward and backward of every micro-batch on one stage, then the update.
+
+    Attributes:
+        overlaps_messages: whether sends and receives have a stream of their own.
+    """
 
     def __init__(self, stage: Stage, strategy: Strategy) -> None:
         ranks, options = strategy.parallel.data, strategy.options(Megatron)
         # DistributedDataParallel.__init__: `bucket_size` is None if disable_bucketing, pp_rank > 0
         has_size = stage.index == 0 and options.overlap_grad_reduce
         members = [
-            group
-            for chunk in stage.chunks
-            for group in groups(
+            groups(
                 chunk.model,
                 ranks,
                 options,
                 has_size=has_size and chunk.given is None,
                 alone=stage.tied,
             )
+            for chunk in stage.chunks
         ]
         name = f"{stage.name}/bucket"
         buckets = numbered(
-            stage.model, members, place=aligned(ranks), ranks=ranks, name=name, tied=stage.tied
+            stage.model,
+            [group for own in members for group in own],
+            place=aligned(ranks),
+            ranks=ranks,
+            name=name,
+            tied=stage.tied,
         )
-        box = (Span(axis=PIPELINE, start=stage.index, end=stage.index + 1),)
-        writer = ScheduleWriter(stage.name, box)
-        super().__init__(stage.model, strategy, buckets, writer=writer, overlaps=has_size)
+        self.is_interleaved = len(stage.chunks) > 1
+        self._messages_writer = _WaitingWriter(stage)
+        super().__init__(
+            stage.model,
+            strategy,
+            buckets,
+            writer=self._messages_writer,
+            overlaps=has_size and not self.is_interleaved,
+        )
+        if stage.tied:
+            self.writer.groups.append(_ends(strategy))
         self.stage = stage
-        place = StagePlace(
-            index=stage.index, stages=strategy.parallel.pipeline, chunks=len(stage.chunks)
-        )
-        count = strategy.train.gradient_accumulation_steps
-        self.order = list(one_forward_one_backward(place, count))
+        self.overlaps_messages = self.is_interleaved and options.overlap_p2p_comm
+        self.order = self._order()
         self.slots = chunk_slots(
-            writer,
+            self.writer,
             stage,
             strategy,
             buckets=buckets,
             held=self.held,
             counts=under_way(self.order, len(stage.chunks)),
+        )
+        self._reduced: set[int] = set()
+        self._under_way: dict[tuple[Task, bool], str] = {}
+        self._sent: list[tuple[Task, str]] = []
+
+    def _order(self) -> list[Action]:
+        count, options = self.strategy.train.gradient_accumulation_steps, self.options
+        place = StagePlace(
+            index=self.stage.index,
+            stages=self.strategy.parallel.pipeline,
+            chunks=len(self.stage.chunks),
+        )
+        if not self.is_interleaved:
+            return list(one_forward_one_backward(place, count))
+        order = Interleaved(place, count, overlaps=self.overlaps_messages)
+        return list(
+            order.actions(gathers=options.overlap_param_gather, reduces=options.overlap_grad_reduce)
         )
 
     def write(self) -> None:
@@ -114,14 +205,36 @@ class StageStep(MegatronStep):
         self.writer.begin_step()
         self.begin()
         for action in self.order:
-            if isinstance(action, Exchange):
-                self._exchange(action)
-            elif action.way is Way.FORWARD:
-                self._forward(action)
-            else:
-                self._backward(action)
+            match action:
+                case Exchange():
+                    self._exchange(action)
+                case Wait():
+                    self._wait(action.task, is_sent=action.is_sent)
+                case Gather(chunk):
+                    self.writer.prefix = f"step/forward/chunk{chunk}"
+                    for bucket in self._buckets_of(chunk):
+                        self.gather_ahead(bucket.index)
+                case Reduce(chunk):
+                    self._reduce_chunk(chunk)
+                case Task(way=Way.FORWARD):
+                    self._forward(action)
+                case Task():
+                    self._backward(action)
+        self._free_sent()
         self.writer.prefix = "step/backward/end"
         self.end()
+
+    def arrival(self, number: int) -> Edge:
+        """Return what the first reads of a bucket wait for."""
+        if self.is_interleaved and self.options.overlap_param_gather:
+            return self.gathered[number]  # `align_param_gather`: it is dispatched by chunk
+        return super().arrival(number)
+
+    def reduce_rest(self) -> None:
+        """Reduce the chunks that are not yet reduced, one after the other."""
+        for chunk in range(len(self.stage.chunks)):
+            if chunk not in self._reduced:
+                self.reduce(self._buckets_of(chunk))
 
     def sum_tied(self) -> None:
         """Sum the gradients of the embedding over the first and the last stage, in place.
@@ -139,16 +252,33 @@ class StageStep(MegatronStep):
                     path, EMBEDDING, view, stream=COMPUTE, after=after
                 )
 
+    def _buckets_of(self, chunk: int) -> list[Bucket]:
+        first = self.stage.chunks[chunk].first
+        units = range(first, first + len(self.stage.chunks[chunk].model.units))
+        return [each for each in self.buckets.all if each.units[0] in units]
+
+    def _reduce_chunk(self, chunk: int) -> None:
+        """Begin to reduce the gradients of a chunk, a bucket at a time."""
+        self.writer.prefix = f"step/backward/chunk{chunk}"
+        for bucket in self._buckets_of(chunk):
+            self.reduce((bucket,))
+        self._reduced.add(chunk)
+
     def _slot_of(self, task: Task) -> ChunkSlot:
         own = self.slots[task.chunk]
         return own[task.micro_batch % len(own)]
 
+    def _path(self, task: Task) -> str:
+        path = f"step/{task.way.name.lower()}/mb{task.micro_batch}"
+        return f"{path}/chunk{task.chunk}" if self.is_interleaved else path
+
     def _enter(self, task: Task) -> ChunkSlot:
         """Go on with a micro-batch; return its slot."""
+        self._free_sent()
         slot = self._slot_of(task)
         self.passes = slot.passes
         self.enter(task.micro_batch)
-        self.writer.prefix = _path(task)
+        self.writer.prefix = self._path(task)
         return slot
 
     def _forward(self, task: Task) -> None:
@@ -156,7 +286,7 @@ class StageStep(MegatronStep):
         if self.stage.chunks[task.chunk].reads_batch:
             slot.passes.load()
         for visit in slot.forward:
-            self.writer.prefix = f"{_path(task)}/{self.model.units[visit.unit].name}"
+            self.writer.prefix = f"{self._path(task)}/{self.model.units[visit.unit].name}"
             self.forward(visit)
 
     def _backward(self, task: Task) -> None:
@@ -167,64 +297,110 @@ class StageStep(MegatronStep):
             slot.passes.begin_gradient(slot.sent.name)
         for visit in slot.backward:
             again = "/again" if visit.only_recomputes else ""
-            self.writer.prefix = f"{_path(task)}/{self.model.units[visit.unit].name}{again}"
+            self.writer.prefix = f"{self._path(task)}/{self.model.units[visit.unit].name}{again}"
             self.backward(visit)
         if slot.given is not None:
             slot.passes.end_gradient(slot.given.name)
 
     def _exchange(self, exchange: Exchange) -> None:
-        """Send and receive as one, wait, and give back what is sent."""
-        # P2PCommunicator._communicate: tensor_recv_prev and tensor_recv_next are made first
-        writer, messages = self.writer, self._messages(exchange)
-        for task, _, value, sends in messages:
-            if not sends:
-                writer.prefix = _path(task)
-                name = self._buffer(task, value)
-                writer.allocate(writer.buffer(name, value.elements, value.dtype, Kind.WORKSPACE))
-        path = done = ""
-        for task, offset, value, sends in messages:  # _batched_p2p_ops
-            writer.prefix = _path(task)
-            name = self._buffer(task, value)
-            move, verb = (writer.send, "send") if sends else (writer.receive, "receive")
-            path = f"{verb}/{name}"
-            done = move(path, PIPELINE, name, offset, stream=COMPUTE)
-        if not done:
+        """Send and receive, as one or one by one; wait, and give back what is sent."""
+        for task in exchange.receives:  # tensor_recv_prev and tensor_recv_next are made first
+            value = self._handed_on(task, is_sent=False)
+            name = self._buffer(task, is_sent=False)
+            self.writer.prefix = self._path(task)
+            self.writer.allocate(
+                self.writer.buffer(name, value.elements, value.dtype, Kind.WORKSPACE)
+            )
+        messages = [
+            *((task, True) for task in exchange.sends),
+            *((task, False) for task in exchange.receives),
+        ]
+        if not messages:
             return
-        if len(messages) > 1:
+        if not self.overlaps_messages:
+            self._batch(messages)
+            return
+        self._one_by_one(messages)
+        if exchange.is_awaited:
+            for task, is_sent in messages:
+                self._wait(task, is_sent=is_sent)
+
+    def _batch(self, messages: Iterable[tuple[Task, bool]]) -> None:
+        """Send and receive as one on the compute stream; the host waits for it."""
+        # P2PCommunicator._communicate with _batched_p2p_ops: the stage before comes first, of
+        # either what is sent
+        ordered = sorted(messages, key=lambda each: (_offset(*each), not each[1]))
+        path = done = ""
+        for task, is_sent in ordered:
+            path, done = self._message(task, is_sent=is_sent, stream=COMPUTE)
+        if len(ordered) > 1:
             path = "exchange"
-            done = writer.together(path, len(messages))
-        writer.host_wait(f"{path}/wait", done)  # torch.cuda.synchronize
-        for task, _, value, sends in messages:
-            if sends:
-                writer.prefix = _path(task)
-                writer.free(self._buffer(task, value))
+            done = self.writer.together(path, len(ordered))
+        self.writer.host_wait(f"{path}/wait", done)  # torch.cuda.synchronize
+        for task, is_sent in ordered:
+            if is_sent:
+                self.writer.prefix = self._path(task)
+                self.writer.free(self._buffer(task, is_sent=True))
 
-    def _messages(self, exchange: Exchange) -> list[tuple[Task, int, Value, bool]]:
-        """Return task, offset of the other stage, value and whether it is sent, as issued.
+    def _one_by_one(self, messages: Sequence[tuple[Task, bool]]) -> None:
+        """Send and receive on the stream of messages, after what is computed so far."""
+        # _p2p_ops: stages of even number send first, the others receive first; to the next stage
+        # and from the one before, then the other way round
+        first_sends = self.stage.index % 2 == 0
+        ordered = sorted(
+            messages, key=lambda each: (each[0].way is Way.BACKWARD, each[1] is not first_sends)
+        )
+        for task, is_sent in ordered:
+            after = (self._messages_writer.computed,)
+            _, done = self._message(task, is_sent=is_sent, stream=PIPELINE, after=after)
+            self._under_way[task, is_sent] = done
 
-        To the stage before and from there, then to the next stage and from there.
-        """
-        found: list[tuple[Task, int, Value, bool]] = []
-        for task in exchange.sends:
-            value = self._handed_on(task, sends=True)
-            found.append((task, int(task.way), value, True))
-        for task in exchange.receives:
-            value = self._handed_on(task, sends=False)
-            found.append((task, -int(task.way), value, False))
-        return sorted(found, key=lambda each: (each[1], not each[3]))
+    def _message(
+        self, task: Task, *, is_sent: bool, stream: str, after: tuple[str, ...] = ()
+    ) -> tuple[str, str]:
+        """Send the result of a task, or receive its input; return its name and operation."""
+        name = self._buffer(task, is_sent=is_sent)
+        self.writer.prefix = self._path(task)
+        move, verb = (self.writer.send, "send") if is_sent else (self.writer.receive, "receive")
+        path = f"{verb}/{name}"
+        offset = _offset(task, is_sent)
+        return path, move(path, PIPELINE, name, offset, stream=stream, after=after)
 
-    def _handed_on(self, task: Task, *, sends: bool) -> Value:
+    def _wait(self, task: Task, *, is_sent: bool) -> None:
+        """Let compute wait for a message before it goes on."""
+        done = self._under_way.pop((task, is_sent))
+        if is_sent:
+            self._sent.append((task, done))
+        else:
+            self._messages_writer.wait(done)
+
+    def _free_sent(self) -> None:
+        """Give back what is sent, for which compute waits."""
+        for task, done in self._sent:
+            self.writer.prefix = self._path(task)
+            self.writer.free(self._buffer(task, is_sent=True), uses=(done,))
+        self._sent = []
+
+    def _handed_on(self, task: Task, *, is_sent: bool) -> Value:
         """Return the value that a task makes or reads, or whose gradient it does."""
         slot = self._slot_of(task)
-        made = sends == (task.way is Way.FORWARD)
+        made = is_sent == (task.way is Way.FORWARD)
         value = slot.sent if made else slot.given
         assert value is not None
         return value
 
-    @staticmethod
-    def _buffer(task: Task, value: Value) -> str:
-        return value.name if task.way is Way.FORWARD else f"{value.name}/gradient"
+    def _buffer(self, task: Task, *, is_sent: bool) -> str:
+        name = self._handed_on(task, is_sent=is_sent).name
+        return name if task.way is Way.FORWARD else f"{name}/gradient"
 
 
-def _path(task: Task) -> str:
-    return f"step/{task.way.name.lower()}/mb{task.micro_batch}"
+def _ends(strategy: Strategy) -> Group:
+    """Return the group of the first stage and the last (`get_embedding_group`)."""
+    last = strategy.parallel.pipeline - 1
+    ends = Span(axis=PIPELINE, start=0, end=last + 1, step=last)
+    return Group(name=EMBEDDING, axes=(PIPELINE,), where=(ends,))
+
+
+def _offset(task: Task, is_sent: bool) -> int:  # noqa: FBT001 (of a pair)
+    """Return along the pipeline where a message goes, or comes from."""
+    return int(task.way) if is_sent else -int(task.way)

@@ -124,6 +124,7 @@ class MegatronStep(Step):
     Attributes:
         overlaps: whether buckets are reduced while the last backward goes on.
         written: by bucket the operation that wrote its gradients last.
+        gathered: by bucket the gather of its parameters, if that overlaps with forward.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class MegatronStep(Step):
         self.copied = one_after_another(model, f"{place}sequence_parallel/gradient")
         self._left = UnitsLeft(buckets)
         self.written = [""] * len(buckets.all)
-        self._gathered: dict[int, str] = {}
+        self.gathered: dict[int, str] = {}
         self._waited: set[int] = set()
 
     @property
@@ -179,25 +180,25 @@ class MegatronStep(Step):
         needed = {run.bucket: None for run in self.buckets.runs[visit.unit]}
         first = [bucket for bucket in needed if bucket not in self._waited]
         self._waited.update(first)
-        self.passes.forward(visit, tuple(map(self._arrival, first)))
+        self.passes.forward(visit, tuple(map(self.arrival, first)))
 
-    def _arrival(self, number: int) -> Edge:
+    def arrival(self, number: int) -> Edge:
         """Return what the first reads of a bucket wait for."""
         if not self.options.overlap_param_gather:
             return Previous(gather_path(self.buckets.all[number]))
         # _make_forward_pre_hook, finish_param_sync: the bucket's own gather is dispatched if it was
         # not, and once it is waited for that of the next bucket
-        self._gather_ahead(number)
+        self.gather_ahead(number)
         if number + 1 < len(self.buckets.all):
-            self._gather_ahead(number + 1)
-        return self._gathered[number]
+            self.gather_ahead(number + 1)
+        return self.gathered[number]
 
-    def _gather_ahead(self, number: int) -> None:
+    def gather_ahead(self, number: int) -> None:
         """Dispatch the gather of a bucket's parameters, unless that is done."""
-        if number not in self._gathered:
+        if number not in self.gathered:
             bucket = self.buckets.all[number]
             after = Previous(update_path(bucket, self.strategy))
-            self._gathered[number] = self._gather(
+            self.gathered[number] = self._gather(
                 self.writer, bucket, f"gather/{bucket.name}", after
             )
 
@@ -229,7 +230,7 @@ class MegatronStep(Step):
                 ready.append(self.buckets.all[run.bucket])
         if self.overlaps:
             for bucket in ready:
-                self._reduce((bucket,))
+                self.reduce((bucket,))
 
     def _sum_copies(self) -> None:
         """Sum over the tensor axis what each rank has of gradients of its own tokens alone.
@@ -267,10 +268,15 @@ class MegatronStep(Step):
             )
         writer.free(flat)
 
+    def reduce_rest(self) -> None:
+        """Reduce all gradients, of which none is reduced so far."""
+        # finalize_model_grads, finish_grad_sync
+        self.reduce(self.buckets.all)
+
     def sum_tied(self) -> None:
         """Sum gradients of what two stages of a pipeline have."""
 
-    def _reduce(self, ready: Sequence[Bucket]) -> None:
+    def reduce(self, ready: Sequence[Bucket]) -> None:
         """Scale and reduce-scatter a bucket group in place, and sum it over the replicas."""
         # start_grad_sync
         writer, options = self.writer, self.options
@@ -300,8 +306,8 @@ class MegatronStep(Step):
 
     def end(self) -> None:
         """Reduce what is not yet, and update; gather what was updated unless that overlaps."""
-        if not self.overlaps:  # finalize_model_grads, finish_grad_sync
-            self._reduce(self.buckets.all)
+        if not self.overlaps:
+            self.reduce_rest()
         self._sum_copies()
         self.sum_tied()
         numbers = {bucket.name: bucket for bucket in self.buckets.all}
