@@ -18,7 +18,7 @@ def test_micro_batches_of_a_pipeline_are_extended_by_turns(chunks: dict[str, int
             "sequence_length": 512,
             "vocab_size": 1000,
         },
-        "cluster": {"topology": "dgx_h100_infiniband", "nodes": 1, "gpus_per_node": 2},
+        "cluster": {"topology": "dgx_h100_infiniband", "nodes": 1},
         "compute": {"profile": "h100"},
         "network": {"profile": "h100"},
         "zero": {"stage": 1, "emulate": "megatron", "megatron": chunks},
