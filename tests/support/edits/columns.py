@@ -172,7 +172,7 @@ def of_pipelines() -> list[Strategy]:
 
 
 def of_megatron_pipelines() -> list[Strategy]:
-    """Stages with as many layers: buckets that overlap, replicas, tokens cut, recomputed layers."""
+    """Stages with as many layers: overlap, replicas, tokens cut, recomputed layers, chunks."""
     base = Strategy(
         parallel=Parallel(pipeline=2, data=2),
         zero=Zero(stage=1, emulate=Megatron()),
@@ -201,6 +201,13 @@ def of_megatron_pipelines() -> list[Strategy]:
                 "parallel.replicate": 2,
                 "train.optimizer": GIVEN,
                 "train.clip_norm": None,
+            }
+        ),
+        base.but(
+            {
+                "zero.emulate": overlapped.but(num_layers_per_virtual_pipeline_stage=1),
+                "train.precision": Precision.BF16,
+                "train.gradient_accumulation_steps": 2,
             }
         ),
     ]
