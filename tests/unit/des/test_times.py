@@ -318,33 +318,6 @@ def test_a_lone_send_is_a_rendezvous_and_a_ring_of_them_hangs() -> None:
     assert times(run(shift(together=True)))["both"] == (0, 1014)
 
 
-def test_what_is_issued_with_a_message_that_waits_does_not_hold_the_other_end_up() -> None:
-    build = ScheduleBuilder.of("three", pipe=3)
-    group = build.group("pipe", "pipe")
-    for index in range(3):
-        part = build.role(f"stage{index}", Span(axis="pipe", start=index, end=index + 1))
-        x, y = part.buffer("x", 25), part.buffer("y", 25)
-        part.step.allocate(x, y)
-        if index == 0:
-            part.step.send("early", group, x.all, 1)
-            part.step.send("later", group, y.all, 2)
-        elif index == 1:
-            part.step.receive("receive", group, x.all, -1)
-            part.step.receive("receive_back", group, y.all, 1)
-            part.step.together("both", 2)
-        else:
-            part.step.receive("first", group, y.all, -2)
-            part.step.send("then", group, x.all, -1)
-    trace = run(build.schedule())
-    # The middle takes what the first stage sends at once, though what else it takes comes only
-    # after the last stage has taken something of the first: 100 bytes at 10 ps, hops of 7 ps.
-    first, middle, last = (times(trace, rank) for rank in range(3))
-    one = first["early"][1]
-    assert (first["later"], last["first"]) == ((one, 2 * one), (0, 2 * one))
-    assert last["then"] == (2 * one, 3 * one)
-    assert middle["both"] == (0, 3 * one)
-
-
 def test_a_pipeline_of_roles_sends_from_one_to_the_next() -> None:
     build = ScheduleBuilder.of("pipeline", pipe=3)
     group = build.group("pipe", "pipe")

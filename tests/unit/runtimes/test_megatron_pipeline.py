@@ -1,29 +1,25 @@
 """Stages of Megatron-LM's pipeline: what each runs, holds, sends and when, and what is proved."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from exact_training import STEPS, cluster, trained
-from fitting import fitting
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron_pipelines import OVERLAPPED, SHAPE, Uniform, firsts, model_of, strategy_of
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.backend.backend import Job
-from zsim.model.architecture import Llama
-from zsim.model.model import Model, ModelError
-from zsim.model.pipeline_stages import even_places, in_blocks
+from zsim.model.model import ModelError
+from zsim.model.pipeline_stages import even_places
 from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import (
+    Direction,
     Exchange,
-    Gather,
-    Interleaved,
-    Reduce,
     StagePlace,
     Task,
-    Way,
     one_forward_one_backward,
     under_way,
 )
@@ -43,31 +39,11 @@ from zsim.schedule.operation import (
     Send,
     Together,
 )
-from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.schedule.schedule import Kind, Program
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
-from zsim.strategy.train import Train
+from zsim.strategy.strategy import Checkpointing, Strategy
 from zsim_des import SimBackend
 from zsim_des.values import train
-
-SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
-OVERLAPPED = Megatron(
-    overlap_grad_reduce=True, overlap_param_gather=True, bucket_size=100, grad_reduce_in_fp32=True
-)
-
-
-def strategy_of(pipeline: int, micro_batches: int, options: Megatron | None = None) -> Strategy:
-    return Strategy(
-        parallel=Parallel(pipeline=pipeline),
-        zero=Zero(stage=1, emulate=options or Megatron()),
-        train=Train(
-            gradient_accumulation_steps=micro_batches, precision=Precision.BF16, clip_norm=1.0
-        ),
-    )
-
-
-def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
-    return in_blocks(fitting(shape, strategy))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +88,7 @@ def test_neighbors_take_what_is_sent_in_the_order_of_sending(
         list(one_forward_one_backward(StagePlace(index=index, stages=stages), micro_batches))
         for index in range(stages)
     ]
-    for way in Way:
+    for way in Direction:
         sent, taken = (
             [
                 [
@@ -120,17 +96,17 @@ def test_neighbors_take_what_is_sent_in_the_order_of_sending(
                     for action in order
                     if isinstance(action, Exchange)
                     for task in (action.sends if sends else action.receives)
-                    if task.way is way
+                    if task.direction is way
                 ]
                 for order in orders
             ]
             for sends in (True, False)
         )
-        ends = (sent[:-1], taken[1:]) if way is Way.FORWARD else (sent[1:], taken[:-1])
+        ends = (sent[:-1], taken[1:]) if way is Direction.FORWARD else (sent[1:], taken[:-1])
         assert ends[0] == ends[1] == [list(range(micro_batches))] * (stages - 1)
     for index, order in enumerate(orders):
         tasks = Counter(action for action in order if isinstance(action, Task))
-        every = [Task(way, 0, number) for way in Way for number in range(micro_batches)]
+        every = [Task(way, 0, number) for way in Direction for number in range(micro_batches)]
         assert tasks == Counter(every)
         # P - s micro-batches are under way on stage s, or all there are.
         assert under_way(order, 1) == [min(stages - index, micro_batches)]
@@ -157,41 +133,6 @@ def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it() -> No
         of_stage[stage] += sum(-(-each.saved_bytes // 2) * 2 for each in unit.segments)
     for stage, program in enumerate(make_schedule(model, strategy).programs):
         assert saved_peak(program) == (4 - stage) * of_stage[stage]
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """A stage takes so long forward and backward, and a reduction; everything else nothing."""
-
-    firsts: frozenset[str]
-    forward_ps: int
-    backward_ps: int
-
-    def issue_ps(self, rank: int, step: int, operation: str) -> int:
-        del rank, step, operation
-        return 0
-
-    def kernel_ps(self, rank: int, step: int, operation: str) -> int:
-        del rank, step
-        if operation not in self.firsts:
-            return 0
-        return self.forward_ps if operation.startswith("step/forward") else self.backward_ps
-
-    def communication_ps(self, step: int, operation: str) -> int:
-        del step, operation
-        return 0
-
-
-def firsts(made: Schedule) -> frozenset[str]:
-    """The first forward and backward operation of each micro-batch on each stage."""
-    found: dict[tuple[object, ...], str] = {}
-    for program in made.programs:
-        for operation in program.step:
-            if isinstance(operation, Compute) and operation.unit:
-                chunk = operation.id.partition("/chunk")[2].partition("/")[0]
-                key = (program.role, operation.action, operation.micro_batch, chunk)
-                found.setdefault(key, operation.id)
-    return frozenset(found.values())
 
 
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 1), (2, 5), (4, 4), (4, 7), (4, 2)])
@@ -330,172 +271,3 @@ def test_a_norm_that_counts_a_tied_embedding_twice_is_found() -> None:
     )
     found = check(replace(made, layouts=layouts), model)
     assert "values" in {each.invariant for each in found}
-
-
-CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)
-WAITING = CHUNKS.but(overlap_p2p_comm=False)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "layers"),
-    [
-        (strategy_of(4, 4, CHUNKS), 8),
-        (strategy_of(3, 6, WAITING).but({"train.clip_norm": None}), 9),
-        (
-            strategy_of(
-                2,
-                4,
-                OVERLAPPED.but(num_layers_per_virtual_pipeline_stage=1, sequence_parallel=True),
-            ).but(
-                {
-                    "parallel.data": 2,
-                    "parallel.tensor": 2,
-                    "train.precision": Precision.FP16,
-                    "activations.checkpointing": Checkpointing.FULL,
-                }
-            ),
-            4,
-        ),
-        (
-            strategy_of(
-                3,
-                3,
-                OVERLAPPED.but(num_layers_per_virtual_pipeline_stage=2, overlap_p2p_comm=False),
-            ).but({"parallel.data": 2, "parallel.replicate": 2}),
-            12,
-        ),
-    ],
-)
-def test_stages_of_several_chunks_train_what_one_process_does(
-    strategy: Strategy, layers: int
-) -> None:
-    model = model_of(strategy, replace(TIED, layers=layers))
-    made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
-
-
-def test_chunks_of_a_stage_alternate_with_those_of_others() -> None:
-    strategy = strategy_of(2, 2, CHUNKS)
-    model = model_of(strategy)
-    found = plan(make_schedule(model, strategy), model)
-    names = tuple(unit.name for unit in model.units)
-    assert [each.units for each in found.stages] == [
-        ("embedding", "block0", "block2"),
-        ("block1", *names[4:]),
-    ]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 3), st.booleans())
-def test_chunks_take_what_those_before_them_send(
-    stages: int, chunks: int, groups: int, overlaps: bool
-) -> None:
-    count = stages * groups
-    orders = [
-        list(
-            Interleaved(
-                StagePlace(index=index, stages=stages, chunks=chunks), count, overlaps=overlaps
-            ).actions(gathers=True, reduces=True)
-        )
-        for index in range(stages)
-    ]
-
-    def messages(index: int, way: Way, *, sends: bool) -> list[tuple[int, int]]:
-        """Virtual stage of the one that makes it, and micro-batch, of each message in order."""
-        return [
-            (task.chunk * stages + index - (0 if sends else way), task.micro_batch)
-            for action in orders[index]
-            if isinstance(action, Exchange)
-            for task in (action.sends if sends else action.receives)
-            if task.way is way
-        ]
-
-    for index in range(stages):
-        for way in Way:
-            sent = messages(index, way, sends=True)
-            assert sent == messages((index + way) % stages, way, sends=False)
-            assert len(sent) == count * sum(
-                StagePlace(index=index, stages=stages, chunks=chunks).hands_on(Task(way, each, 0))
-                for each in range(chunks)
-            )
-        order = orders[index]
-        tasks = Counter(each for each in order if isinstance(each, Task))
-        assert tasks == Counter(
-            Task(way, chunk, number)
-            for way in Way
-            for chunk in range(chunks)
-            for number in range(count)
-        )
-        for kind in (Gather, Reduce):
-            found = [each.chunk for each in order if isinstance(each, kind)]
-            assert sorted(found) == list(range(chunks))
-
-
-@pytest.mark.parametrize(("pipeline", "micro_batches", "chunks"), [(2, 4, 2), (4, 4, 2), (4, 8, 3)])
-@pytest.mark.parametrize("options", [CHUNKS, WAITING])
-def test_several_chunks_divide_the_bubble(
-    pipeline: int, micro_batches: int, chunks: int, options: Megatron
-) -> None:
-    strategy = strategy_of(pipeline, micro_batches, options)
-    if pipeline == 2 and options is WAITING:
-        strategy = strategy_of(pipeline, micro_batches, CHUNKS)
-    model = model_of(strategy, replace(SHAPE, layers=pipeline * chunks))
-    made = make_schedule(model, strategy)
-    timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
-    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
-    first, second = SimBackend(durations=timing).step_ends_ps(job)
-    # A chunk takes f and b: v m (f + b), and a bubble of (P - 1) (f + b), which is that of one
-    # chunk over v (Narayanan et al. 2021, section 2.2.2).
-    assert second - first == (chunks * micro_batches + pipeline - 1) * (70 + 110)
-
-
-def test_messages_that_overlap_have_a_stream_and_no_wait_of_the_host() -> None:
-    found = {}
-    for options in (CHUNKS, WAITING):
-        strategy = strategy_of(4, 4, options)
-        made = make_schedule(model_of(strategy, replace(SHAPE, layers=8)), strategy)
-        step = made.programs[1].step
-        moved = [
-            each
-            for each in step
-            if isinstance(each, Send | Receive | Together) and each.group == "pipeline"
-        ]
-        waits = sum(isinstance(each, HostWait) for each in step)
-        found[options.overlap_p2p_comm] = ({each.stream for each in moved}, waits > 0)
-    assert found == {True: ({"pipeline"}, False), False: ({"compute"}, True)}
-
-
-def test_a_message_that_compute_does_not_wait_for_is_found() -> None:
-    strategy = strategy_of(2, 2, CHUNKS)
-    model = model_of(strategy)
-    made = make_schedule(model, strategy)
-    program = made.programs[1]
-    received = {each.id for each in program.step if isinstance(each, Receive)}
-    place, reader = next(
-        (place, each)
-        for place, each in enumerate(program.step)
-        if isinstance(each, Compute) and received & set(each.after)
-    )
-    step = list(program.step)
-    step[place] = replace(
-        reader, after=tuple(edge for edge in reader.after if edge not in received)
-    )
-    wrong = replace(program, step=tuple(step))
-    found = check(replace(made, programs=(made.programs[0], wrong)), model)
-    assert "races" in {each.invariant for each in found}
-
-
-@pytest.mark.parametrize(
-    ("strategy", "layers", "why"),
-    [
-        (strategy_of(2, 3, CHUNKS), 4, r"gradient_accumulation_steps: 3 must be a multiple of"),
-        (strategy_of(2, 2, WAITING), 4, r"overlap_p2p_comm: false needs parallel\.pipeline > 2"),
-        (strategy_of(2, 2, CHUNKS.but(num_layers_per_virtual_pipeline_stage=3)), 4, "x 3 of a"),
-        (strategy_of(1, 2, CHUNKS), 4, r"per_virtual_pipeline_stage: 1 needs parallel\.pipeline"),
-    ],
-)
-def test_what_chunks_cannot_be_is_refused(strategy: Strategy, layers: int, why: str) -> None:
-    with pytest.raises(ModelError, match=why):
-        make_schedule(model_of(strategy, replace(SHAPE, layers=layers)), strategy)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Way(IntEnum):
+class Direction(IntEnum):
     """Direction of what is computed, and where it is sent: the offset along the pipeline."""
 
     FORWARD = 1
@@ -21,7 +21,7 @@ class Way(IntEnum):
 class Task:
     """Forward or backward of a micro-batch in a chunk of this stage."""
 
-    way: Way
+    direction: Direction
     chunk: int
     micro_batch: int
 
@@ -33,7 +33,7 @@ class Exchange:
     Attributes:
         sends: tasks whose results it sends.
         receives: tasks whose inputs it receives.
-        is_awaited: whether compute waits for it at once; otherwise a `Wait` says when.
+        is_awaited: whether compute waits for it at once; otherwise an `Awaited` says when.
     """
 
     sends: tuple[Task, ...] = ()
@@ -42,7 +42,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Awaited:
     """Compute waits until the result of a task is sent, or until its input has come."""
 
     task: Task
@@ -63,7 +63,7 @@ class Reduce:
     chunk: int
 
 
-Action = Task | Exchange | Wait | Gather | Reduce
+Action = Task | Exchange | Awaited | Gather | Reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +84,13 @@ class StagePlace:
 
     def is_given(self, task: Task) -> bool:
         """Return whether another stage sends what a task reads."""
-        if task.way is Way.FORWARD:
+        if task.direction is Direction.FORWARD:
             return not self.begins(task.chunk)
         return not self.makes_loss(task.chunk)
 
     def hands_on(self, task: Task) -> bool:
         """Return whether another stage reads what a task makes."""
-        if task.way is Way.FORWARD:
+        if task.direction is Direction.FORWARD:
             return not self.makes_loss(task.chunk)
         return not self.begins(task.chunk)
 
@@ -116,10 +116,10 @@ def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[
     left = micro_batches - ahead
 
     def forward(number: int) -> Task:
-        return Task(Way.FORWARD, 0, number)
+        return Task(Direction.FORWARD, 0, number)
 
     def backward(number: int) -> Task:
-        return Task(Way.BACKWARD, 0, number)
+        return Task(Direction.BACKWARD, 0, number)
 
     for number in range(ahead):
         yield place.exchange(receives=[forward(number)])
@@ -162,8 +162,8 @@ class Interleaved:
         ahead = (place.stages - place.index - 1) * 2 + (place.chunks - 1) * place.stages
         self.ahead = min(ahead, len(self.table))
         self.last_micro_batch = micro_batches - 1
-        self._come = Counter[tuple[Way, int]]()
-        self._expected: dict[Way, list[Task]] = {way: [] for way in Way}
+        self._come = Counter[tuple[Direction, int]]()
+        self._expected: dict[Direction, list[Task]] = {direction: [] for direction in Direction}
         self._sent: Task | None = None
 
     def actions(self, *, gathers: bool, reduces: bool) -> Iterator[Action]:
@@ -178,13 +178,13 @@ class Interleaved:
         if gathers:  # param_sync_func
             yield Gather(0)
             yield Gather(1)
-        yield self._exchange(receives=self._input(Way.FORWARD, 0))
+        yield self._exchange(receives=self._input(Direction.FORWARD, 0))
         for number in range(self.ahead):
             yield from self._gather(number) if gathers else ()
             yield self._forward(number)
-            following = self._next(Way.FORWARD, number) if number + 1 < total else []
+            following = self._next(Direction.FORWARD, number) if number + 1 < total else []
             is_last = number == self.ahead - 1 and left > 0
-            first = self._input(Way.BACKWARD, self.place.chunks - 1) if is_last else []
+            first = self._input(Direction.BACKWARD, self.place.chunks - 1) if is_last else []
             sends = [self._forward(number)]
             if self.overlaps:
                 yield self._exchange(sends=sends, receives=following)
@@ -201,16 +201,16 @@ class Interleaved:
                 if reduces and action == self._backward(number):
                     yield from self._reduce(number)
         if not left:
-            yield self._exchange(receives=self._input(Way.BACKWARD, self.place.chunks - 1))
+            yield self._exchange(receives=self._input(Direction.BACKWARD, self.place.chunks - 1))
         for number in range(left, total):
             task = self._backward(number)
             yield from self._await(task)
             yield task
             yield from self._reduce(number) if reduces else ()
-            following = self._next(Way.BACKWARD, number) if number + 1 < total else []
+            following = self._next(Direction.BACKWARD, number) if number + 1 < total else []
             yield self._exchange(sends=[task], receives=following)
         if self._sent is not None:
-            yield Wait(self._sent, is_sent=True)
+            yield Awaited(self._sent, is_sent=True)
         for chunk in self._unreduced() if reduces else ():
             yield Reduce(chunk)
 
@@ -219,8 +219,8 @@ class Interleaved:
         forward, backward = self._forward(self.ahead + number), self._backward(number)
         yield forward
         yield backward
-        following = [] if is_last else self._next(Way.FORWARD, self.ahead + number)
-        following += self._next(Way.BACKWARD, number)
+        following = [] if is_last else self._next(Direction.FORWARD, self.ahead + number)
+        following += self._next(Direction.BACKWARD, number)
         # send_forward_backward_recv_forward_backward
         yield self._exchange(sends=[forward, backward], receives=following)
 
@@ -230,62 +230,64 @@ class Interleaved:
         # pp_pre_forward, pp_post_forward: with `deallocate_pipeline_outputs` a send is waited for
         yield from self._await(forward)
         yield forward
-        following = [] if is_last else self._next(Way.FORWARD, self.ahead + number)
+        following = [] if is_last else self._next(Direction.FORWARD, self.ahead + number)
         yield self._post(sends=[forward], receives=following)
         if self.place.hands_on(forward):
-            yield Wait(forward, is_sent=True)
+            yield Awaited(forward, is_sent=True)
         # pp_pre_backward, pp_post_backward: a send is waited for after the next one
         yield from self._await(backward)
         yield backward
-        yield self._post(sends=[backward], receives=self._next(Way.BACKWARD, number))
+        yield self._post(sends=[backward], receives=self._next(Direction.BACKWARD, number))
         if self._sent is not None:
-            yield Wait(self._sent, is_sent=True)
+            yield Awaited(self._sent, is_sent=True)
         self._sent = backward if self.place.hands_on(backward) else None
 
     def _forward(self, number: int) -> Task:
         micro_batch, chunk = self.table[number]
-        return Task(Way.FORWARD, chunk, micro_batch)
+        return Task(Direction.FORWARD, chunk, micro_batch)
 
     def _backward(self, number: int) -> Task:
         micro_batch, chunk = self.table[number]
-        return Task(Way.BACKWARD, self.place.chunks - 1 - chunk, micro_batch)
+        return Task(Direction.BACKWARD, self.place.chunks - 1 - chunk, micro_batch)
 
-    def _task(self, way: Way, number: int) -> Task:
-        return self._forward(number) if way is Way.FORWARD else self._backward(number)
+    def _task(self, direction: Direction, number: int) -> Task:
+        return self._forward(number) if direction is Direction.FORWARD else self._backward(number)
 
-    def _input(self, way: Way, chunk: int) -> list[Task]:
+    def _input(self, direction: Direction, chunk: int) -> list[Task]:
         """Return the next task of a chunk whose input another stage has; nothing if none has."""
-        task = Task(way, chunk, self._come[way, chunk])
+        task = Task(direction, chunk, self._come[direction, chunk])
         if not self.place.is_given(task):
             return []
-        self._come[way, chunk] += 1
+        self._come[direction, chunk] += 1
         return [task]
 
-    def _next(self, way: Way, number: int) -> list[Task]:
+    def _next(self, direction: Direction, number: int) -> list[Task]:
         """Return the task whose input comes while results of the `number`-th one are sent."""
         # recv_tensor_from_previous_stage: the stage that leads is ahead of the one that ends
         place = self.place
-        leads = place.index == (0 if way is Way.FORWARD else place.stages - 1)
+        leads = place.index == (0 if direction is Direction.FORWARD else place.stages - 1)
         if not leads:
-            return self._input(way, self._task(way, (number + 1) % len(self.table)).chunk)
+            return self._input(
+                direction, self._task(direction, (number + 1) % len(self.table)).chunk
+            )
         if number < place.stages - 1:
             return []
-        chunk = self._task(way, number - (place.stages - 1)).chunk
-        ends = place.chunks - 1 if way is Way.FORWARD else 0
-        return [] if chunk == ends else self._input(way, chunk + way)
+        chunk = self._task(direction, number - (place.stages - 1)).chunk
+        ends = place.chunks - 1 if direction is Direction.FORWARD else 0
+        return [] if chunk == ends else self._input(direction, chunk + direction)
 
     def _exchange(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
         return self.place.exchange(sends=sends, receives=receives)
 
     def _post(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
         for task in receives:
-            self._expected[task.way].append(task)
+            self._expected[task.direction].append(task)
         return self.place.exchange(sends=sends, receives=receives, is_awaited=False)
 
-    def _await(self, task: Task) -> Iterator[Wait]:
+    def _await(self, task: Task) -> Iterator[Awaited]:
         """Wait for the oldest input that is on its way, unless the model begins with the task."""
-        if self.place.is_given(task) and self._expected[task.way]:
-            yield Wait(self._expected[task.way].pop(0), is_sent=False)
+        if self.place.is_given(task) and self._expected[task.direction]:
+            yield Awaited(self._expected[task.direction].pop(0), is_sent=False)
 
     def _gather(self, number: int) -> Iterator[Gather]:
         # forward_step_helper_preprocess: at the same time on all stages
@@ -317,23 +319,23 @@ def under_way(actions: Sequence[Action], chunks: int) -> list[int]:
     """
     held: list[set[int]] = [set() for _ in range(chunks)]
     most = [0] * chunks
-    leaves = {each.task for each in actions if isinstance(each, Wait) and each.is_sent}
+    leaves = {each.task for each in actions if isinstance(each, Awaited) and each.is_sent}
     for action in actions:
         begun: tuple[Task, ...] = ()
         ended: Task | None = None
         match action:
             case Exchange(receives=begun):
                 pass
-            case Task(way=Way.FORWARD):
+            case Task(direction=Direction.FORWARD):
                 begun = (action,)
             case Task() if action not in leaves:
                 ended = action
-            case Wait(task=task, is_sent=True) if task.way is Way.BACKWARD:
+            case Awaited(task=task, is_sent=True) if task.direction is Direction.BACKWARD:
                 ended = task
             case _:
                 pass
         for task in begun:
-            if task.way is Way.FORWARD:
+            if task.direction is Direction.FORWARD:
                 own = held[task.chunk]
                 own.add(task.micro_batch)
                 most[task.chunk] = max(most[task.chunk], len(own))

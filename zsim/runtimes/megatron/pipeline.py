@@ -19,31 +19,30 @@ Functions named in comments are those of `megatron/core` in August 2026 (d98e8a6
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from zsim.model.model import Model, ModelError, Value
 from zsim.model.pipeline_stages import Stage, stages
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import (
     Action,
+    Awaited,
+    Direction,
     Exchange,
     Gather,
     Interleaved,
     Reduce,
     StagePlace,
     Task,
-    Wait,
-    Way,
     one_forward_one_backward,
     under_way,
 )
 from zsim.runtimes.megatron.schedule import MegatronStep, aligned, groups
 from zsim.runtimes.megatron.volume import VOLUME
+from zsim.runtimes.megatron.waiting_writer import WaitingWriter
 from zsim.schedule.mesh import Group, Span
-from zsim.schedule.operation import Edge, Operation, StreamOperation
+from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
-from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
 from zsim.zero.bucket import Bucket, numbered
@@ -64,7 +63,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     chunks = len(made[0].chunks)
     if chunks > 1:
         _need_interleaved(strategy)
-    steps = [StageStep(stage, strategy) for stage in made]
+    steps = [MegatronStage(stage, strategy) for stage in made]
     for step in steps:
         step.write()
     streams = (COMPUTE, COMMUNICATION, *([PIPELINE] if steps[0].overlaps_messages else []))
@@ -101,35 +100,7 @@ def _need_interleaved(strategy: Strategy) -> None:
         )
 
 
-class _WaitingWriter(ScheduleWriter):
-    """A writer whose compute stream can wait: the next operation on it has the edges.
-
-    Attributes:
-        computed: the last operation of the compute stream.
-    """
-
-    def __init__(self, stage: Stage) -> None:
-        box = (Span(axis=PIPELINE, start=stage.index, end=stage.index + 1),)
-        super().__init__(stage.name, box)
-        self.computed = ""
-        self._awaited: list[str] = []
-
-    def wait(self, operation: str) -> None:
-        """Let the compute stream wait for `operation` before whatever comes next on it."""
-        self._awaited.append(operation)
-
-    def add(self, operation: Operation) -> str:
-        """Append an operation, after what its stream waits for."""
-        if isinstance(operation, StreamOperation) and operation.stream == COMPUTE:
-            self.computed = operation.id
-            if self._awaited:
-                after: tuple[Edge, ...] = (*operation.after, *self._awaited)
-                operation = replace(operation, after=after)
-                self._awaited = []
-        return super().add(operation)
-
-
-class StageStep(MegatronStep):
+class MegatronStage(MegatronStep):
     """Forward and backward of every micro-batch on one stage, then the update.
 
     Attributes:
@@ -160,7 +131,7 @@ class StageStep(MegatronStep):
             tied=stage.tied,
         )
         self.is_interleaved = len(stage.chunks) > 1
-        self._messages_writer = _WaitingWriter(stage)
+        self._messages_writer = WaitingWriter(stage)
         super().__init__(
             stage.model,
             strategy,
@@ -208,7 +179,7 @@ class StageStep(MegatronStep):
             match action:
                 case Exchange():
                     self._exchange(action)
-                case Wait():
+                case Awaited():
                     self._wait(action.task, is_sent=action.is_sent)
                 case Gather(chunk):
                     self.writer.prefix = f"step/forward/chunk{chunk}"
@@ -216,7 +187,7 @@ class StageStep(MegatronStep):
                         self.gather_ahead(bucket.index)
                 case Reduce(chunk):
                     self._reduce_chunk(chunk)
-                case Task(way=Way.FORWARD):
+                case Task(direction=Direction.FORWARD):
                     self._forward(action)
                 case Task():
                     self._backward(action)
@@ -269,7 +240,7 @@ class StageStep(MegatronStep):
         return own[task.micro_batch % len(own)]
 
     def _path(self, task: Task) -> str:
-        path = f"step/{task.way.name.lower()}/mb{task.micro_batch}"
+        path = f"step/{task.direction.name.lower()}/mb{task.micro_batch}"
         return f"{path}/chunk{task.chunk}" if self.is_interleaved else path
 
     def _enter(self, task: Task) -> ChunkSlot:
@@ -348,7 +319,8 @@ class StageStep(MegatronStep):
         # and from the one before, then the other way round
         first_sends = self.stage.index % 2 == 0
         ordered = sorted(
-            messages, key=lambda each: (each[0].way is Way.BACKWARD, each[1] is not first_sends)
+            messages,
+            key=lambda each: (each[0].direction is Direction.BACKWARD, each[1] is not first_sends),
         )
         for task, is_sent in ordered:
             after = (self._messages_writer.computed,)
@@ -384,14 +356,14 @@ class StageStep(MegatronStep):
     def _handed_on(self, task: Task, *, is_sent: bool) -> Value:
         """Return the value that a task makes or reads, or whose gradient it does."""
         slot = self._slot_of(task)
-        made = is_sent == (task.way is Way.FORWARD)
+        made = is_sent == (task.direction is Direction.FORWARD)
         value = slot.sent if made else slot.given
         assert value is not None
         return value
 
     def _buffer(self, task: Task, *, is_sent: bool) -> str:
         name = self._handed_on(task, is_sent=is_sent).name
-        return name if task.way is Way.FORWARD else f"{name}/gradient"
+        return name if task.direction is Direction.FORWARD else f"{name}/gradient"
 
 
 def _ends(strategy: Strategy) -> Group:
@@ -403,4 +375,4 @@ def _ends(strategy: Strategy) -> Group:
 
 def _offset(task: Task, is_sent: bool) -> int:  # noqa: FBT001 (of a pair)
     """Return along the pipeline where a message goes, or comes from."""
-    return int(task.way) if is_sent else -int(task.way)
+    return int(task.direction) if is_sent else -int(task.direction)
