@@ -354,7 +354,7 @@ def _virtual_stages(arguments: _Arguments, options: dict[str, tuple[str, object]
             why = f"{chunks} must divide the layers of a stage"
             raise ScenarioError(f"{FIELD}: --{by_stages}: {why}")
         each = layers // (stages * chunks)
-    if each is None or (isinstance(layers, int) and layers == each * (stages or 1)):
+    if each is None or (isinstance(stages, int) and layers == each * stages):
         return  # one chunk, where messages never overlap
     if group is not None and group != stages:
         raise ScenarioError(f"{FIELD}: --{size}: {group} is not modelled, only {stages}")

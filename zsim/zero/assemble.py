@@ -188,7 +188,7 @@ def groups_of(strategy: Strategy) -> tuple[Group, ...]:
     found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
     if strategy.inner is not None:
         found.append(Group(name=INNER, axes=(INNER,)))
-    over = ()
+    over: tuple[str, ...] = ()
     if strategy.parallel.pipeline > 1:
         over = (PIPELINE,)
         found.append(Group(name=PIPELINE, axes=over))

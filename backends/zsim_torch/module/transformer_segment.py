@@ -16,7 +16,8 @@ from torch.nn import functional
 from zsim.model.architecture import Transformer
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.transformer.ends import PLACES, TOKENS
-from zsim.strategy.strategy import Strategy
+from zsim.schedule.mesh import Mesh
+from zsim.zero.names import PIPELINE
 from zsim_torch.module.norm import norm
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import (
@@ -58,9 +59,10 @@ class SegmentedDecoder(nn.Module):
             _register(self, name, parameter)
 
 
-def is_segmented(model: Model, strategy: Strategy) -> bool:
+def is_segmented(model: Model, mesh: Mesh) -> bool:
     """Return whether units of `model` are cut into segments, or its values come from elsewhere."""
-    return strategy.parallel.pipeline > 1 or any(len(unit.segments) > 1 for unit in model.units)
+    staged = any(axis.name == PIPELINE and axis.size > 1 for axis in mesh.axes)
+    return staged or any(len(unit.segments) > 1 for unit in model.units)
 
 
 def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:

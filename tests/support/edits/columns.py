@@ -292,8 +292,15 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
             precision=strategy.train.precision,
         )
     deep = strategy.parallel.pipeline > 1 or strategy.cuts_tokens
-    shape = replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout)
-    made = fitting(replace(shape, tied_embeddings=column == TIED), strategy)
+    made = fitting(
+        replace(
+            DEEP,
+            layers=4 if deep else 1,
+            dropout=shape.dropout,
+            tied_embeddings=column == TIED,
+        ),
+        strategy,
+    )
     return in_blocks(made) if strategy.parallel.pipeline > 1 else made
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 import zsim
-from zsim.api.forecast import RunForecast, forecast
+from zsim.api.forecast import forecast
+from zsim.calibration.training_verdict import RunForecast
 
 
 @pytest.mark.parametrize("chunks", [{}, {"num_layers_per_virtual_pipeline_stage": 1}])
