@@ -2,26 +2,53 @@
 
     python -m benchmarks.pipeline
 
-Llama of 80 layers (the shape of Llama 2 70B, sequences of 1,024 tokens) as nanotron trains it, two
-steps, recorded. Values and order are proved. In processor time of one process, after import.
+Llama of 80 layers (the shape of Llama 2 70B, sequences of 1,024 tokens) as nanotron trains it, and
+of 64 as Megatron-LM does too, whose stages have as many layers; two steps, recorded. Values and
+order are proved. In processor time of one process, after import.
 """
 
 import time
+from dataclasses import dataclass, field
 
 import zsim
 from zsim.proof import check
 
-CASES = ((4, 32), (32, 64))
-"""Stages and micro-batches."""
+
+@dataclass(frozen=True)
+class Case:
+    """A runtime with its options, and how large a pipeline."""
+
+    runtime: str
+    stages: int
+    micro_batches: int
+    layers: int = 80
+    options: dict[str, int] = field(default_factory=dict[str, int])
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        interleaved = ", interleaved" if self.options else ""
+        return (
+            f"{self.runtime}, {self.layers} layers, {self.stages} stages{interleaved}, "
+            f"{self.micro_batches} micro-batches"
+        )
+
+
+CASES = (
+    Case("nanotron", 4, 32),
+    Case("nanotron", 32, 64),
+    Case("nanotron", 32, 64, 64),
+    Case("megatron", 32, 64, 64),
+    Case("megatron", 32, 64, 64, {"num_layers_per_virtual_pipeline_stage": 1}),
+)
 TARGET_S = 5.0
 
 
 def main() -> None:
     """Print a line for each case."""
-    zsim.run(_tables(2, 2))  # imports
-    for stages, micro_batches in CASES:
+    zsim.run(_tables(Case("megatron", 2, 2)))  # imports
+    for case in CASES:
         begin = time.process_time()
-        job = zsim.load(_tables(stages, micro_batches)).job
+        job = zsim.load(_tables(case)).job
         made = time.process_time()
         found = check(job.schedule, job.model)
         proved = time.process_time()
@@ -29,19 +56,19 @@ def main() -> None:
         end = time.process_time()
         count = sum(len(program.by_id) for program in job.schedule.programs)
         print(
-            f"{stages} stages, {micro_batches} micro-batches, {count:,} operations: "
+            f"{case}, {count:,} operations: "
             f"made in {made - begin:.2f} s, proved in {proved - made:.2f} s, "
             f"simulated in {end - proved:.2f} s, {end - begin:.2f} s in all, "
             f"target {TARGET_S:g} s, {len(found)} findings"
         )
 
 
-def _tables(stages: int, micro_batches: int) -> dict[str, object]:
+def _tables(case: Case) -> dict[str, object]:
     return {
-        "title": f"{stages} stages",
+        "title": str(case),
         "model": {
             "architecture": "llama",
-            "layers": 80,
+            "layers": case.layers,
             "hidden_size": 8192,
             "attention_heads": 64,
             "key_value_heads": 8,
@@ -49,14 +76,14 @@ def _tables(stages: int, micro_batches: int) -> dict[str, object]:
             "sequence_length": 1024,
             "vocab_size": 32000,
         },
-        "cluster": {"topology": "dgx_h100_infiniband", "nodes": max(1, stages // 8)},
+        "cluster": {"topology": "dgx_h100_infiniband", "nodes": max(1, case.stages // 8)},
         "compute": {"profile": "h100"},
         "network": {"profile": "h100"},
-        "zero": {"stage": 1, "emulate": "nanotron"},
-        "parallel": {"pipeline": stages},
+        "zero": {"stage": 1, "emulate": case.runtime, case.runtime: case.options},
+        "parallel": {"pipeline": case.stages},
         "train": {
             "micro_batch_size": 1,
-            "gradient_accumulation_steps": micro_batches,
+            "gradient_accumulation_steps": case.micro_batches,
             "precision": "bf16",
             "optimizer": "adam",
         },

@@ -263,7 +263,7 @@ def trained_on_rank(work: Assignment) -> Trained:
         place = TensorPlace.of(job.schedule, job.schedule.mesh.coordinates(rank))
         whole = transformer(shape, seed=None)
         module, units = whole, whole.units
-        if is_segmented(job.model):
+        if is_segmented(job.model, job.schedule.mesh):
             module = segmented = SegmentedDecoder(job.model, place)
             units = segmented.units
         sizes = {name: parameter.shape for name, parameter in whole.named_parameters()}

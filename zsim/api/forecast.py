@@ -132,12 +132,11 @@ def forecast(
     in a pipeline, each after those that fill it. Where memory is asked for, the step time is that
     of the few; where no more than whether it fits is, there may be none, and bounds of memory.
     """
-    train, parallel = tables.get("train"), tables.get("parallel")
+    train = tables.get("train")
     steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
-    stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1
-    few = FEW if stages == 1 else stages + 1
+    few, turn = simulated_micro_batches(tables)
     if quantity is not Quantity.STEP_TIME:
-        least = FEW if stages == 1 else stages
+        least = max(FEW, few - turn)
         many = isinstance(steps, int) and steps > few
         enough = accumulating(tables, least) if many else tables
         if quantity is not None:
@@ -146,21 +145,40 @@ def forecast(
         return (one and _lack(one)) or _whether_it_fits(enough)
     if not isinstance(steps, int) or steps <= few:
         return _simulated(tables)
-    return _extended(tables, steps, few)
+    return _extended(tables, steps, few, turn=turn)
 
 
-def _extended(tables: Mapping[str, object], steps: int, few: int) -> RunForecast | str:
-    """Return what is predicted for `steps` micro-batches from `few` and from one less.
+def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
+    """Return how many micro-batches of many are simulated, and how many take turns together.
 
-    With one less a rank needs no more memory: a host waits for none where it does not with `few`.
+    Stages of a pipeline with several chunks take as many at a time as there are stages.
+    """
+    parallel, zero = tables.get("parallel"), tables.get("zero")
+    stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1
+    if stages == 1:
+        return FEW, 1
+    options = zero.get("megatron") if isinstance(zero, dict) else None
+    key = "num_layers_per_virtual_pipeline_stage"
+    if isinstance(options, dict) and options.get(key) is not None:
+        return 3 * stages, stages
+    return stages + 1, 1
+
+
+def _extended(
+    tables: Mapping[str, object], steps: int, few: int, *, turn: int
+) -> RunForecast | str:
+    """Return what is predicted for `steps` micro-batches from `few` and from a `turn` less.
+
+    With one turn less a rank needs no more memory: a host waits for none where it does not with
+    `few`.
     """
     try:
-        fewer = settled_source(accumulating(tables, few - 1))
+        fewer = settled_source(accumulating(tables, few - turn))
         found, waits = _run(settled_source(accumulating(tables, few)))
         less_s = last_step_s(fewer.job(), fewer.simulation(), waits=waits or not found.fits)
     except RUN_FAULTS as error:
         return str(error)
-    each_s = found.step_time_s - less_s
+    each_s = (found.step_time_s - less_s) / turn
     return replace(found, step_time_s=found.step_time_s + (steps - few) * each_s)
 
 

@@ -133,12 +133,14 @@ def largest(
     judged = memory_trust(job)
     result = partial(LargestResult, title=loaded.title, trust=judged.text, peak_error=judged.error)
     if tables.model.parameters is None:
+        strategy = job.schedule.contract.strategy
+        assert strategy is not None
         assert job.model.architecture is not None  # a model that is not parameters alone has one
         simulated = depends_on_time(job.schedule)
         layers = job.model.architecture.layers
         most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
         search = _Search(
-            smallest=fewest_layers(job.model, layers, tables.parallel.pipeline),
+            smallest=fewest_layers(job.model, layers, strategy),
             most=most,
             digits=SIMULATED_DIGITS if simulated else None,
             progress=progress,

@@ -199,13 +199,22 @@ def _megatron(asked: ConfigQuestion) -> str:
         f"--seq-length {asked.sequence_length}",
         "--use-distributed-optimizer",
     ]
+    if (stages := asked.number("parallel.pipeline")) > 1:
+        found.insert(1, f"--pipeline-model-parallel-size {stages}")
+    layers = asked.options.get("num_layers_per_virtual_pipeline_stage")
+    if layers is not None:
+        found.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
+    if asked.options.get("overlap_p2p_comm") is False:
+        found.append("--no-overlap-p2p-communication")
     if asked.precision != "fp32":
         found.append(f"--{asked.precision}")
     if asked.precision == "bf16" and not asked.options.get("grad_reduce_in_fp32"):
         found.append("--grad-reduce-in-bf16")  # its default with bf16 is fp32
     found.append(f"--clip-grad {asked.clip_norm or 0.0}")  # its default is 1.0
     found += [
-        f"--{name.replace('_', '-')}" for name, value in asked.options.items() if value is True
+        f"--{name.replace('_', '-')}"
+        for name, value in asked.options.items()
+        if value is True and name != "overlap_p2p_comm"  # which is the default
     ]
     if asked.checkpointing == "full":
         found += [

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
+from zsim.api.forecast import (
+    RUN_FAULTS,
+    accumulating,
+    forecast,
+    settled_source,
+    simulated_micro_batches,
+)
 from zsim.closed_form.step_bounds import (
     LinkCut,
     busy_s,
@@ -97,8 +103,7 @@ def tried(tables: Mapping[str, Any]) -> SettingOutcome:
 
 def _as_simulated(tables: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the tables of the last scenario that `forecast` made a schedule of."""
-    stages = tables["parallel"].get("pipeline", 1)
-    few = FEW if stages == 1 else stages + 1
+    few, _ = simulated_micro_batches(tables)
     many = tables["train"]["gradient_accumulation_steps"] > few
     return accumulating(tables, few) if many else tables
 

@@ -120,14 +120,16 @@ def busy_s(model: Model, strategy: Strategy, seconds: KernelSeconds, cut: LinkCu
     """Return the seconds in which the busiest rank computes or sums over the tensor axis, at least.
 
     In a pipeline, a stage waits for the first micro-batch to come down, and the first stage for the
-    last one to come back (Narayanan et al. 2021, section 2.2).
+    last one to come back, through one chunk of each (Narayanan et al. 2021, section 2.2).
     """
     clock = _Clock(strategy=strategy, seconds=seconds, gpu=cut.gpu)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count == 1:
         return times * clock.stage_s(model)
-    each = [clock.stage_s(stage.model) for stage in stages(model, count)]
-    return max(times * own + sum(each[:index]) for index, own in enumerate(each))
+    made = stages(model, strategy)
+    each = [clock.stage_s(stage.model) for stage in made]
+    first = [clock.stage_s(stage.chunks[0].model) for stage in made]
+    return max(times * own + sum(first[:index]) for index, own in enumerate(each))
 
 
 def exchange_s(lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut) -> float:
@@ -212,7 +214,7 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     return max(
         _states(stage.model, strategy)
         + min(count - stage.index, times) * kept_activations(stage.model, strategy)
-        for stage in stages(model, count)
+        for stage in stages(model, strategy)
     )
 
 

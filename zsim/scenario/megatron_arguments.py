@@ -45,6 +45,12 @@ REFUSED = {
     "quick-geglu": "quick GEGLU",
     "no-position-embedding": "a model without positions",
     "optimizer-cpu-offload": "its optimizer on the host",
+    "decoder-first-pipeline-num-layers": "stages of unlike layers",
+    "decoder-last-pipeline-num-layers": "stages of unlike layers",
+    "account-for-embedding-in-pipeline-split": "stages of unlike layers",
+    "account-for-loss-in-pipeline-split": "stages of unlike layers",
+    "pipeline-model-parallel-layout": "stages of unlike layers",
+    "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
 }
 """Arguments with which another model, or another runtime, would be trained."""
 
@@ -163,7 +169,9 @@ def _parallel(arguments: _Arguments) -> None:
         arguments.whole("tensor-model-parallel-size", 1),
         "tensor-model-parallel-size",
     )
-    for axis in ("pipeline-model", "context", "expert-model"):
+    name = "pipeline-model-parallel-size"
+    arguments.say("parallel.pipeline", arguments.whole(name, 1), name)
+    for axis in ("context", "expert-model"):
         name = f"{axis}-parallel-size"
         if (degree := arguments.whole(name, 1)) != 1:
             raise ScenarioError(f"{FIELD}: --{name}: {degree} is not modelled, only 1")
@@ -324,5 +332,31 @@ def _runtime(arguments: _Arguments) -> None:
     cuts_tokens = arguments.flag("sequence-parallel")
     tensor = arguments.said["parallel.tensor"].value
     options["sequence_parallel"] = ("sequence-parallel", cuts_tokens and tensor != 1)
+    _virtual_stages(arguments, options)
     for field, (name, value) in options.items():
         arguments.say(f"zero.megatron.{field}", value, name)
+
+
+def _virtual_stages(arguments: _Arguments, options: dict[str, tuple[str, object]]) -> None:
+    """Put the layers of a virtual stage into `options`, given as they are or by virtual stages."""
+    field = "num_layers_per_virtual_pipeline_stage"
+    by_layers, by_stages = field.replace("_", "-"), "num-virtual-stages-per-pipeline-rank"
+    each, chunks = arguments.whole(by_layers), arguments.whole(by_stages)
+    overlaps = not arguments.flag("no-overlap-p2p-communication")
+    stages = arguments.said["parallel.pipeline"].value
+    layers = arguments.said["model.layers"].value if "model.layers" in arguments.said else None
+    size = "microbatch-group-size-per-virtual-pipeline-stage"
+    group = arguments.whole(size)
+    if each is not None and chunks is not None:
+        raise ScenarioError(f"{FIELD}: --{by_layers}: contradicts --{by_stages}")
+    if chunks is not None:
+        if not isinstance(layers, int) or not isinstance(stages, int) or layers % (stages * chunks):
+            why = f"{chunks} must divide the layers of a stage"
+            raise ScenarioError(f"{FIELD}: --{by_stages}: {why}")
+        each = layers // (stages * chunks)
+    if each is None or (isinstance(stages, int) and layers == each * stages):
+        return  # one chunk, where messages never overlap
+    if group is not None and group != stages:
+        raise ScenarioError(f"{FIELD}: --{size}: {group} is not modelled, only {stages}")
+    options[field] = (by_layers if chunks is None else by_stages, each)
+    options["overlap_p2p_comm"] = ("no-overlap-p2p-communication", overlaps)

@@ -7,7 +7,7 @@ from zsim.dtype import DType
 from zsim.model.model import ModelError
 from zsim.schedule.buffer_handle import BufferHandle
 from zsim.schedule.host_actions import name_of
-from zsim.schedule.mesh import Box
+from zsim.schedule.mesh import Box, Group
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
 from zsim.schedule.schedule import Buffer, Kind, Place, Pool, Program
@@ -35,7 +35,7 @@ class ScheduleWriter(OperationList):
     """Collects the buffers of a role, and the operations of its setup and then of its step.
 
     It keeps a ledger of each pool, so that the schedule can promise its peak: memory returns when
-    it is freed, whatever the mode.
+    it is freed, whatever the mode. Its `groups` are those that it needs beside those along axes.
     """
 
     def __init__(self, role: str = ROLE, box: Box = ()) -> None:
@@ -48,6 +48,7 @@ class ScheduleWriter(OperationList):
         self.peak_bytes = {POOL: 0}
         self.alive: set[str] = set()
         self.slot_pools: list[Pool] = []
+        self.groups: list[Group] = []
 
     def buffer(
         self,

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from zsim.cluster.cluster import Gpu
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Operation
+from zsim_des.engine.arrival import Key
 from zsim_des.engine.gpu_sharing import Beside
 from zsim_des.engine.host_issue import Courses, IssueStretch, Item
 from zsim_des.engine.instruction import Ask, Choose
 from zsim_des.engine.memory_wait import AskedMemory, Awaited
-from zsim_des.engine.rendezvous import Key, Rendezvous
+from zsim_des.engine.rendezvous import Rendezvous
 from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Stream
 from zsim_des.engine.watch import Durations, RunWatcher
 from zsim_des.ready_queue import Agenda

@@ -1,7 +1,7 @@
 """The rendezvous of a communicator's operations: who waits for whom, and when they can start."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 from zsim.network.volume import element_count
@@ -14,6 +14,7 @@ from zsim.schedule.operation import (
     ReducingOperation,
     Send,
 )
+from zsim_des.engine.arrival import ALONE, Arrival, Key, MetRanks
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.watch import Durations
 from zsim_des.network.carried import Carried
@@ -22,44 +23,9 @@ from zsim_des.ready_queue import Agenda, Alarm
 from zsim_des.symmetry.classes import RankClass
 from zsim_des.symmetry.folded_links import FoldedLinkTable, States, joined, shapes
 
-Key = tuple[int | str, ...]
-"""What is met: a communicator class and the number of its collective, or a pair and its number."""
-
-
-ALONE: tuple[Key, ...] = (("alone",),)
-"""Where a class meets itself: its collective waits for nobody else."""
-
 
 class MismatchError(RuntimeError):
     """Ranks met with operations that do not belong together."""
-
-
-@dataclass(slots=True)
-class Arrival:
-    """One operation of a communicator (or several issued together) on one rank class.
-
-    `keys` are those that it meets others at, one per member, taken when the host issues it.
-    `moves` is told how many bytes a second pass the memory of a GPU, from when they begin to on.
-    """
-
-    rank_class: RankClass
-    name: str
-    step: int
-    members: tuple[tuple[Communication, int], ...]
-    keys: tuple[Key, ...]
-    finish: Callable[[int], None]
-    ready_ps: int = 0
-    moves: Callable[[Fraction], None] | None = None
-
-
-@dataclass(slots=True)
-class MetRanks:
-    """Members that have come to a key; complete when `needed` have."""
-
-    needed: int
-    come: list[tuple[Arrival, Communication]] = field(
-        default_factory=list[tuple[Arrival, Communication]]
-    )
 
 
 @dataclass(slots=True)
@@ -128,6 +94,9 @@ class Rendezvous:
         if len(entry.keys) == 1 and not isinstance(entry.members[0][0], PointToPoint):
             self._gather(entry, entry.keys[0])
             return
+        if all(isinstance(member, PointToPoint) for member, _ in entry.members):
+            self._pair(entry)
+            return
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)
             if meeting is None:
@@ -144,6 +113,63 @@ class Rendezvous:
         met = self._met(entry)
         if met is not None:
             self._part(met)
+
+    def _pair(self, entry: Arrival) -> None:
+        """Do the same for messages: each goes once both of its ends have come.
+
+        NCCL gives every peer of a group channels of its own, which do not wait for each other; the
+        group ends with the last.
+        """
+        entry.left = len(entry.keys)
+        met: list[tuple[Key, MetRanks]] = []
+        for key, (member, _) in zip(entry.keys, entry.members, strict=True):
+            meeting = self._meetings.setdefault(key, MetRanks(2))
+            if meeting.come:
+                _must_match((entry, member), meeting.come[0])
+            meeting.come.append((entry, member))
+            if len(meeting.come) == meeting.needed:
+                met.append((key, self._meetings.pop(key)))
+        for key, meeting in met:
+            self._send(key, meeting.come)
+
+    def _send(self, key: Key, come: list[tuple[Arrival, Communication]]) -> None:
+        """Send a message from one of its ends to the other, both of which have come."""
+        ends = [entry for entry, _ in come]
+        ready_ps = max(entry.ready_ps for entry in ends)
+        if self._durations is not None:
+            first = min(ends, key=lambda entry: entry.rank_class.index)
+            end_ps = ready_ps + self._durations.communication_ps(first.step, first.name)
+            for entry in ends:
+                entry.end(key, end_ps)
+            return
+        sender, message = next(each for each in come if isinstance(each[1], Send))
+        assert isinstance(message, Send)
+        peer = (sender.rank_class, message.group, message.offset)
+        size_bytes = message.source.size * message.wire.size_bytes
+        latency_ps = self._links.send_latency_ps(*peer, self._network.state)
+        if not size_bytes:
+            for entry in ends:
+                entry.end(key, ready_ps + latency_ps)
+            return
+        env, network, step = self._agenda.env, self._network, sender.step
+        number = network.number(shapes(self._links.send(*peer)))
+
+        def finish() -> None:
+            end_ps = int(env.now)
+            for entry in ends:
+                entry.end(key, end_ps)
+            self._agenda.run()
+
+        told = [] if sender.moves is None else ends
+
+        def moves(per_s: Fraction) -> None:
+            for entry in told:
+                entry.move(key, per_s)
+
+        def begin() -> None:
+            network.join(number, size_bytes, step, finish, moves=moves if told else None)
+
+        Alarm(env, ready_ps + latency_ps - int(env.now), begin)
 
     def _gather(self, entry: Arrival, key: Key) -> None:
         """Do the same for one collective, which is issued alone here."""

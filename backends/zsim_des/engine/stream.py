@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from zsim_des.engine.arrival import ALONE, Arrival, Key
 from zsim_des.engine.gpu_sharing import Beside
 from zsim_des.engine.host_issue import HostIssue, Item
-from zsim_des.engine.rendezvous import ALONE, Arrival, CarriedStart, Key, Rendezvous
+from zsim_des.engine.rendezvous import CarriedStart, Rendezvous
 from zsim_des.ready_queue import Agenda, Walker
 from zsim_des.symmetry.classes import RankClass
 

@@ -131,7 +131,8 @@ class Carrier(Generic[A]):
     def end(self, rank: int, step: int, slot: int, span_ps: tuple[int, int]) -> None:
         """Note when an entry runs: what it does to memory has a time.
 
-        Members of a meeting end together, one after the other: what frees spoil comes after all.
+        Members of a collective end together, one after the other: what frees spoil comes after all.
+        A message is there with the first of its ends.
         """
         running, meetings = self._running.pop((rank, step, slot))
         start_ps, end_ps = span_ps
@@ -141,10 +142,11 @@ class Carrier(Generic[A]):
         if running.operation is not None:
             self._add(end_ps, partial(running.complete, self._values))
         for meeting in meetings:
-            self._ending.add(meeting)
             if meeting.ends():
-                self._ending.remove(meeting)
                 self._add(end_ps, partial(meeting.complete, self._values))
+                self._ending.discard(meeting)
+            elif not meeting.is_message:
+                self._ending.add(meeting)
         self._behind += [(max(end_ps, host_ps), memory) for host_ps, memory in running.frees]
         if not self._ending:
             for time_ps, memory in self._behind:

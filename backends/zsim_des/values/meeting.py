@@ -6,7 +6,7 @@ from typing import Generic
 
 from zsim.backend.values import A, Seat, Values
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import Communication, Receive, Send
+from zsim.schedule.operation import Communication, PointToPoint, Receive, Send
 from zsim.schedule.schedule import Schedule
 from zsim_des.values.running import BlockAccess, Fault, Running
 
@@ -33,14 +33,24 @@ class Meeting(Generic[A]):
         """Note that a member was issued."""
         self._seated[place] = seated
 
+    @property
+    def is_message(self) -> bool:
+        """Return whether it is a Send and its Receive.
+
+        What is issued with either may hold that one up: then it ends after the other.
+        """
+        return all(isinstance(one.member, PointToPoint) for one in self._seated.values())
+
     def ends(self) -> bool:
-        """One more member has ended; whether it was the last."""
+        """One more member has ended; whether it was the last, or of a message the first."""
         self._ended += 1
-        return self._ended == self._needed
+        return self._ended == (1 if self.is_message else self._needed)
 
     def complete(self, values: Values[A]) -> Iterator[Fault]:
-        """Every member gets what it gets."""
+        """Every member gets what it gets; at the same time, nobody may have begun so far."""
         seated = [self._seated[place] for place in sorted(self._seated)]
+        for one in seated:
+            one.running.begin(values)
         sources: list[A] = []
         for one in seated:
             windows = [each for each in (one.source, one.target) if each is not None]

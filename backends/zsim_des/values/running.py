@@ -62,9 +62,13 @@ class Running(Generic[A]):
     operation: Compute | Fill | Copy | None = None
     scalars: Mapping[str, float] = field(default_factory=dict[str, float])
     frees: list[tuple[int, A]] = field(default_factory=list)
+    has_begun: bool = False
 
     def begin(self, values: Values[A]) -> None:
-        """Take what is read; what will be written belongs to nobody."""
+        """Take what is read, once; what will be written belongs to nobody."""
+        if self.has_begun:
+            return
+        self.has_begun = True
         windows = self.windows
         written = [window for window in windows if window.writes]
         for window in windows:

@@ -128,10 +128,14 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Tensor) -> Tensor:
         """Return the loss, a scalar."""
-        logits = functional.linear(self.ln(hidden), self.weight).flatten(0, 1)
-        if logits.dtype is not torch.float64:
-            logits = logits.float()
-        return functional.cross_entropy(logits, batch[:, 1:].clone().flatten())
+        return next_token_loss(functional.linear(self.ln(hidden), self.weight).flatten(0, 1), batch)
+
+
+def next_token_loss(logits: Tensor, batch: Tensor) -> Tensor:
+    """Return the mean cross entropy of `logits`, [tokens, vocabulary], at least in fp32."""
+    if logits.dtype is not torch.float64:
+        logits = logits.float()
+    return functional.cross_entropy(logits, batch[:, 1:].clone().flatten())
 
 
 class Decoder(nn.Module):

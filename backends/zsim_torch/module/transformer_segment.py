@@ -16,6 +16,8 @@ from torch.nn import functional
 from zsim.model.architecture import Transformer
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.transformer.ends import PLACES, TOKENS
+from zsim.schedule.mesh import Mesh
+from zsim.zero.names import PIPELINE
 from zsim_torch.module.norm import norm
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import (
@@ -24,6 +26,7 @@ from zsim_torch.module.transformer import (
     add_perceptron,
     add_projections,
     attention,
+    next_token_loss,
     perceptron,
 )
 from zsim_torch.module.unit import SegmentChoice
@@ -56,9 +59,10 @@ class SegmentedDecoder(nn.Module):
             _register(self, name, parameter)
 
 
-def is_segmented(model: Model) -> bool:
-    """Return whether some unit of `model` is cut into several segments."""
-    return any(len(unit.segments) > 1 for unit in model.units)
+def is_segmented(model: Model, mesh: Mesh) -> bool:
+    """Return whether units of `model` are cut into segments, or its values come from elsewhere."""
+    staged = any(axis.name == PIPELINE and axis.size > 1 for axis in mesh.axes)
+    return staged or any(len(unit.segments) > 1 for unit in model.units)
 
 
 def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
@@ -136,6 +140,8 @@ class _SegmentMaker:
                 return _StatisticsSegment(self.own)
             case "loss" if not segment.parameters:
                 return _LossSegment()
+            case "loss" if len(unit.segments) == 1:
+                return _HeadSegment(self, segment, dtype)
             case _:
                 raise ValueError(f"unit {unit.name}: no module makes {output.name}")
 
@@ -292,6 +298,19 @@ class _LogitsSegment(_RowSegment):
         """Return [tokens, rows of this rank]."""
         weight: Tensor = attrgetter(self._name)(self)
         return functional.linear(self._rows(normed), weight)
+
+
+class _HeadSegment(_LogitsSegment):
+    """A whole head."""
+
+    def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
+        super().__init__(maker, segment, dtype)
+        self.ln = norm(maker.shape, dtype)
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """Return the loss, a scalar."""
+        (batch,) = others
+        return next_token_loss(super().forward(self.ln(self._sequences(hidden))), batch)
 
 
 class _WidenedLogits(nn.Module):

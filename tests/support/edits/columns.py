@@ -12,6 +12,7 @@ from zsim.model.architecture import GPT, Llama, LoRA
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
+from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
@@ -23,6 +24,8 @@ from zsim.strategy.train import LossScale, Train
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 CALLED_AGAIN = "blocks called again"
 """The column of models with one block that is called twice."""
+TIED = "megatron pipelines"
+"""The column of models whose first and last stage have one embedding."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
@@ -168,6 +171,48 @@ def of_pipelines() -> list[Strategy]:
     ]
 
 
+def of_megatron_pipelines() -> list[Strategy]:
+    """Stages with as many layers: overlap, replicas, tokens cut, recomputed layers, chunks."""
+    base = Strategy(
+        parallel=Parallel(pipeline=2, data=2),
+        zero=Zero(stage=1, emulate=Megatron()),
+        train=Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
+    )
+    overlapped = Megatron(
+        bucket_size=40,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        grad_reduce_in_fp32=True,
+    )
+    return [
+        base.but({"zero.emulate": overlapped, "train.precision": Precision.BF16}),
+        base.but(
+            {
+                "parallel.tensor": 2,
+                "zero.emulate": Megatron(sequence_parallel=True),
+                "train.precision": Precision.FP16,
+                "activations.checkpointing": Checkpointing.FULL,
+            }
+        ),
+        base.but(
+            {
+                "parallel.pipeline": 4,
+                "parallel.data": 1,
+                "parallel.replicate": 2,
+                "train.optimizer": GIVEN,
+                "train.clip_norm": None,
+            }
+        ),
+        base.but(
+            {
+                "zero.emulate": overlapped.but(num_layers_per_virtual_pipeline_stage=1),
+                "train.precision": Precision.BF16,
+                "train.gradient_accumulation_steps": 2,
+            }
+        ),
+    ]
+
+
 def of_frozen() -> dict[str, list[Strategy]]:
     """Strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
@@ -184,6 +229,7 @@ def strategies() -> dict[str, list[Strategy]]:
         **found,
         **of_runtimes(),
         "pipelines": of_pipelines(),
+        TIED: of_megatron_pipelines(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -238,7 +284,7 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:
         shape = replace(SHAPE, dropout=0.5)
-    if not isinstance(strategy.zero.emulate, Nanotron):
+    if not isinstance(strategy.zero.emulate, Nanotron) and strategy.parallel.pipeline == 1:
         return gpt(
             shape,
             micro_batch_size=1,
@@ -246,7 +292,15 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
             precision=strategy.train.precision,
         )
     deep = strategy.parallel.pipeline > 1 or strategy.cuts_tokens
-    made = fitting(replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout), strategy)
+    made = fitting(
+        replace(
+            DEEP,
+            layers=4 if deep else 1,
+            dropout=shape.dropout,
+            tied_embeddings=column == TIED,
+        ),
+        strategy,
+    )
     return in_blocks(made) if strategy.parallel.pipeline > 1 else made
 
 

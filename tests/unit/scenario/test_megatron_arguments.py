@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.api.scenario import load
 from zsim.files.installed import model_catalogue
+from zsim.runtimes.megatron.options import Megatron
 from zsim.scenario.megatron_arguments import configured
 from zsim.scenario.model_catalogue import named
 from zsim.scenario.tables import Scenario, ScenarioError
@@ -73,6 +74,29 @@ def test_a_file_is_read_beside_the_scenario_and_what_is_left_is_told_once(
     assert said == "zsim: arguments.txt: not modelled: --fp8-format\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("", {}),
+        ("--no-overlap-p2p-communication", {}),  # which one chunk never has
+        ("--num-layers-per-virtual-pipeline-stage 2", {"num_layers_per_virtual_pipeline_stage": 2}),
+        ("--num-virtual-stages-per-pipeline-rank 4", {"num_layers_per_virtual_pipeline_stage": 2}),
+        ("--num-layers-per-virtual-pipeline-stage 8", {}),
+        (
+            "--num-layers-per-virtual-pipeline-stage 4 --no-overlap-p2p-communication",
+            {"num_layers_per_virtual_pipeline_stage": 4, "overlap_p2p_comm": False},
+        ),
+    ],
+)
+def test_stages_of_a_pipeline_are_read(words: str, options: dict[str, object]) -> None:
+    found = read(f"{LLAMA3_8B} --pipeline-model-parallel-size 4 {words}")
+    assert found.parallel.pipeline == 4
+    runtime = found.zero.model_dump()["megatron"]
+    for name, kept in Megatron().model_dump().items():
+        if name.startswith(("num_", "overlap_p2p")):
+            assert runtime.get(name, kept) == options.get(name, kept)
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from([1, 2, 4, 8]),
@@ -108,7 +132,15 @@ def test_options_are_what_megatron_makes_of_them(
     ("words", "why"),
     [
         (SHAPE.replace("--use-distributed-optimizer ", ""), "--use-distributed-optimizer: missing"),
-        (f"{SHAPE} --pipeline-model-parallel-size 2", "2 is not modelled, only 1"),
+        (f"{SHAPE} --context-parallel-size 2", "2 is not modelled, only 1"),
+        (
+            f"{SHAPE} --pipeline-model-parallel-layout E|t|L",
+            "stages of unlike layers: not modelled",
+        ),
+        (
+            f"{SHAPE} --num-virtual-stages-per-pipeline-rank 7",
+            "7 must divide the layers of a stage",
+        ),
         (f"{SHAPE} --num-experts 8", "--num-experts: experts: not modelled"),
         (f"{SHAPE} --num-layers $LAYERS", "'$LAYERS': must be written out"),
         (f"{SHAPE} --num-layers 0", "--num-layers: '0' must be a whole number of at least 1"),

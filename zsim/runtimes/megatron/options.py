@@ -24,9 +24,15 @@ class Megatron(RuntimeOptions):
         average_in_collective: let the collective divide, instead of scaling before.
         sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by tokens
             (`TransformerConfig.sequence_parallel`).
+        num_layers_per_virtual_pipeline_stage: with a pipeline, layers of a chunk: each stage has
+            several, which alternate with those of other stages (interleaved); None is one.
+        overlap_p2p_comm: with several chunks, send and receive while compute goes on; false waits
+            (`--no-overlap-p2p-communication`).
     """
 
     stages = (1,)
+    has_pipeline = True
+    even_stages = True
 
     bucket_size: Count | None = None
     overlap_grad_reduce: Flag = False
@@ -34,6 +40,13 @@ class Megatron(RuntimeOptions):
     grad_reduce_in_fp32: Flag = False
     average_in_collective: Flag = False
     sequence_parallel: Flag = False
+    num_layers_per_virtual_pipeline_stage: Count | None = None
+    overlap_p2p_comm: Flag = True
+
+    @property
+    def layers_of_chunk(self) -> int | None:
+        """Return the layers of a virtual stage of a pipeline; None if stages have one chunk."""
+        return self.num_layers_per_virtual_pipeline_stage
 
     @property
     def cuts_tokens(self) -> bool:

@@ -12,7 +12,7 @@ Functions named in comments are those of `megatron/core` in August 2026 (d98e8a6
 in `distributed/distributed_data_parallel.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import lcm
 
 from zsim.dtype import DType
@@ -52,18 +52,26 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned.
     """
     ranks, options = strategy.parallel.data, strategy.options(Megatron)
-    buckets = numbered(model, groups(model, ranks, options), place=aligned(ranks), ranks=ranks)
-    step = MegatronStep(model, strategy, buckets)
+    has_size = options.overlap_grad_reduce
+    members = groups(model, ranks, options, has_size=has_size)
+    buckets = numbered(model, members, place=aligned(ranks), ranks=ranks)
+    step = MegatronStep(model, strategy, buckets, overlaps=has_size)
     step.write()
-    layouts = (*buckets.layouts, *([step.copied] if step.copied.pieces else []))
-    return step.schedule("Megatron distributed optimizer", VOLUME, layouts=layouts)
+    return step.schedule("Megatron distributed optimizer", VOLUME, layouts=step.layouts)
 
 
-def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]:
+def groups(
+    model: Model,
+    ranks: int,
+    options: Megatron,
+    *,
+    has_size: bool,
+    alone: Set[str] = frozenset(),
+) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
-    A bucket is closed once it has `bucket_size` elements, gaps included; without overlap there is
-    one.
+    One that `has_size` is closed once it has `bucket_size` elements, gaps included; otherwise there
+    is one. Parameters that stand `alone` have buckets of their own.
     """
     # DistributedDataParallel.__init__: the default of `bucket_size`, and none without overlap
     limit = options.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * ranks)
@@ -71,7 +79,9 @@ def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]
     end = 0
     # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py
     for parameter in reversed(model.parameters):
-        if options.overlap_grad_reduce and end >= limit:
+        # _does_param_require_new_bucket
+        closed = any(each.name in alone for each in (parameter, *found[-1][-1:]))
+        if found[-1] and (closed or (has_size and end >= limit)):
             found.append([])
             end = 0
         found[-1].append(parameter)
@@ -96,7 +106,7 @@ def aligned(ranks: int) -> Packing:
     return place
 
 
-def one_after_another(model: Model) -> Layout:
+def one_after_another(model: Model, name: str) -> Layout:
     """Return parameters of which ranks have gradients of their own tokens alone, in a row."""
     shared = shared_parameters(model)
     pieces: list[Piece] = []
@@ -105,18 +115,33 @@ def one_after_another(model: Model) -> Layout:
         if each.name in shared:
             pieces.append(Piece(parameter=each.name, start=end, size=each.elements))
             end += each.elements
-    return Layout(name="sequence_parallel/gradient", pieces=tuple(pieces), elements=end)
+    return Layout(name=name, pieces=tuple(pieces), elements=end)
 
 
 class MegatronStep(Step):
-    """Forward and backward of every micro-batch, then the update."""
+    """Forward and backward of every micro-batch, then the update.
 
-    def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
+    Attributes:
+        overlaps: whether buckets are reduced while the last backward goes on.
+        written: by bucket the operation that wrote its gradients last.
+        gathered: by bucket the gather of its parameters, if that overlaps with forward.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        strategy: Strategy,
+        buckets: Buckets,
+        *,
+        overlaps: bool,
+        writer: ScheduleWriter | None = None,
+    ) -> None:
         # DistributedOptimizer shards fp32 masters and moments, parameters stay whole
         # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py).
         precision = strategy.train.precision
         holding = Holding(parameter=precision.compute, has_master=precision.has_master)
-        super().__init__(model, strategy, buckets, holding)
+        super().__init__(model, strategy, buckets, holding, writer=writer)
+        self.overlaps = overlaps
         self.options = strategy.options(Megatron)
         wire = DType.FP32 if self.options.grad_reduce_in_fp32 else precision.compute
         # _ParamAndGradBuffer: a gradient buffer as long as the parameters
@@ -125,11 +150,17 @@ class MegatronStep(Step):
         ]
         mean = self.options.average_in_collective
         self._reduction = Reduction.AVERAGE if mean else Reduction.SUM
-        self.copied = one_after_another(model)
+        place = f"{self.writer.role}/" if self.writer.box else ""
+        self.copied = one_after_another(model, f"{place}sequence_parallel/gradient")
         self._left = UnitsLeft(buckets)
-        self._written = [""] * len(buckets.all)
-        self._gathered: dict[int, str] = {}
+        self.written = [""] * len(buckets.all)
+        self.gathered: dict[int, str] = {}
         self._waited: set[int] = set()
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Every layout that buffers of this step have."""
+        return (*self.buckets.layouts, *([self.copied] if self.copied.pieces else []))
 
     def write_setup(self) -> None:
         """Take memory for gradients, which live as long as the parameters."""
@@ -149,25 +180,25 @@ class MegatronStep(Step):
         needed = {run.bucket: None for run in self.buckets.runs[visit.unit]}
         first = [bucket for bucket in needed if bucket not in self._waited]
         self._waited.update(first)
-        self.passes.forward(visit, tuple(map(self._arrival, first)))
+        self.passes.forward(visit, tuple(map(self.arrival, first)))
 
-    def _arrival(self, number: int) -> Edge:
+    def arrival(self, number: int) -> Edge:
         """Return what the first reads of a bucket wait for."""
         if not self.options.overlap_param_gather:
             return Previous(gather_path(self.buckets.all[number]))
         # _make_forward_pre_hook, finish_param_sync: the bucket's own gather is dispatched if it was
         # not, and once it is waited for that of the next bucket
-        self._gather_ahead(number)
+        self.gather_ahead(number)
         if number + 1 < len(self.buckets.all):
-            self._gather_ahead(number + 1)
-        return self._gathered[number]
+            self.gather_ahead(number + 1)
+        return self.gathered[number]
 
-    def _gather_ahead(self, number: int) -> None:
+    def gather_ahead(self, number: int) -> None:
         """Dispatch the gather of a bucket's parameters, unless that is done."""
-        if number not in self._gathered:
+        if number not in self.gathered:
             bucket = self.buckets.all[number]
             after = Previous(update_path(bucket, self.strategy))
-            self._gathered[number] = self._gather(
+            self.gathered[number] = self._gather(
                 self.writer, bucket, f"gather/{bucket.name}", after
             )
 
@@ -185,7 +216,7 @@ class MegatronStep(Step):
         for position, run in self.buckets.trained_runs(visit.unit):
             source = self.passes.transient(visit.unit, position)
             target = self.gradients[run.bucket]
-            self._written[run.bucket] = copy_run(
+            self.written[run.bucket] = copy_run(
                 self.writer,
                 f"add/{target}",
                 run,
@@ -197,9 +228,9 @@ class MegatronStep(Step):
             # register_grad_ready counts in the last micro-batch alone (is_last_microbatch)
             if self.is_last and self._left.complete(run.bucket):
                 ready.append(self.buckets.all[run.bucket])
-        if self.options.overlap_grad_reduce:
+        if self.overlaps:
             for bucket in ready:
-                self._reduce((bucket,))
+                self.reduce((bucket,))
 
     def _sum_copies(self) -> None:
         """Sum over the tensor axis what each rank has of gradients of its own tokens alone.
@@ -224,7 +255,7 @@ class MegatronStep(Step):
         )
         writer.allocate(flat)
         for bucket in buckets:
-            gradient, after = self.gradients[bucket.index], (self._written[bucket.index],)
+            gradient, after = self.gradients[bucket.index], (self.written[bucket.index],)
             name = f"flatten/{bucket.name}"
             writer.copy(name, gradient, flat, by_parameter=True, after=after)
         writer.all_reduce("sum", TENSOR, flat, stream=COMPUTE)
@@ -232,12 +263,20 @@ class MegatronStep(Step):
             gradient = self.gradients[bucket.index]
             pieces = sum(piece.parameter in held for piece in bucket.layout.pieces)
             name = f"put/{bucket.name}"
-            self._written[bucket.index] = writer.copy(
+            self.written[bucket.index] = writer.copy(
                 name, flat, gradient, by_parameter=True, launches=pieces
             )
         writer.free(flat)
 
-    def _reduce(self, ready: Sequence[Bucket]) -> None:
+    def reduce_rest(self) -> None:
+        """Reduce all gradients, of which none is reduced so far."""
+        # finalize_model_grads, finish_grad_sync
+        self.reduce(self.buckets.all)
+
+    def sum_tied(self) -> None:
+        """Sum gradients of what two stages of a pipeline have."""
+
+    def reduce(self, ready: Sequence[Bucket]) -> None:
         """Scale and reduce-scatter a bucket group in place, and sum it over the replicas."""
         # start_grad_sync
         writer, options = self.writer, self.options
@@ -245,10 +284,10 @@ class MegatronStep(Step):
             # `bucket.grad_data *= gradient_scaling_factor`, 1 / ranks without average_in_collective
             target = self.gradients[bucket.index]
             divisor = self.strategy.replicas
-            self._written[bucket.index] = writer.copy(
+            self.written[bucket.index] = writer.copy(
                 f"scale/{target}", target, target, divisor=divisor
             )
-        name, after = ready[0].name, tuple(self._written[bucket.index] for bucket in ready)
+        name, after = ready[0].name, tuple(self.written[bucket.index] for bucket in ready)
         for bucket in ready:  # _coalescing_manager: all buckets of the group in one call
             target = self.gradients[bucket.index]
             own = own_view(writer, bucket, target)
@@ -263,13 +302,14 @@ class MegatronStep(Step):
                 writer.all_reduce(path, REPLICATE, own, reduction=self._reduction)
             done = writer.together(f"all_reduce/{name}", len(ready))
         for bucket in ready:
-            self._written[bucket.index] = done
+            self.written[bucket.index] = done
 
     def end(self) -> None:
         """Reduce what is not yet, and update; gather what was updated unless that overlaps."""
-        if not self.options.overlap_grad_reduce:  # finalize_model_grads, finish_grad_sync
-            self._reduce(self.buckets.all)
+        if not self.overlaps:
+            self.reduce_rest()
         self._sum_copies()
+        self.sum_tied()
         numbers = {bucket.name: bucket for bucket in self.buckets.all}
 
         def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:
@@ -280,8 +320,8 @@ class MegatronStep(Step):
                 self._gather(writer, bucket, "gather", operation)
 
         reduced = {
-            bucket.index: Reduced(self.gradients[bucket.index], self._written[bucket.index])
+            bucket.index: Reduced(self.gradients[bucket.index], self.written[bucket.index])
             for bucket in self.buckets.all
         }
-        after = tuple(dict.fromkeys(self._written))
+        after = tuple(dict.fromkeys(self.written))
         self.update(reduced, after=after, updated=updated, keeps_gradients=True)

@@ -1,0 +1,344 @@
+"""The order in which a stage of Megatron-LM's pipeline computes, sends and receives.
+
+Functions named in comments are those of `megatron/core/pipeline_parallel` in August 2026
+(d98e8a64): schedules in `schedules.py`, `P2PCommunicator` in `p2p_communication.py`.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Direction(IntEnum):
+    """Direction of what is computed, and where it is sent: the offset along the pipeline."""
+
+    FORWARD = 1
+    BACKWARD = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Forward or backward of a micro-batch in a chunk of this stage."""
+
+    direction: Direction
+    chunk: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a stage sends and receives at a time.
+
+    Attributes:
+        sends: tasks whose results it sends.
+        receives: tasks whose inputs it receives.
+        is_awaited: whether compute waits for it at once; otherwise an `Awaited` says when.
+    """
+
+    sends: tuple[Task, ...] = ()
+    receives: tuple[Task, ...] = ()
+    is_awaited: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Compute waits until the result of a task is sent, or until its input has come."""
+
+    task: Task
+    is_sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The gather of a chunk's updated parameters begins."""
+
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """The reduction of a chunk's gradients begins: it has run all its backwards."""
+
+    chunk: int
+
+
+Action = Task | Exchange | Awaited | Gather | Reduce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlace:
+    """A stage among others: its number, theirs, and the chunks of each."""
+
+    index: int
+    stages: int
+    chunks: int = 1
+
+    def makes_loss(self, chunk: int) -> bool:
+        """Return whether the model ends with this chunk."""
+        return self.index == self.stages - 1 and chunk == self.chunks - 1
+
+    def begins(self, chunk: int) -> bool:
+        """Return whether the model begins with this chunk."""
+        return self.index == 0 and chunk == 0
+
+    def is_given(self, task: Task) -> bool:
+        """Return whether another stage sends what a task reads."""
+        if task.direction is Direction.FORWARD:
+            return not self.begins(task.chunk)
+        return not self.makes_loss(task.chunk)
+
+    def hands_on(self, task: Task) -> bool:
+        """Return whether another stage reads what a task makes."""
+        if task.direction is Direction.FORWARD:
+            return not self.makes_loss(task.chunk)
+        return not self.begins(task.chunk)
+
+    def exchange(
+        self,
+        *,
+        sends: Sequence[Task] = (),
+        receives: Sequence[Task] = (),
+        is_awaited: bool = True,
+    ) -> Exchange:
+        """Return what is left of an exchange at the ends of the model."""
+        return Exchange(
+            tuple(task for task in sends if self.hands_on(task)),
+            tuple(task for task in receives if self.is_given(task)),
+            is_awaited,
+        )
+
+
+def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[Action]:
+    """Yield what a stage does without interleaving; exchanges may be empty."""
+    # forward_backward_pipelining_without_interleaving
+    ahead = min(place.stages - 1 - place.index, micro_batches)
+    left = micro_batches - ahead
+
+    def forward(number: int) -> Task:
+        return Task(Direction.FORWARD, 0, number)
+
+    def backward(number: int) -> Task:
+        return Task(Direction.BACKWARD, 0, number)
+
+    for number in range(ahead):
+        yield place.exchange(receives=[forward(number)])
+        yield forward(number)
+        yield place.exchange(sends=[forward(number)])
+    if left:
+        yield place.exchange(receives=[forward(ahead)])
+    for number in range(left):
+        yield forward(ahead + number)
+        # send_forward_recv_backward
+        yield place.exchange(sends=[forward(ahead + number)], receives=[backward(number)])
+        yield backward(number)
+        following = [forward(ahead + number + 1)] if number + 1 < left else []
+        # send_backward_recv_forward, and send_backward after the last forward
+        yield place.exchange(sends=[backward(number)], receives=following)
+    for number in range(left, micro_batches):
+        yield place.exchange(receives=[backward(number)])
+        yield backward(number)
+        yield place.exchange(sends=[backward(number)])
+
+
+class Interleaved:
+    """The order of a stage with several chunks, which take micro-batches in groups.
+
+    Chunk after chunk runs as many micro-batches as there are stages, forward from the first one on,
+    backward from the last.
+    """
+
+    def __init__(self, place: StagePlace, micro_batches: int, *, overlaps: bool) -> None:
+        # get_schedule_table, with `microbatch_group_size_per_vp_stage` of as many as stages
+        self.place = place
+        self.overlaps = overlaps
+        self.table = [
+            (number, chunk)
+            for first in range(0, micro_batches, place.stages)
+            for chunk in range(place.chunks)
+            for number in range(first, min(first + place.stages, micro_batches))
+        ]
+        # get_pp_rank_microbatches
+        ahead = (place.stages - place.index - 1) * 2 + (place.chunks - 1) * place.stages
+        self.ahead = min(ahead, len(self.table))
+        self.last_micro_batch = micro_batches - 1
+        self._come = Counter[tuple[Direction, int]]()
+        self._expected: dict[Direction, list[Task]] = {direction: [] for direction in Direction}
+        self._sent: Task | None = None
+
+    def actions(self, *, gathers: bool, reduces: bool) -> Iterator[Action]:
+        """Yield what the stage does.
+
+        With `gathers` and `reduces`, also where each chunk's parameters are gathered and its
+        gradients reduced.
+        """
+        # forward_backward_pipelining_with_interleaving
+        total = len(self.table)
+        left = total - self.ahead
+        if gathers:  # param_sync_func
+            yield Gather(0)
+            yield Gather(1)
+        yield self._exchange(receives=self._input(Direction.FORWARD, 0))
+        for number in range(self.ahead):
+            yield from self._gather(number) if gathers else ()
+            yield self._forward(number)
+            following = self._next(Direction.FORWARD, number) if number + 1 < total else []
+            is_last = number == self.ahead - 1 and left > 0
+            first = self._input(Direction.BACKWARD, self.place.chunks - 1) if is_last else []
+            sends = [self._forward(number)]
+            if self.overlaps:
+                yield self._exchange(sends=sends, receives=following)
+                if first:
+                    yield self._post(receives=first)
+            else:
+                yield self._exchange(sends=sends, receives=[*following, *first])
+        for number in range(left):
+            yield from self._gather(self.ahead + number) if gathers else ()
+            is_last = number == left - 1
+            steady = self._overlapped if self.overlaps else self._batched
+            for action in steady(number, is_last=is_last):
+                yield action
+                if reduces and action == self._backward(number):
+                    yield from self._reduce(number)
+        if not left:
+            yield self._exchange(receives=self._input(Direction.BACKWARD, self.place.chunks - 1))
+        for number in range(left, total):
+            task = self._backward(number)
+            yield from self._await(task)
+            yield task
+            yield from self._reduce(number) if reduces else ()
+            following = self._next(Direction.BACKWARD, number) if number + 1 < total else []
+            yield self._exchange(sends=[task], receives=following)
+        if self._sent is not None:
+            yield Awaited(self._sent, is_sent=True)
+        for chunk in self._unreduced() if reduces else ():
+            yield Reduce(chunk)
+
+    def _batched(self, number: int, *, is_last: bool) -> Iterator[Action]:
+        """Yield one forward and one backward, then what both send and receive."""
+        forward, backward = self._forward(self.ahead + number), self._backward(number)
+        yield forward
+        yield backward
+        following = [] if is_last else self._next(Direction.FORWARD, self.ahead + number)
+        following += self._next(Direction.BACKWARD, number)
+        # send_forward_backward_recv_forward_backward
+        yield self._exchange(sends=[forward, backward], receives=following)
+
+    def _overlapped(self, number: int, *, is_last: bool) -> Iterator[Action]:
+        """Yield one forward and one backward, each followed by what it sends and receives."""
+        forward, backward = self._forward(self.ahead + number), self._backward(number)
+        # pp_pre_forward, pp_post_forward: with `deallocate_pipeline_outputs` a send is waited for
+        yield from self._await(forward)
+        yield forward
+        following = [] if is_last else self._next(Direction.FORWARD, self.ahead + number)
+        yield self._post(sends=[forward], receives=following)
+        if self.place.hands_on(forward):
+            yield Awaited(forward, is_sent=True)
+        # pp_pre_backward, pp_post_backward: a send is waited for after the next one
+        yield from self._await(backward)
+        yield backward
+        yield self._post(sends=[backward], receives=self._next(Direction.BACKWARD, number))
+        if self._sent is not None:
+            yield Awaited(self._sent, is_sent=True)
+        self._sent = backward if self.place.hands_on(backward) else None
+
+    def _forward(self, number: int) -> Task:
+        micro_batch, chunk = self.table[number]
+        return Task(Direction.FORWARD, chunk, micro_batch)
+
+    def _backward(self, number: int) -> Task:
+        micro_batch, chunk = self.table[number]
+        return Task(Direction.BACKWARD, self.place.chunks - 1 - chunk, micro_batch)
+
+    def _task(self, direction: Direction, number: int) -> Task:
+        return self._forward(number) if direction is Direction.FORWARD else self._backward(number)
+
+    def _input(self, direction: Direction, chunk: int) -> list[Task]:
+        """Return the next task of a chunk whose input another stage has; nothing if none has."""
+        task = Task(direction, chunk, self._come[direction, chunk])
+        if not self.place.is_given(task):
+            return []
+        self._come[direction, chunk] += 1
+        return [task]
+
+    def _next(self, direction: Direction, number: int) -> list[Task]:
+        """Return the task whose input comes while results of the `number`-th one are sent."""
+        # recv_tensor_from_previous_stage: the stage that leads is ahead of the one that ends
+        place = self.place
+        leads = place.index == (0 if direction is Direction.FORWARD else place.stages - 1)
+        if not leads:
+            return self._input(
+                direction, self._task(direction, (number + 1) % len(self.table)).chunk
+            )
+        if number < place.stages - 1:
+            return []
+        chunk = self._task(direction, number - (place.stages - 1)).chunk
+        ends = place.chunks - 1 if direction is Direction.FORWARD else 0
+        return [] if chunk == ends else self._input(direction, chunk + direction)
+
+    def _exchange(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
+        return self.place.exchange(sends=sends, receives=receives)
+
+    def _post(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
+        for task in receives:
+            self._expected[task.direction].append(task)
+        return self.place.exchange(sends=sends, receives=receives, is_awaited=False)
+
+    def _await(self, task: Task) -> Iterator[Awaited]:
+        """Wait for the oldest input that is on its way, unless the model begins with the task."""
+        if self.place.is_given(task) and self._expected[task.direction]:
+            yield Awaited(self._expected[task.direction].pop(0), is_sent=False)
+
+    def _gather(self, number: int) -> Iterator[Gather]:
+        # forward_step_helper_preprocess: at the same time on all stages
+        ahead = number + self.place.index
+        if ahead < len(self.table) and self.table[ahead][0] == 0:
+            chunk = self._forward(ahead).chunk + 1
+            if 1 < chunk < self.place.chunks:
+                yield Gather(chunk)
+
+    def _reduce(self, number: int) -> Iterator[Reduce]:
+        # backward_step_helper_postprocess: at the same time on all stages
+        before = number - self.place.index
+        if before >= 0 and self.table[before][0] == self.last_micro_batch:
+            yield Reduce(self._backward(before).chunk)
+
+    def _unreduced(self) -> Iterator[int]:
+        """Yield chunks whose reductions have not begun at the last backward, in order."""
+        begun = {
+            action.chunk for number in range(len(self.table)) for action in self._reduce(number)
+        }
+        yield from (chunk for chunk in range(self.place.chunks) if chunk not in begun)
+
+
+def under_way(actions: Sequence[Action], chunks: int) -> list[int]:
+    """Return how many micro-batches of each chunk are held at once at most.
+
+    One is from when its input is received, or its forward begins, to the end of its backward, or to
+    when what that made is sent if compute goes on meanwhile.
+    """
+    held: list[set[int]] = [set() for _ in range(chunks)]
+    most = [0] * chunks
+    leaves = {each.task for each in actions if isinstance(each, Awaited) and each.is_sent}
+    for action in actions:
+        begun: tuple[Task, ...] = ()
+        ended: Task | None = None
+        match action:
+            case Exchange(receives=begun):
+                pass
+            case Task(direction=Direction.FORWARD):
+                begun = (action,)
+            case Task() if action not in leaves:
+                ended = action
+            case Awaited(task=task, is_sent=True) if task.direction is Direction.BACKWARD:
+                ended = task
+            case _:
+                pass
+        for task in begun:
+            if task.direction is Direction.FORWARD:
+                own = held[task.chunk]
+                own.add(task.micro_batch)
+                most[task.chunk] = max(most[task.chunk], len(own))
+        if ended is not None:
+            held[ended.chunk].remove(ended.micro_batch)
+    return most

@@ -1,0 +1,378 @@
+"""Megatron-LM's pipeline: each stage a role, with as many layers as the others, in chunks or not.
+
+What a stage sends and receives at a time is issued as one on the compute stream, which waits for
+it, and the host waits for the device (`batch_p2p_comm` with `batch_p2p_sync`). With several chunks
+and `overlap_p2p_comm` sends and receives have a stream and are issued one by one, and compute waits
+for each where its order says so. What a stage has sent it gives back once compute has waited for
+it (`deallocate_pipeline_outputs`).
+
+Every chunk has its own buckets. Only those of the first chunk of the first stage have a size.
+Without interleaving they are reduced while its last backward goes on, since nothing else hides it
+there, and those of the other stages in the bubble at the end of the step; of several chunks each is
+reduced after its last backward, at the same time on all stages (`align_grad_reduce`).
+
+The embedding of a head that is tied to it is on the first and on the last stage, in a bucket of its
+own, so that ranks of both own the same part. Its gradients are summed over the two stages after
+they are reduced; the last stage leaves its copy out of the norm (`param_is_not_shared`).
+
+Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from zsim.model.model import Model, ModelError, Value
+from zsim.model.pipeline_stages import Stage, stages
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.megatron.order import (
+    Action,
+    Awaited,
+    Direction,
+    Exchange,
+    Gather,
+    Interleaved,
+    Reduce,
+    StagePlace,
+    Task,
+    one_forward_one_backward,
+    under_way,
+)
+from zsim.runtimes.megatron.schedule import MegatronStep, aligned, groups
+from zsim.runtimes.megatron.volume import VOLUME
+from zsim.runtimes.megatron.waiting_writer import WaitingWriter
+from zsim.schedule.mesh import Group, Span
+from zsim.schedule.operation import Edge
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
+from zsim.schedule.schedule import Kind, Schedule
+from zsim.strategy.strategy import Strategy
+from zsim.zero.assemble import assemble, need_fitting, need_single_calls
+from zsim.zero.bucket import Bucket, numbered
+from zsim.zero.micro_batch_slots import ChunkSlot, chunk_slots
+from zsim.zero.names import EMBEDDING, PIPELINE
+
+
+def schedule(model: Model, strategy: Strategy) -> Schedule:
+    """Return what Megatron-LM does to train `model` in `strategy.parallel.pipeline` stages.
+
+    Raises:
+        ModelError: the model was resolved for another tensor degree, its layers are not a multiple
+            of the stages, or its micro-batches do not go with several chunks.
+    """
+    need_fitting(model, strategy)
+    need_single_calls(model, "Megatron-LM with a pipeline")
+    made = stages(model, strategy)
+    chunks = len(made[0].chunks)
+    if chunks > 1:
+        _need_interleaved(strategy)
+    steps = [MegatronStage(stage, strategy) for stage in made]
+    for step in steps:
+        step.write()
+    streams = (COMPUTE, COMMUNICATION, *([PIPELINE] if steps[0].overlaps_messages else []))
+    interleaved = f", {chunks} chunks each" if chunks > 1 else ""
+    return assemble(
+        f"Megatron distributed optimizer, {strategy.parallel.pipeline} stages{interleaved}",
+        model=model,
+        strategy=strategy,
+        volume=VOLUME,
+        writers=[step.writer for step in steps],
+        streams=streams,
+        layouts=tuple(layout for step in steps for layout in step.layouts),
+    )
+
+
+def _need_interleaved(strategy: Strategy) -> None:
+    """Return if micro-batches and stages go with several chunks.
+
+    Raises:
+        ModelError: they do not; Megatron-LM refuses them too.
+    """
+    count, micro_batches = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
+    if micro_batches % count:
+        # upstream takes a last group that is larger, with another group size
+        raise ModelError(
+            f"train.gradient_accumulation_steps: {micro_batches} must be a multiple of "
+            f"parallel.pipeline = {count} with num_layers_per_virtual_pipeline_stage"
+        )
+    if count == 2 and not strategy.options(Megatron).overlap_p2p_comm:
+        # validate_args: a batch would have several sends between the same two ranks
+        raise ModelError(
+            "zero.megatron.overlap_p2p_comm: false needs parallel.pipeline > 2 with "
+            "num_layers_per_virtual_pipeline_stage"
+        )
+
+
+class MegatronStage(MegatronStep):
+    """Forward and backward of every micro-batch on one stage, then the update.
+
+    Attributes:
+        overlaps_messages: whether sends and receives have a stream of their own.
+    """
+
+    def __init__(self, stage: Stage, strategy: Strategy) -> None:
+        ranks, options = strategy.parallel.data, strategy.options(Megatron)
+        # DistributedDataParallel.__init__: `bucket_size` is None if disable_bucketing, pp_rank > 0
+        has_size = stage.index == 0 and options.overlap_grad_reduce
+        members = [
+            groups(
+                chunk.model,
+                ranks,
+                options,
+                has_size=has_size and chunk.given is None,
+                alone=stage.tied,
+            )
+            for chunk in stage.chunks
+        ]
+        name = f"{stage.name}/bucket"
+        buckets = numbered(
+            stage.model,
+            [group for own in members for group in own],
+            place=aligned(ranks),
+            ranks=ranks,
+            name=name,
+            tied=stage.tied,
+        )
+        self.is_interleaved = len(stage.chunks) > 1
+        self._messages_writer = WaitingWriter(stage)
+        super().__init__(
+            stage.model,
+            strategy,
+            buckets,
+            writer=self._messages_writer,
+            overlaps=has_size and not self.is_interleaved,
+        )
+        if stage.tied:
+            self.writer.groups.append(_ends(strategy))
+        self.stage = stage
+        self.overlaps_messages = self.is_interleaved and options.overlap_p2p_comm
+        self.order = self._order()
+        self.slots = chunk_slots(
+            self.writer,
+            stage,
+            strategy,
+            buckets=buckets,
+            held=self.held,
+            counts=under_way(self.order, len(stage.chunks)),
+        )
+        self._reduced: set[int] = set()
+        self._under_way: dict[tuple[Task, bool], str] = {}
+        self._sent: list[tuple[Task, str]] = []
+
+    def _order(self) -> list[Action]:
+        count, options = self.strategy.train.gradient_accumulation_steps, self.options
+        place = StagePlace(
+            index=self.stage.index,
+            stages=self.strategy.parallel.pipeline,
+            chunks=len(self.stage.chunks),
+        )
+        if not self.is_interleaved:
+            return list(one_forward_one_backward(place, count))
+        order = Interleaved(place, count, overlaps=self.overlaps_messages)
+        return list(
+            order.actions(gathers=options.overlap_param_gather, reduces=options.overlap_grad_reduce)
+        )
+
+    def write(self) -> None:
+        """Write the rest of setup, and the step."""
+        self.write_setup()
+        self.writer.begin_step()
+        self.begin()
+        for action in self.order:
+            match action:
+                case Exchange():
+                    self._exchange(action)
+                case Awaited():
+                    self._wait(action.task, is_sent=action.is_sent)
+                case Gather(chunk):
+                    self.writer.prefix = f"step/forward/chunk{chunk}"
+                    for bucket in self._buckets_of(chunk):
+                        self.gather_ahead(bucket.index)
+                case Reduce(chunk):
+                    self._reduce_chunk(chunk)
+                case Task(direction=Direction.FORWARD):
+                    self._forward(action)
+                case Task():
+                    self._backward(action)
+        self._free_sent()
+        self.writer.prefix = "step/backward/end"
+        self.end()
+
+    def arrival(self, number: int) -> Edge:
+        """Return what the first reads of a bucket wait for."""
+        if self.is_interleaved and self.options.overlap_param_gather:
+            return self.gathered[number]  # `align_param_gather`: it is dispatched by chunk
+        return super().arrival(number)
+
+    def reduce_rest(self) -> None:
+        """Reduce the chunks that are not yet reduced, one after the other."""
+        for chunk in range(len(self.stage.chunks)):
+            if chunk not in self._reduced:
+                self.reduce(self._buckets_of(chunk))
+
+    def sum_tied(self) -> None:
+        """Sum the gradients of the embedding over the first and the last stage, in place.
+
+        Of the sum, what this rank reduced of it is right; the rest is read by nobody.
+        """
+        # _allreduce_word_embedding_grads of distributed/finalize_model_grads.py
+        for bucket in self.buckets.all:
+            if any(piece.parameter in self.stage.tied for piece in bucket.layout.pieces):
+                (piece,) = bucket.layout.pieces
+                gradient = self.gradients[bucket.index]
+                view = self.writer.part(gradient, piece.size, piece.start)
+                path, after = f"tie/{bucket.name}", (self.written[bucket.index],)
+                self.written[bucket.index] = self.writer.all_reduce(
+                    path, EMBEDDING, view, stream=COMPUTE, after=after
+                )
+
+    def _buckets_of(self, chunk: int) -> list[Bucket]:
+        first = self.stage.chunks[chunk].first
+        units = range(first, first + len(self.stage.chunks[chunk].model.units))
+        return [each for each in self.buckets.all if each.units[0] in units]
+
+    def _reduce_chunk(self, chunk: int) -> None:
+        """Begin to reduce the gradients of a chunk, a bucket at a time."""
+        self.writer.prefix = f"step/backward/chunk{chunk}"
+        for bucket in self._buckets_of(chunk):
+            self.reduce((bucket,))
+        self._reduced.add(chunk)
+
+    def _slot_of(self, task: Task) -> ChunkSlot:
+        own = self.slots[task.chunk]
+        return own[task.micro_batch % len(own)]
+
+    def _path(self, task: Task) -> str:
+        path = f"step/{task.direction.name.lower()}/mb{task.micro_batch}"
+        return f"{path}/chunk{task.chunk}" if self.is_interleaved else path
+
+    def _enter(self, task: Task) -> ChunkSlot:
+        """Go on with a micro-batch; return its slot."""
+        self._free_sent()
+        slot = self._slot_of(task)
+        self.passes = slot.passes
+        self.enter(task.micro_batch)
+        self.writer.prefix = self._path(task)
+        return slot
+
+    def _forward(self, task: Task) -> None:
+        slot = self._enter(task)
+        if self.stage.chunks[task.chunk].reads_batch:
+            slot.passes.load()
+        for visit in slot.forward:
+            self.writer.prefix = f"{self._path(task)}/{self.model.units[visit.unit].name}"
+            self.forward(visit)
+
+    def _backward(self, task: Task) -> None:
+        slot = self._enter(task)
+        if slot.sent is None:
+            slot.passes.seed()
+        else:
+            slot.passes.begin_gradient(slot.sent.name)
+        for visit in slot.backward:
+            again = "/again" if visit.only_recomputes else ""
+            self.writer.prefix = f"{self._path(task)}/{self.model.units[visit.unit].name}{again}"
+            self.backward(visit)
+        if slot.given is not None:
+            slot.passes.end_gradient(slot.given.name)
+
+    def _exchange(self, exchange: Exchange) -> None:
+        """Send and receive, as one or one by one; wait, and give back what is sent."""
+        for task in exchange.receives:  # tensor_recv_prev and tensor_recv_next are made first
+            value = self._handed_on(task, is_sent=False)
+            name = self._buffer(task, is_sent=False)
+            self.writer.prefix = self._path(task)
+            self.writer.allocate(
+                self.writer.buffer(name, value.elements, value.dtype, Kind.WORKSPACE)
+            )
+        messages = [
+            *((task, True) for task in exchange.sends),
+            *((task, False) for task in exchange.receives),
+        ]
+        if not messages:
+            return
+        if not self.overlaps_messages:
+            self._batch(messages)
+            return
+        self._one_by_one(messages)
+        if exchange.is_awaited:
+            for task, is_sent in messages:
+                self._wait(task, is_sent=is_sent)
+
+    def _batch(self, messages: Iterable[tuple[Task, bool]]) -> None:
+        """Send and receive as one on the compute stream; the host waits for it."""
+        # P2PCommunicator._communicate with _batched_p2p_ops: the stage before comes first, of
+        # either what is sent
+        ordered = sorted(messages, key=lambda each: (_offset(*each), not each[1]))
+        path = done = ""
+        for task, is_sent in ordered:
+            path, done = self._message(task, is_sent=is_sent, stream=COMPUTE)
+        if len(ordered) > 1:
+            path = "exchange"
+            done = self.writer.together(path, len(ordered))
+        self.writer.host_wait(f"{path}/wait", done)  # torch.cuda.synchronize
+        for task, is_sent in ordered:
+            if is_sent:
+                self.writer.prefix = self._path(task)
+                self.writer.free(self._buffer(task, is_sent=True))
+
+    def _one_by_one(self, messages: Sequence[tuple[Task, bool]]) -> None:
+        """Send and receive on the stream of messages, after what is computed so far."""
+        # _p2p_ops: stages of even number send first, the others receive first; to the next stage
+        # and from the one before, then the other way round
+        first_sends = self.stage.index % 2 == 0
+        ordered = sorted(
+            messages,
+            key=lambda each: (each[0].direction is Direction.BACKWARD, each[1] is not first_sends),
+        )
+        for task, is_sent in ordered:
+            after = (self._messages_writer.computed,)
+            _, done = self._message(task, is_sent=is_sent, stream=PIPELINE, after=after)
+            self._under_way[task, is_sent] = done
+
+    def _message(
+        self, task: Task, *, is_sent: bool, stream: str, after: tuple[str, ...] = ()
+    ) -> tuple[str, str]:
+        """Send the result of a task, or receive its input; return its name and operation."""
+        name = self._buffer(task, is_sent=is_sent)
+        self.writer.prefix = self._path(task)
+        move, verb = (self.writer.send, "send") if is_sent else (self.writer.receive, "receive")
+        path = f"{verb}/{name}"
+        offset = _offset(task, is_sent)
+        return path, move(path, PIPELINE, name, offset, stream=stream, after=after)
+
+    def _wait(self, task: Task, *, is_sent: bool) -> None:
+        """Let compute wait for a message before it goes on."""
+        done = self._under_way.pop((task, is_sent))
+        if is_sent:
+            self._sent.append((task, done))
+        else:
+            self._messages_writer.wait(done)
+
+    def _free_sent(self) -> None:
+        """Give back what is sent, for which compute waits."""
+        for task, done in self._sent:
+            self.writer.prefix = self._path(task)
+            self.writer.free(self._buffer(task, is_sent=True), uses=(done,))
+        self._sent = []
+
+    def _handed_on(self, task: Task, *, is_sent: bool) -> Value:
+        """Return the value that a task makes or reads, or whose gradient it does."""
+        slot = self._slot_of(task)
+        made = is_sent == (task.direction is Direction.FORWARD)
+        value = slot.sent if made else slot.given
+        assert value is not None
+        return value
+
+    def _buffer(self, task: Task, *, is_sent: bool) -> str:
+        name = self._handed_on(task, is_sent=is_sent).name
+        return name if task.direction is Direction.FORWARD else f"{name}/gradient"
+
+
+def _ends(strategy: Strategy) -> Group:
+    """Return the group of the first stage and the last (`get_embedding_group`)."""
+    last = strategy.parallel.pipeline - 1
+    ends = Span(axis=PIPELINE, start=0, end=last + 1, step=last)
+    return Group(name=EMBEDDING, axes=(PIPELINE,), where=(ends,))
+
+
+def _offset(task: Task, is_sent: bool) -> int:  # noqa: FBT001 (of a pair)
+    """Return along the pipeline where a message goes, or comes from."""
+    return int(task.direction) if is_sent else -int(task.direction)
