@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,25 +242,46 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         MistakeError: a file cannot be read.
         ScenarioError: what it says cannot be used.
     """
-    from zsim.scenario import deepspeed_config, megatron_arguments
     from zsim.scenario.hugging_face import configured
     from zsim.scenario.model_catalogue import named
+    from zsim.scenario.tables import TRAINER_FILES
 
     if scenario.model.name is not None:
         scenario = named(scenario, model_catalogue())
     if (path := scenario.model.hf_config) is not None:
         scenario = configured(scenario, _config_text(name, "model.hf_config", path))
     ignored: list[str] = []
-    for key, path, read in (
-        ("deepspeed_config", scenario.zero.deepspeed_config, deepspeed_config.configured),
-        ("megatron_arguments", scenario.zero.megatron_arguments, megatron_arguments.configured),
-    ):
+    for key in TRAINER_FILES:
+        path = getattr(scenario.zero, key)
         if path is None:
             continue
-        scenario, left = read(scenario, _config_text(name, f"zero.{key}", path))
+        scenario, left = _reader(key)(scenario, _config_text(name, f"zero.{key}", path))
         if left:
             ignored.append(f"{path}: not modelled: {', '.join(left)}")
     return scenario, "; ".join(ignored)
+
+
+def _reader(key: str) -> "Callable[[Scenario, str], tuple[Scenario, tuple[str, ...]]]":
+    """Return what reads the file of a trainer, which is a key of `[zero]`.
+
+    Raises:
+        MistakeError: it needs a package that is not installed.
+    """
+    from zsim.scenario import deepspeed_config, megatron_arguments, torchtitan_config
+
+    match key:
+        case "deepspeed_config":
+            return deepspeed_config.configured
+        case "megatron_arguments":
+            return megatron_arguments.configured
+        case "torchtitan_config":
+            return partial(torchtitan_config.configured, catalogue=model_catalogue())
+    try:
+        from zsim.scenario import accelerate_config, nemo_config
+    except ModuleNotFoundError as error:
+        needs = f"needs {error.name}, which is not installed: pip install 'zsim[yaml]'"
+        raise MistakeError(f"zero.{key}: {needs}") from None
+    return (accelerate_config if key == "accelerate_config" else nemo_config).configured
 
 
 def settled(
