@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -124,13 +125,42 @@ def tables_or_schedule(name: str) -> dict[str, Any] | str:
 
 
 def _text(name: str) -> str:
+    if _is_chakra(name):
+        from zsim.backend.document import encode
+
+        with chakra_is_there(name):
+            from zsim.files.chakra_files import read_chakra
+        return encode(read_chakra(name))
     shipped = scenarios()
     return shipped[name] if name in shipped else file_text("scenario", name, tuple(shipped))
 
 
+def _is_chakra(name: str) -> bool:
+    """Tell whether `name` is a folder, or the beginning of names of Chakra traces."""
+    try:
+        path = Path(name)
+        return bool(name) and (path.is_dir() or Path(f"{name}.0.et").is_file())
+    except (OSError, ValueError):  # too long a name, or a null character in it
+        return False
+
+
+@contextmanager
+def chakra_is_there(option: str) -> Generator[None]:
+    """Tell whoever imports what needs protobuf that it is not installed.
+
+    Raises:
+        MistakeError: it is not.
+    """
+    try:
+        yield
+    except ModuleNotFoundError:
+        needs = "Chakra traces need protobuf, which is not installed: pip install 'zsim[chakra]'"
+        raise MistakeError(f"{option}: {needs}") from None
+
+
 def _is_schedule(name: str, text: str) -> bool:
     return name not in scenarios() and (
-        Path(name).suffix == ".json" or text.lstrip().startswith("{")
+        Path(name).suffix == ".json" or _is_chakra(name) or text.lstrip().startswith("{")
     )
 
 
