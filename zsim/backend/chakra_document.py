@@ -12,22 +12,19 @@ Memory is not in a trace: buffers are as large as the largest message of each st
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
-from math import prod
 
 from zsim.backend.document import Document, DocumentError
+from zsim.backend.rank_grid import WORLD, RankGrid, RankGridError
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.schedule.builder import RoleBuilder, ScheduleBuilder
-from zsim.schedule.mesh import Axis, Box, Group, Mesh, Span
+from zsim.schedule.mesh import Axis, Box, Span
 from zsim.schedule.operation import Action, View
 from zsim.trace.chakra_schema import ChakraNode, CommKind, NodeKind
 
 PICOSECONDS_PER_MICROSECOND = 10**6
-WORLD = "world"
 ELEMENT = DType.BF16
 """Format in which messages are counted; a trace says bytes alone."""
 
@@ -76,7 +73,10 @@ def document_of(
         DocumentError: nodes contradict each other, communicate in a way that no schedule has, or
             the groups are no lines of a grid of ranks.
     """
-    grid = _Grid(len(ranks), groups)
+    try:
+        grid = RankGrid(len(ranks), groups)
+    except RankGridError as error:
+        raise DocumentError(str(error)) from None
     known: dict[Signature, int] = {}
     kinds: list[int] = []
     programs: list[Signature] = []
@@ -90,7 +90,7 @@ def document_of(
         else:
             talking = [node for node in nodes if node.kind in COMMUNICATES]
             for node in {str(node.attributes.get("pg_name")): node for node in talking}.values():
-                grid.group(rank, node)
+                _group(grid, rank, node)
         if signature not in known:
             known[signature] = len(programs)
             programs.append(signature)
@@ -110,94 +110,18 @@ def document_of(
     return Document(schedule=build.schedule(with_host_time=True), model=_model(name))
 
 
-class _Grid:
-    """A grid of ranks of which every group is a line, or a plane.
-
-    Attributes:
-        mesh: the grid.
-        lines: axes of groups, by the name of the group in the schedule.
-    """
-
-    def __init__(self, ranks: int, groups: Mapping[str, Sequence[int]]) -> None:
-        self.ranks = ranks
-        self._members = {name: tuple(sorted(found)) for name, found in groups.items()}
-        cuts = {1, ranks}
-        for name, members in self._members.items():
-            if not members or members[0] < 0 or members[-1] >= ranks:
-                raise DocumentError(f"group {name}: must hold ranks from 0 to {ranks - 1}")
-            if len(set(members)) < len(members):
-                raise DocumentError(f"group {name}: holds a rank twice")
-            for stride, count in _strides(members):
-                cuts |= {stride, stride * count}
-        edges = sorted(cuts)
-        for small, large in pairwise(edges):
-            if large % small:
-                raise DocumentError(f"groups: are no lines of one grid of {ranks} ranks")
-        sizes = [large // small for small, large in pairwise(edges)]
-        names = [f"axis{number}" for number in range(len(sizes))]
-        axes = [Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)]
-        self.mesh = Mesh(axes=tuple(reversed(axes)) or (Axis(name="axis0", size=1),))
-        self._strides = dict(zip(names, edges, strict=False))
-        self.lines: dict[str, tuple[str, ...]] = {}
-        self._line_of = {name: self._line(name, members) for name, members in self._members.items()}
-
-    def _line(self, name: str, members: tuple[int, ...]) -> str:
-        """Return what the group is called in the schedule: those along the same axes are one."""
-        axes = tuple(
-            axis.name
-            for axis in self.mesh.axes
-            if any(
-                stride <= self._strides[axis.name] < stride * count
-                for stride, count in _strides(members)
-            )
-        )
-        found = Group(name=name, axes=axes).members(self.mesh, self.mesh.coordinates(members[0]))
-        if found != members:
-            raise DocumentError(f"group {name}: is no line of the grid that the others make")
-        if len(members) == self.ranks:
-            return WORLD
-        line = "+".join(axes) or "alone"
-        self.lines[line] = axes
-        return line
-
-    def group(self, rank: int, node: ChakraNode) -> tuple[str, tuple[int, ...]]:
-        """Return the group that a node of `rank` communicates in, and its ranks.
-
-        Raises:
-            DocumentError: there is none of that name, or the rank is not in it.
-        """
-        name = node.attributes.get("pg_name", "")
-        if name in ("", "0") and name not in self._members:  # as ASTRA-sim has it
-            return WORLD, tuple(range(self.ranks))
-        if not isinstance(name, str) or name not in self._members:
-            raise _wrong(rank, node, f"pg_name: {name!r} is no group; give comm_groups.json")
-        members = self._members[name]
-        if rank not in members:
-            raise _wrong(rank, node, f"pg_name: group {name} does not hold the rank")
-        return self._line_of[name], members
-
-    def size(self, group: str) -> int:
-        """Return the ranks of a communicator of a group of the schedule."""
-        if group == WORLD:
-            return self.ranks
-        return prod(self.mesh.axis_size(axis) for axis in self.lines[group])
-
-
-@cache
-def _strides(members: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return distance and number of ranks along each axis of a group, the nearest first."""
-    if len(members) == 1:
-        return ()
-    stride, count = members[1] - members[0], 2
-    while count < len(members) and members[count] - members[count - 1] == stride:
-        count += 1
-    return ((stride, count), *_strides(members[::count]))
+def _group(grid: RankGrid, rank: int, node: ChakraNode) -> tuple[str, tuple[int, ...]]:
+    """Return the group that a node of `rank` communicates in, and its ranks."""
+    try:
+        return grid.group(rank, node.attributes.get("pg_name", ""))
+    except RankGridError as error:
+        raise _wrong(rank, node, str(error)) from None
 
 
 class _Rank:
     """Reads the nodes of one rank."""
 
-    def __init__(self, rank: int, grid: _Grid) -> None:
+    def __init__(self, rank: int, grid: RankGrid) -> None:
         self._rank = rank
         self._grid = grid
         self._is_recorded = False
@@ -274,7 +198,7 @@ class _Rank:
         )
 
     def _communication(self, node: ChakraNode, after: tuple[int, ...]) -> _Step | None:
-        group, members = self._grid.group(self._rank, node)
+        group, members = _group(self._grid, self._rank, node)
         if len(members) == 1:
             return None
         stream = _text(node, "stream") or "communication"
@@ -331,7 +255,7 @@ def _boxes(axes: Sequence[Axis], kinds: Sequence[int]) -> list[tuple[Box, int]]:
     return found
 
 
-def _write(build: RoleBuilder, signature: Signature, grid: _Grid) -> None:
+def _write(build: RoleBuilder, signature: Signature, grid: RankGrid) -> None:
     """Write the program of a role."""
     sizes: dict[str, int] = {}
     for step in signature:

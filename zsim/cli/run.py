@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,9 @@ from zsim.cli.printing import (
 )
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
+
+if TYPE_CHECKING:
+    from zsim.api.run_result import RunResult
 
 Timeout = Annotated[
     float | None,
@@ -171,14 +174,18 @@ def run(
         return _answer_no(loaded.title, no, as_json=json)
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
-    result = result.of_tokens(trained, price=price, prices=prices)
-    with progress("what would make it fit"):
-        _ = result.remedies
+    result = _with_remedies(result.of_tokens(trained, price=price, prices=prices))
     traces = ((trace, result.trace), (chakra, result.chakra))
-    files = outputs(*traces, (timeline, result.timeline), (report, result.report))
-    with answer_before(files):
+    with answer_before(outputs(*traces, (timeline, result.timeline), (report, result.report))):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _with_remedies(result: "RunResult") -> "RunResult":
+    """Return `result`, which knows what would make it fit."""
+    with progress("what would make it fit"):
+        _ = result.remedies
+    return result
 
 
 def _need_tokens(tokens: str | None, price: float | None, prices: str | None) -> int | None:

@@ -93,7 +93,9 @@ def _nodes(files: Sequence[Path]) -> Iterator[list[ChakraNode]]:
             raise file_fault(str(file), error) from None
         total += len(nodes)
         if total > MOST_NODES:
-            raise MistakeError(f"{file}: more than {MOST_NODES:,} nodes of files that differ are not read")
+            raise MistakeError(
+                f"{file}: more than {MOST_NODES:,} nodes of files that differ are not read"
+            )
         yield nodes
 
 

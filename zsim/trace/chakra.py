@@ -84,7 +84,7 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Membership:
     """Place of a rank in a communicator: the communicator's number, and the rank's among these."""
 
     number: int
@@ -163,20 +163,20 @@ class ChakraTrace:
             rank = self._likeness[self._schedule.role_of(rank).name]
         return rank, self._own[rank]
 
-    def _places(self, rank: int) -> dict[str, _Place]:
+    def _places(self, rank: int) -> dict[str, _Membership]:
         """Return where `rank` is in each group that holds it."""
         mesh = self._schedule.mesh
         coordinates = mesh.coordinates(rank)
-        found: dict[str, _Place] = {}
+        found: dict[str, _Membership] = {}
         for group in self._schedule.groups:
             if group.holds(mesh, coordinates):
                 members = group.members(mesh, coordinates)
                 index = group.index(mesh, coordinates)
-                found[group.name] = _Place(self._numbers[members], index, members)
+                found[group.name] = _Membership(self._numbers[members], index, members)
         return found
 
 
-def _peer(move: _Move, place: _Place) -> int:
+def _peer(move: _Move, place: _Membership) -> int:
     """Return the rank that a node sends to or receives from, from 1 on; 0 of a collective."""
     operation = move.operation
     if not isinstance(operation, PointToPoint):
@@ -184,7 +184,7 @@ def _peer(move: _Move, place: _Place) -> int:
     return 1 + place.members[(place.index + operation.offset) % len(place.members)]
 
 
-def _placed(node: ChakraNode, move: _Move, rank: int, place: _Place) -> ChakraNode:
+def _placed(node: ChakraNode, move: _Move, rank: int, place: _Membership) -> ChakraNode:
     """Return a node of `rank`, with the group that it is in, and its peer."""
     found: dict[str, Value] = {"pg_name": str(place.number)}
     if peer := _peer(move, place):
@@ -215,10 +215,10 @@ def _written(schedule: Schedule, trace: Trace, rank: RankTrace) -> _Written:
     begin_ps = trace.step_end_ps[last - 1] if last else 0
     events = {each.operation: each for each in rank.events if each.step == last}
     program = schedule.program_of(rank.rank)
-    return _Writer(schedule, program, events, begin_ps).write()
+    return _StepNodes(schedule, program, events, begin_ps).write()
 
 
-class _Writer:
+class _StepNodes:
     """Writes the nodes of one step of one rank, in the order in which its host issued them."""
 
     def __init__(
