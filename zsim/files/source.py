@@ -136,10 +136,11 @@ def _text(name: str) -> str:
 
 
 def _is_chakra(name: str) -> bool:
-    """Tell whether `name` is a folder, or the beginning of names of Chakra traces."""
+    """Tell whether `name` is a folder of Chakra traces, or the beginning of their names."""
+    if not name or name in scenarios():
+        return False
     try:
-        path = Path(name)
-        return bool(name) and (path.is_dir() or Path(f"{name}.0.et").is_file())
+        return any(Path(name).glob("*.et")) or Path(f"{name}.0.et").is_file()
     except (OSError, ValueError):  # too long a name, or a null character in it
         return False
 
@@ -160,7 +161,7 @@ def chakra_is_there(option: str) -> Generator[None]:
 
 def _is_schedule(name: str, text: str) -> bool:
     return name not in scenarios() and (
-        Path(name).suffix == ".json" or _is_chakra(name) or text.lstrip().startswith("{")
+        Path(name).suffix == ".json" or text.lstrip().startswith("{")
     )
 
 

@@ -57,9 +57,9 @@ def _cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:3000])
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
+def _renamed(folder: Path) -> None:
+    for path in folder.glob("*.et"):
+        path.rename(folder / f"{path.stem}-old.et")
 
 
 def _groups(text: str) -> Callable[[Path], None]:
@@ -75,7 +75,7 @@ def _groups(text: str) -> Callable[[Path], None]:
         (_no_rank, "has no file of rank 1, but one of 3"),
         (_two_runs, "has several runs: other and zsim; name one"),
         (_cut, "zsim.1.et: node 22 cannot be read"),
-        (_empty, "has no Chakra traces: files PREFIX.RANK.et"),
+        (_renamed, "has no Chakra traces: files PREFIX.RANK.et"),
         (_groups("[1"), "comm_groups.json: is no JSON"),
         (_groups("[1]"), "comm_groups.json: group '': must be a list of ranks"),
         (_groups('{"1": [0, "1"]}'), "group '1': must be a list of ranks"),
@@ -88,6 +88,18 @@ def test_what_cannot_be_read_is_one_line(
 ) -> None:
     spoil(traces)
     assert why in refused(ask("run", traces, "--cluster", "tiny"))
+
+
+def test_a_folder_called_as_a_scenario_does_not_hide_it(
+    ask: Ask, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces.rename(traces.parent / "tiny")
+    monkeypatch.chdir(traces.parent)
+    assert answered(ask("run", "tiny", "--no-check", "--json"))["tokens_per_s"] > 0
+
+
+def test_a_folder_without_traces_is_no_scenario(ask: Ask, tmp_path: Path) -> None:
+    assert refused(ask("run", tmp_path)) == f"{tmp_path}: is a directory, must be a regular file"
 
 
 def test_a_file_cannot_be_the_folder(ask: Ask, written: Path) -> None:
