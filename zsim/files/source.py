@@ -300,19 +300,21 @@ def _reader(key: str) -> "Callable[[Scenario, str], tuple[Scenario, tuple[str, .
     """
     from zsim.scenario import deepspeed_config, megatron_arguments, torchtitan_config
 
-    match key:
-        case "deepspeed_config":
-            return deepspeed_config.configured
-        case "megatron_arguments":
-            return megatron_arguments.configured
-        case "torchtitan_config":
-            return partial(torchtitan_config.configured, catalogue=model_catalogue())
+    readers: dict[str, Callable[[Scenario, str], tuple[Scenario, tuple[str, ...]]]] = {
+        "deepspeed_config": deepspeed_config.configured,
+        "megatron_arguments": megatron_arguments.configured,
+        "torchtitan_config": partial(torchtitan_config.configured, catalogue=model_catalogue()),
+    }
+    if key in readers:
+        return readers[key]
     try:
         from zsim.scenario import accelerate_config, nemo_config
     except ModuleNotFoundError as error:
         needs = f"needs {error.name}, which is not installed: pip install 'zsim[yaml]'"
         raise MistakeError(f"zero.{key}: {needs}") from None
-    return (accelerate_config if key == "accelerate_config" else nemo_config).configured
+    if key == "accelerate_config":
+        return accelerate_config.configured
+    return nemo_config.configured
 
 
 def settled(

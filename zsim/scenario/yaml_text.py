@@ -16,7 +16,7 @@ MOST_BYTES = 256 * 1024
 """Size of a file; the parser takes some seconds for so much."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Loader that refuses a key that stands twice."""
 
     def construct_mapping(

@@ -101,7 +101,7 @@ _FIRST_VALUE = 3
 """Number of the field of the first type in an attribute."""
 
 
-def _file() -> descriptor_pb2.FileDescriptorProto:
+def _file() -> Any:  # noqa: ANN401 (its type is made while it is imported)
     """Return the schema."""
     file = descriptor_pb2.FileDescriptorProto(
         name="et_def.proto", package="ChakraProtoMsg", syntax="proto3"
@@ -133,11 +133,12 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
     data = file.message_type.add(name="IOInfo")
     for number, name in enumerate(("values", "shapes", "types"), 1):
         add(data, name, number, "string")
-    for kind in (NodeKind, CommKind):
-        is_node = kind is NodeKind
-        made = file.enum_type.add(name="NodeType" if is_node else "CollectiveCommType")
-        for each in kind:
-            made.value.add(name=f"{each.name}_NODE" if is_node else each.name, number=each.value)
+    nodes = file.enum_type.add(name="NodeType")
+    for each in NodeKind:
+        nodes.value.add(name=f"{each.name}_NODE", number=each.value)
+    collectives = file.enum_type.add(name="CollectiveCommType")
+    for comm in CommKind:
+        collectives.value.add(name=comm.name, number=comm.value)
     node = file.message_type.add(name="Node")
     add(node, "id", 1, "uint64")
     add(node, "name", 2, "string")

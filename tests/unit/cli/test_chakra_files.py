@@ -99,7 +99,7 @@ def test_a_folder_called_as_a_scenario_does_not_hide_it(
 
 
 def test_a_folder_without_traces_is_no_scenario(ask: Ask, tmp_path: Path) -> None:
-    assert refused(ask("run", tmp_path)) == f"{tmp_path}: is a directory, must be a regular file"
+    assert refused(ask("run", tmp_path)).startswith(f"{tmp_path}: is a directory")
 
 
 def test_a_file_cannot_be_the_folder(ask: Ask, written: Path) -> None:

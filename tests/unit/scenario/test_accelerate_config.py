@@ -1,6 +1,7 @@
 """A configuration of Accelerate is what the scenario means; what it cannot say is one line."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.api.scenario import load
+from zsim.cli.main import answer
 from zsim.scenario.accelerate_config import configured
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
@@ -224,6 +226,21 @@ def test_references_that_would_grow_without_end_are_refused() -> None:
     lines = ["a0: &a0 {x: 1, y: 2}"]
     lines += [f"a{n}: &a{n} {{l: *a{n - 1}, r: *a{n - 1}}}" for n in range(1, 18)]
     assert "must have at most 10000 options" in refusal("\n".join(lines))
+
+
+def test_without_pyyaml_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
+    (tmp_path / "accelerate.yaml").write_text(FSDP2, "utf-8")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    for module in ("yaml_text", "accelerate_config", "nemo_config"):
+        monkeypatch.delitem(sys.modules, f"zsim.scenario.{module}", raising=False)
+        monkeypatch.delattr(f"zsim.scenario.{module}", raising=False)
+    assert answer(["plan", str(tmp_path / "scenario.toml")]) == 2
+    said = capsys.readouterr().err
+    assert "zero.accelerate_config: needs yaml" in said
+    assert "pip install 'zsim[yaml]'" in said
 
 
 def test_what_is_not_modelled_is_named() -> None:
