@@ -1,5 +1,6 @@
 """Traces that a command writes, in the form of PyTorch's profiler, and reads again."""
 
+from importlib import import_module
 from pathlib import Path
 
 from zsim.backend.backend import Job
@@ -46,7 +47,7 @@ def need_chakra(option: str, folder: str) -> None:
         MistakeError: they cannot, or protobuf is not installed.
     """
     with chakra_is_there(option):
-        import google.protobuf  # noqa: F401
+        import_module("google.protobuf")
     need_trace(option, folder.rstrip("/") + "/")
 
 

@@ -156,7 +156,7 @@ def _file() -> Any:  # noqa: ANN401 (its type is made while it is imported)
 
 _POOL = descriptor_pool.DescriptorPool()
 _POOL.Add(_file())
-_CLASSES = {
+_CLASSES: dict[str, Any] = {
     name: message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
     for name in ("AttributeProto", "GlobalMetadata", "Node")
 }
