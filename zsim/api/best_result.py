@@ -209,8 +209,9 @@ class BestResult(AnswerInFacts):
         Raises:
             MistakeError: nobody has written one for it.
         """
+        context = self.tables.get("parallel", {}).get("context", 1)
         asked = ConfigQuestion(
-            changes=setting.changes,
+            changes={"parallel.context": context, **setting.changes},
             precision=str(self.tables["train"]["precision"]),
             sequences=self.sequences,
             sequence_length=self.sequence_length,
