@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "lock"
-TEST = ("report", "torch", "dev", "draw", "calibrate")
+TEST = ("report", "torch", "dev", "draw", "calibrate", "yaml", "chakra")
 EXTRAS = {
     "run": ("report",),
     "test": TEST,

@@ -137,7 +137,7 @@ def case(number: int) -> Case:
     command = base.commands[random.integers(len(base.commands))]
     if base.tree is not None and random.random() < 0.75:
         tree = broken_tree(base.tree, random)
-        text = json.dumps(tree) if base.name.endswith(".json") else document(tree)
+        text = json.dumps(tree) if base.name.endswith((".json", ".yaml")) else document(tree)
         content = text.encode("utf-8", "surrogatepass")
     else:
         content = broken_text(base.text.encode(), random)

@@ -8,6 +8,8 @@ from functools import cache
 from inspect import signature
 from typing import Any
 
+from trainer_files import TRAINER_FILES
+
 import zsim_scenarios
 import zsim_topologies
 from zsim.backend.backend import Job
@@ -310,6 +312,16 @@ def bases() -> tuple[tuple[Base, ...], ...]:
         )
         for tree in DEEPSPEED
     )
+    trainers = tuple(
+        Base(
+            name=name,
+            text=document(tree) if name.endswith(".toml") else json.dumps(tree, indent=1),
+            tree=tree,
+            read="s.toml",
+            others=(("s.toml", document(PLAIN | scenario | {"zero": {key: name}})),),
+        )
+        for key, name, scenario, tree in TRAINER_FILES
+    )
     systems = tuple(
         Base(
             name="t.toml", text=text, tree=tomllib.loads(text), read="t.toml", commands=(topology,)
@@ -339,4 +351,4 @@ def bases() -> tuple[tuple[Base, ...], ...]:
         Base(name="m.xml", text=MACHINE, tree=None, read="m.xml", commands=(topology,)),
     )
     scenarios = (*map(_scenario, SCENARIOS), *shipped)
-    return scenarios, tuple(_schedules()), models, runtimes, systems + parts, lists
+    return scenarios, tuple(_schedules()), models, runtimes + trainers, systems + parts, lists

@@ -15,6 +15,7 @@ from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
 from zsim.api.setting_trial import NAME, SettingOutcome
+from zsim.api.torchtitan_text import torchtitan_text
 from zsim.api.training_budget import Price, TrainingBudget
 from zsim.files.source import settled
 from zsim.files.written import need_folder, write
@@ -202,24 +203,26 @@ class BestResult(AnswerInFacts):
         need_folder("--save", Path(path))
         write(Path(path), scenario_text(self.scenario(self.best)))
 
-    def config_text(self, setting: TriedSetting) -> str:
-        """Return a setting as the configuration of its runtime.
+    def config_text(self, setting: TriedSetting, *, torchtitan: bool = False) -> str:
+        """Return a setting as the configuration of its runtime, or of torchtitan.
 
         Raises:
             MistakeError: nobody has written one for it.
         """
-        return config_text(
-            ConfigQuestion(
-                changes=setting.changes,
-                precision=str(self.tables["train"]["precision"]),
-                sequences=self.sequences,
-                sequence_length=self.sequence_length,
-                clip_norm=self.tables["train"].get("clip_norm"),
-            )
+        context = self.tables.get("parallel", {}).get("context", 1)
+        asked = ConfigQuestion(
+            changes={"parallel.context": context, **setting.changes},
+            precision=str(self.tables["train"]["precision"]),
+            sequences=self.sequences,
+            sequence_length=self.sequence_length,
+            clip_norm=self.tables["train"].get("clip_norm"),
+            model=self.tables["model"].get("name", ""),
+            train=self.tables["train"],
         )
+        return torchtitan_text(asked) if torchtitan else config_text(asked)
 
     def save_config(self, path: str | PathLike[str]) -> None:
-        """Write the best setting as the configuration of its runtime.
+        """Write the best setting as the configuration of its runtime; .toml is torchtitan's.
 
         Raises:
             MistakeError: nothing fits, or there is no such folder or configuration.
@@ -228,7 +231,8 @@ class BestResult(AnswerInFacts):
         if self.best is None:
             raise MistakeError(f"--config: {path}: no setting fits")
         need_folder("--config", Path(path))
-        write(Path(path), self.config_text(self.best))
+        text = self.config_text(self.best, torchtitan=Path(path).suffix == ".toml")
+        write(Path(path), text)
 
     def budget(self, setting: TriedSetting) -> TrainingBudget | None:
         """Return days, money and energy of the training; None without its tokens."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.files.html_page import need_html
 from zsim.files.picture import need_format
-from zsim.files.trace_file import need_trace
+from zsim.files.trace_file import need_chakra, need_trace
 from zsim.files.written import need_folder
 
 
@@ -18,6 +18,7 @@ class FileKind(Enum):
     PAGE = "a page"
     PICTURE = "a picture"
     TRACE = "a trace, or a folder of them"
+    CHAKRA = "a folder of Chakra traces"
 
 
 def need_output(option: str, path: str | PathLike[str] | None, kind: FileKind) -> None:
@@ -28,8 +29,8 @@ def need_output(option: str, path: str | PathLike[str] | None, kind: FileKind) -
     """
     if path is None:
         return
-    if kind is FileKind.TRACE:
-        need_trace(option, str(path))
+    if kind in (FileKind.TRACE, FileKind.CHAKRA):
+        (need_trace if kind is FileKind.TRACE else need_chakra)(option, str(path))
         return
     needs: dict[FileKind, Callable[[str, Path], None]] = {
         FileKind.ANY: need_folder,

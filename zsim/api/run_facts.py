@@ -226,7 +226,9 @@ def _on_host(found: Summary) -> list[tuple[str, str]]:
 def _rates(found: Summary) -> str:
     """Return FLOPs per second and GPU; a second time with recomputation, where there is some."""
     rates = [(found.model_tflops_per_gpu, "MFU", found.mfu, " per GPU")]
-    if found.hardware_tflops_per_gpu > found.model_tflops_per_gpu * 1.0005:
+    if not found.model_tflops_per_gpu:  # a trace says what kernels did, not what for
+        rates = [(found.hardware_tflops_per_gpu, "HFU", found.hfu, " per GPU")]
+    elif found.hardware_tflops_per_gpu > found.model_tflops_per_gpu * 1.0005:
         rates.append((found.hardware_tflops_per_gpu, "HFU", found.hfu, " with recomputation"))
     texts = [
         f"{format_rate(tflops * 1e12)}{what}" + (f" ({name} {used:.1%})" if used else "")

@@ -19,7 +19,7 @@ from zsim.api.training_budget import TrainingBudget, price_of
 from zsim.backend.backend import SIMULATOR
 from zsim.files.installed import fitted_for
 from zsim.files.picture import need_format, write_picture
-from zsim.files.trace_file import need_trace, write_trace
+from zsim.files.trace_file import need_chakra, need_trace, write_trace
 from zsim.files.written import unwritten, write
 from zsim.mistake import MistakeError
 from zsim.report.timeline import TimelineError, timeline
@@ -323,6 +323,18 @@ class RunResult(AnswerInFacts):
         """
         need_trace("trace", str(path))
         write_trace(str(path), self.job, self.recorded)
+
+    def chakra(self, folder: str | PathLike[str]) -> None:
+        """Write the last step into `folder` as Chakra execution traces, a file for each rank.
+
+        Raises:
+            MistakeError: there cannot be such a folder, or protobuf is not installed.
+            UnwrittenError: it cannot be written.
+        """
+        need_chakra("chakra", str(folder))
+        from zsim.files.chakra_files import write_chakra
+
+        write_chakra(Path(folder), self.job, self.recorded)
 
     def timeline(self, path: str | PathLike[str] | None = None) -> Picture:
         """Draw the last step on the first rank, and write it to `path`: .svg or .png.

@@ -8,7 +8,7 @@ arguments, nanotron a file: those of parallelism, batches and recomputation are 
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from zsim.mistake import MistakeError
@@ -32,6 +32,8 @@ class ConfigQuestion:
         sequences: of a step.
         sequence_length: tokens of each.
         clip_norm: largest norm of the gradients; None does not clip.
+        model: name of the model.
+        train: `[train]` of the scenario without the setting.
     """
 
     changes: Mapping[str, object]
@@ -39,6 +41,8 @@ class ConfigQuestion:
     sequences: int
     sequence_length: int
     clip_norm: float | None = None
+    model: str = ""
+    train: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
     def runtime(self) -> str:

@@ -62,7 +62,9 @@ Save = Annotated[
 ]
 Config = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Write it as the configuration of its runtime."),
+    typer.Option(
+        metavar="FILE", help="Write it as the configuration of its runtime; .toml is torchtitan's."
+    ),
 ]
 
 

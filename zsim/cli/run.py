@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,9 @@ from zsim.cli.printing import (
 )
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
+
+if TYPE_CHECKING:
+    from zsim.api.run_result import RunResult
 
 Timeout = Annotated[
     float | None,
@@ -93,6 +96,12 @@ Trace = Annotated[
         help="Write a trace as PyTorch's profiler does; in FOLDER/ a file per rank.",
     ),
 ]
+Chakra = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER", help="Write the last step as Chakra execution traces, a file per rank."
+    ),
+]
 Timeline = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the last step: .svg or .png.")
 ]
@@ -127,6 +136,7 @@ def run(
     seed: Seed = 0,
     steps: Steps = None,
     trace: Trace = None,
+    chakra: Chakra = None,
     timeline: Timeline = None,
     report: Report = None,
     check: Check = True,
@@ -141,7 +151,7 @@ def run(
     from zsim.api.placement import placed
     from zsim.api.scenario import load
 
-    _need_outputs(trace, timeline, report, witness=witness)
+    _need_outputs(trace, chakra, timeline, report, witness=witness)
     trained = _need_tokens(tokens, price, prices)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
     loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
@@ -164,13 +174,18 @@ def run(
         return _answer_no(loaded.title, no, as_json=json)
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
-    result = result.of_tokens(trained, price=price, prices=prices)
-    with progress("what would make it fit"):
-        _ = result.remedies
-    files = outputs((trace, result.trace), (timeline, result.timeline), (report, result.report))
-    with answer_before(files):
+    result = _with_remedies(result.of_tokens(trained, price=price, prices=prices))
+    traces = ((trace, result.trace), (chakra, result.chakra))
+    with answer_before(outputs(*traces, (timeline, result.timeline), (report, result.report))):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _with_remedies(result: "RunResult") -> "RunResult":
+    """Return `result`, which knows what would make it fit."""
+    with progress("what would make it fit"):
+        _ = result.remedies
+    return result
 
 
 def _need_tokens(tokens: str | None, price: float | None, prices: str | None) -> int | None:
@@ -184,7 +199,12 @@ def _need_tokens(tokens: str | None, price: float | None, prices: str | None) ->
 
 
 def _need_outputs(
-    trace: str | None, timeline: Path | None, report: Path | None, *, witness: bool
+    trace: str | None,
+    chakra: str | None,
+    timeline: Path | None,
+    report: Path | None,
+    *,
+    witness: bool,
 ) -> None:
     """Check that the files that are asked for can be written."""
     from zsim.api.output import FileKind, need_output
@@ -192,6 +212,7 @@ def _need_outputs(
     need_output("--trace", trace, FileKind.TRACE)
     if witness and trace is None:
         raise MistakeError("--witness: needs --trace, the file to write witnesses into")
+    need_output("--chakra", chakra, FileKind.CHAKRA)
     need_output("--timeline", timeline, FileKind.PICTURE)
     need_output("--report", report, FileKind.PAGE)
 

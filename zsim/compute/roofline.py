@@ -36,6 +36,8 @@ def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
     """
+    if kernel.recorded_ps:
+        return kernel.recorded_ps
     if gpu.measured is not None:
         return ceil(gpu.measured.kernel_s(kernel) * PICOSECONDS_PER_SECOND)
     if gpu.kernels is not None:

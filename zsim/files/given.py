@@ -36,6 +36,15 @@ def read_file(path: str | Path) -> str:
     return _text(path, limits().file_bytes)
 
 
+def read_bytes(path: str | Path) -> bytes:
+    """Return the content of a trace that is no text.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger than the limits allow.
+    """
+    return _bytes(path, limits().file_bytes)
+
+
 def _text(path: str | Path, most_bytes: int) -> str:
     """Return the text with lines that end as Python ends them."""
     text = _bytes(path, most_bytes).decode("utf-8")

@@ -2,8 +2,10 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,8 +125,38 @@ def tables_or_schedule(name: str) -> dict[str, Any] | str:
 
 
 def _text(name: str) -> str:
+    if _is_chakra(name):
+        from zsim.backend.document import encode
+
+        with chakra_is_there(name):
+            from zsim.files.chakra_files import read_chakra
+        return encode(read_chakra(name))
     shipped = scenarios()
     return shipped[name] if name in shipped else file_text("scenario", name, tuple(shipped))
+
+
+def _is_chakra(name: str) -> bool:
+    """Tell whether `name` is a folder of Chakra traces, or the beginning of their names."""
+    if not name or name in scenarios():
+        return False
+    try:
+        return any(Path(name).glob("*.et")) or Path(f"{name}.0.et").is_file()
+    except (OSError, ValueError):  # too long a name, or a null character in it
+        return False
+
+
+@contextmanager
+def chakra_is_there(option: str) -> Generator[None]:
+    """Tell whoever imports what needs protobuf that it is not installed.
+
+    Raises:
+        MistakeError: it is not.
+    """
+    try:
+        yield
+    except ModuleNotFoundError:
+        needs = "Chakra traces need protobuf, which is not installed: pip install 'zsim[chakra]'"
+        raise MistakeError(f"{option}: {needs}") from None
 
 
 def _is_schedule(name: str, text: str) -> bool:
@@ -241,25 +273,48 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         MistakeError: a file cannot be read.
         ScenarioError: what it says cannot be used.
     """
-    from zsim.scenario import deepspeed_config, megatron_arguments
     from zsim.scenario.hugging_face import configured
     from zsim.scenario.model_catalogue import named
+    from zsim.scenario.tables import TRAINER_FILES
 
     if scenario.model.name is not None:
         scenario = named(scenario, model_catalogue())
     if (path := scenario.model.hf_config) is not None:
         scenario = configured(scenario, _config_text(name, "model.hf_config", path))
     ignored: list[str] = []
-    for key, path, read in (
-        ("deepspeed_config", scenario.zero.deepspeed_config, deepspeed_config.configured),
-        ("megatron_arguments", scenario.zero.megatron_arguments, megatron_arguments.configured),
-    ):
+    for key in TRAINER_FILES:
+        path = getattr(scenario.zero, key)
         if path is None:
             continue
-        scenario, left = read(scenario, _config_text(name, f"zero.{key}", path))
+        scenario, left = _reader(key)(scenario, _config_text(name, f"zero.{key}", path))
         if left:
             ignored.append(f"{path}: not modelled: {', '.join(left)}")
     return scenario, "; ".join(ignored)
+
+
+def _reader(key: str) -> "Callable[[Scenario, str], tuple[Scenario, tuple[str, ...]]]":
+    """Return what reads the file of a trainer, which is a key of `[zero]`.
+
+    Raises:
+        MistakeError: it needs a package that is not installed.
+    """
+    from zsim.scenario import deepspeed_config, megatron_arguments, torchtitan_config
+
+    readers: dict[str, Callable[[Scenario, str], tuple[Scenario, tuple[str, ...]]]] = {
+        "deepspeed_config": deepspeed_config.configured,
+        "megatron_arguments": megatron_arguments.configured,
+        "torchtitan_config": partial(torchtitan_config.configured, catalogue=model_catalogue()),
+    }
+    if key in readers:
+        return readers[key]
+    try:
+        from zsim.scenario import accelerate_config, nemo_config
+    except ModuleNotFoundError as error:
+        needs = f"needs {error.name}, which is not installed: pip install 'zsim[yaml]'"
+        raise MistakeError(f"zero.{key}: {needs}") from None
+    if key == "accelerate_config":
+        return accelerate_config.configured
+    return nemo_config.configured
 
 
 def settled(

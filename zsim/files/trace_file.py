@@ -1,10 +1,12 @@
 """Traces that a command writes, in the form of PyTorch's profiler, and reads again."""
 
+from importlib import import_module
 from pathlib import Path
 
 from zsim.backend.backend import Job
 from zsim.backend.document import DocumentError, decode_trace, encode_trace
 from zsim.files.given import read_file
+from zsim.files.source import chakra_is_there
 from zsim.files.written import is_folder, need_folder, write
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.kineto import kineto
@@ -36,6 +38,17 @@ def need_trace(option: str, where: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise file_fault(f"{option}: {where}", error) from None
+
+
+def need_chakra(option: str, folder: str) -> None:
+    """Check that Chakra traces can be put in `folder`, given with `option`; it is made.
+
+    Raises:
+        MistakeError: they cannot, or protobuf is not installed.
+    """
+    with chakra_is_there(option):
+        import_module("google.protobuf")
+    need_trace(option, folder.rstrip("/") + "/")
 
 
 def write_trace(where: str, job: Job, trace: Trace) -> None:

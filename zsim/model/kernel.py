@@ -50,6 +50,8 @@ class Kernel:
             not. FLOPs are then those of all pairs inside the window.
         backward: it makes gradients.
         version: of FlashAttention, where it is attention; the second is other kernels.
+        recorded_ps: picoseconds that it took in a run that was recorded, and takes on any GPU; 0
+            leaves its time to the GPU.
     """
 
     kind: KernelKind
@@ -61,10 +63,13 @@ class Kernel:
     backward: bool = False
     version: int = 1
     window: int = 0
+    recorded_ps: int = 0
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
             raise KernelError(f"kernel: flops {self.flops} and bytes {self.bytes} must be >= 0")
+        if self.recorded_ps < 0:
+            raise KernelError(f"kernel: recorded_ps {self.recorded_ps} must be >= 0")
 
     @property
     def causal_flops(self) -> int:

@@ -23,7 +23,7 @@ from zsim.scenario.deepspeed_values import (
     read_pair,
     read_whole,
 )
-from zsim.scenario.said_options import Said, Tables, put, validated
+from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.schedule.json import shown
 from zsim.strategy.precision import Precision
@@ -63,10 +63,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
         ScenarioError: it is no configuration, says what cannot be, or contradicts the scenario.
     """
     options = _options(text)
-    tables: Tables = {
-        name: getattr(scenario, name).model_dump(exclude_unset=True, exclude={"deepspeed_config"})
-        for name in ("zero", "train", "activations")
-    }
+    tables = said_tables(scenario, ("zero", "train", "activations"), source=FIELD)
     emulate = tables["zero"].setdefault("emulate", "deepspeed")
     if emulate != "deepspeed":
         raise ScenarioError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')

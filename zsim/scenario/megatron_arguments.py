@@ -8,11 +8,11 @@ it, are the scenario's. Arguments that are not modelled are named.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 
-from zsim.scenario.said_options import Said, Tables, put, validated
+from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing
@@ -61,14 +61,20 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     Raises:
         ScenarioError: they are no arguments, say what is not modelled, or contradict the scenario.
     """
-    arguments = _Arguments(text)
-    tables: Tables = {
-        name: getattr(scenario, name).model_dump(exclude_unset=True, exclude={"megatron_arguments"})
-        for name in ("model", "parallel", "zero", "activations", "train")
-    }
+    return with_arguments(scenario, Arguments(_parsed(text)))
+
+
+def with_arguments(scenario: Scenario, arguments: "Arguments") -> tuple[Scenario, tuple[str, ...]]:
+    """Return the same of arguments that stand in a file of any form.
+
+    Raises:
+        ScenarioError: as `configured`.
+    """
+    names = ("model", "parallel", "zero", "activations", "train")
+    tables = said_tables(scenario, names, source=arguments.field)
     for name, other in REFUSED.items():
         if name in arguments.given:
-            raise ScenarioError(f"{FIELD}: --{name}: {other}: not modelled")
+            raise arguments.wrong(name, f"{other}: not modelled")
     _parallel(arguments)
     _model(arguments)
     _train(arguments)
@@ -76,25 +82,49 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     _checkpoints(arguments)
     _runtime(arguments)
     for field, what in arguments.said.items():
-        put(tables, field, what, source=FIELD)
+        put(tables, field, what, source=arguments.field)
     if "global_batch_size" not in tables["train"]:  # the default is a micro-batch a replica
         tables["train"].setdefault("gradient_accumulation_steps", 1)
-    left = tuple(f"--{name}" for name in arguments.given if not name.startswith(WITHOUT_EFFECT))
-    return validated(scenario, tables, arguments.said, source=FIELD), left
+    rest = (name for name in arguments.given if not name.startswith(WITHOUT_EFFECT))
+    read = validated(scenario, tables, arguments.said, source=arguments.field)
+    return read, tuple(map(arguments.called, rest))
 
 
-class _Arguments:
-    """Arguments that nobody has taken yet, and what those that were taken say."""
+class Arguments:
+    """Arguments that nobody has taken yet, and what those that were taken say.
 
-    def __init__(self, text: str) -> None:
-        self.given = _parsed(text)
+    Attributes:
+        given: values of each argument by its name.
+        said: fields of a scenario that were said.
+        field: the key of the scenario that names their file.
+    """
+
+    def __init__(
+        self,
+        given: dict[str, list[str]],
+        *,
+        field: str = FIELD,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take arguments, and what they are called in a file that has other `names` for them."""
+        self.given = given
         self.said: dict[str, Said] = {}
+        self.field = field
+        self._names = names or {}
+
+    def called(self, name: str) -> str:
+        """Return what an argument is called in its file."""
+        return self._names.get(name, f"--{name}")
+
+    def wrong(self, name: str, why: str) -> ScenarioError:
+        """Return the error of an argument, in the words of its file."""
+        return ScenarioError(f"{self.field}: {self.called(name)}: {why}")
 
     def flag(self, name: str) -> bool:
         """Take an argument without a value."""
         values = self.given.pop(name, None)
         if values:
-            raise ScenarioError(f"{FIELD}: --{name}: {values[0]!r} must not be there: it is a flag")
+            raise self.wrong(name, f"{values[0]!r} must not be there: it is a flag")
         return values is not None
 
     def word(self, name: str, default: str, allowed: Sequence[str] = ()) -> str:
@@ -103,7 +133,7 @@ class _Arguments:
             return default
         value = self._value(name)
         if allowed and value not in allowed:
-            raise ScenarioError(f"{FIELD}: --{name}: {value!r} must be {' or '.join(allowed)}")
+            raise self.wrong(name, f"{value!r} must be {' or '.join(allowed)}")
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -114,7 +144,7 @@ class _Arguments:
         with suppress(ValueError):
             if isfinite(found := float(value)):
                 return found
-        raise ScenarioError(f"{FIELD}: --{name}: {value!r} must be a number")
+        raise self.wrong(name, f"{value!r} must be a number")
 
     def whole(self, name: str, default: int | None = None) -> int | None:
         """Take a whole number of at least 1."""
@@ -123,17 +153,17 @@ class _Arguments:
         value = self._value(name)
         if value.isdecimal() and int(value[:DIGITS]) > 0 and len(value) < DIGITS:
             return int(value)
-        raise ScenarioError(f"{FIELD}: --{name}: {value!r} must be a whole number of at least 1")
+        raise self.wrong(name, f"{value!r} must be a whole number of at least 1")
 
     def say(self, field: str, value: object, option: str) -> None:
         """Say a field of the scenario, as `option` has it; nothing if the value is None."""
         if value is not None:
-            self.said[field] = Said(f"--{option}", value)
+            self.said[field] = Said(self.called(option), value)
 
     def _value(self, name: str) -> str:
         values = self.given.pop(name)
         if len(values) != 1:
-            raise ScenarioError(f"{FIELD}: --{name}: has {len(values)} values, must have one")
+            raise self.wrong(name, f"has {len(values)} values, must have one")
         return values[0]
 
 
@@ -163,7 +193,7 @@ def _parsed(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _parallel(arguments: _Arguments) -> None:
+def _parallel(arguments: Arguments) -> None:
     arguments.say(
         "parallel.tensor",
         arguments.whole("tensor-model-parallel-size", 1),
@@ -174,10 +204,10 @@ def _parallel(arguments: _Arguments) -> None:
     for axis in ("context", "expert-model"):
         name = f"{axis}-parallel-size"
         if (degree := arguments.whole(name, 1)) != 1:
-            raise ScenarioError(f"{FIELD}: --{name}: {degree} is not modelled, only 1")
+            raise arguments.wrong(name, f"{degree} is not modelled, only 1")
 
 
-def _model(arguments: _Arguments) -> None:
+def _model(arguments: Arguments) -> None:
     """Say the shape: that of a GPT, of which every part may be another."""
     for name, field in (
         ("num-layers", "layers"),
@@ -223,7 +253,7 @@ BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 """Implementations of attention; but for the last two they keep no scores."""
 
 
-def _mlp(arguments: _Arguments) -> None:
+def _mlp(arguments: Arguments) -> None:
     """Say the MLP; without its width it is as in `validate_args`."""
     is_gated = arguments.flag("swiglu")
     arguments.say("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
@@ -234,7 +264,7 @@ def _mlp(arguments: _Arguments) -> None:
     arguments.say("model.intermediate_size", width, "ffn-hidden-size")
 
 
-def _vocabulary(arguments: _Arguments) -> None:
+def _vocabulary(arguments: Arguments) -> None:
     """Say the size of the vocabulary as it is padded for the tensor axis."""
     size = arguments.whole("vocab-size")
     divisor = arguments.whole("make-vocab-size-divisible-by", 128)
@@ -244,12 +274,12 @@ def _vocabulary(arguments: _Arguments) -> None:
         arguments.say("model.vocab_size", -(-size // multiple) * multiple, "vocab-size")
 
 
-def _train(arguments: _Arguments) -> None:
+def _train(arguments: Arguments) -> None:
     for name in ("micro-batch-size", "global-batch-size"):
         arguments.say(f"train.{name.replace('-', '_')}", arguments.whole(name), name)
     formats = [name for name in ("bf16", "fp16") if arguments.flag(name)]
     if len(formats) > 1:
-        raise ScenarioError(f"{FIELD}: --bf16: contradicts --fp16")
+        raise arguments.wrong("bf16", f"contradicts {arguments.called('fp16')}")
     precision = Precision(formats[0]) if formats else Precision.FP32
     arguments.say("train.precision", precision, formats[0] if formats else "fp32")
     clip = arguments.number("clip-grad", 1.0)
@@ -273,7 +303,7 @@ def _train(arguments: _Arguments) -> None:
     arguments.say(f"{scale}.interval", interval, "loss-scale-window")
 
 
-def _optimizer(arguments: _Arguments) -> None:
+def _optimizer(arguments: Arguments) -> None:
     kind = arguments.word("optimizer", "adam", ("adam", "sgd"))
     arguments.say("train.optimizer", kind, "optimizer")
     if "lr" in arguments.given:
@@ -290,7 +320,7 @@ def _optimizer(arguments: _Arguments) -> None:
         arguments.say(f"train.{field}", arguments.number(name, default), name)
 
 
-def _checkpoints(arguments: _Arguments) -> None:
+def _checkpoints(arguments: Arguments) -> None:
     """Say what is recomputed: whole layers one by one, or the core of attention."""
     granularity = arguments.word("recompute-granularity", "", ("full", "selective"))
     if arguments.flag("recompute-activations"):
@@ -301,17 +331,16 @@ def _checkpoints(arguments: _Arguments) -> None:
     if kind is Checkpointing.FULL:
         arguments.word("recompute-method", "uniform", ("uniform",))
         if (layers := arguments.whole("recompute-num-layers", 1)) != 1:
-            why = f"{layers} is not modelled, only 1"
-            raise ScenarioError(f"{FIELD}: --recompute-num-layers: {why}")
+            raise arguments.wrong("recompute-num-layers", f"{layers} is not modelled, only 1")
     cuts = "distribute-saved-activations"
     arguments.say("activations.partition", arguments.flag(cuts) or None, cuts)
 
 
-def _runtime(arguments: _Arguments) -> None:
+def _runtime(arguments: Arguments) -> None:
     """Say the options of the runtime, of which the distributed optimizer is modelled."""
     if not arguments.flag("use-distributed-optimizer"):
         why = "missing; Megatron-LM is modelled with it alone"
-        raise ScenarioError(f"{FIELD}: --use-distributed-optimizer: {why}")
+        raise arguments.wrong("use-distributed-optimizer", why)
     arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
     arguments.say("zero.stage", 1, "use-distributed-optimizer")
     is_bf16 = arguments.said["train.precision"].value is Precision.BF16

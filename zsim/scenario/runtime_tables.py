@@ -1,7 +1,7 @@
 """The runtime that `[zero]` of a scenario asks for, with its options."""
 
 from zsim.runtimes.registry import runtimes
-from zsim.scenario.tables import ScenarioError, ZeroTable
+from zsim.scenario.tables import TRAINER_FILES, ScenarioError, ZeroTable
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import STAGES
 
@@ -12,7 +12,7 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
     Raises:
         ScenarioError: options stand without their runtime.
     """
-    for key in ("deepspeed_config", "megatron_arguments"):
+    for key in TRAINER_FILES:
         if (path := getattr(zero, key)) is not None:
             raise ScenarioError(f"zero.{key}: {path!r} was not read")
     for name in runtimes():

@@ -1,6 +1,6 @@
 """What the configuration of another program says, as fields of a scenario beside what that says."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,6 +39,15 @@ def put(tables: Tables, field: str, what: Said, *, source: str) -> None:
         )
 
 
+def said_tables(scenario: Scenario, names: Iterable[str], *, source: str) -> Tables:
+    """Return the tables of `scenario` as far as they are said, but for the key `source`."""
+    key = source.rpartition(".")[2]
+    return {
+        name: getattr(scenario, name).model_dump(exclude_unset=True, exclude={key})
+        for name in names
+    }
+
+
 def validated(
     scenario: Scenario, tables: Tables, said: Mapping[str, Said], *, source: str
 ) -> Scenario:
@@ -55,7 +64,8 @@ def validated(
             read[name] = kind.model_validate(table)
         except ValidationError as error:
             for each in wrong_fields(error.errors(include_url=False), kind):
-                option = said[f"{name}.{each.field}"].option
+                field = f"{name}.{each.field}"
+                option = said[field].option if field in said else field
                 wrong.append(f"{source}: {option}: {each.why}")
     if wrong:
         raise ScenarioError(*wrong)

@@ -132,22 +132,35 @@ class ParallelTable(ParallelAxes):
     data: Count | None = None
 
 
+TRAINER_FILES = (
+    "accelerate_config",  # it may name a file of DeepSpeed
+    "deepspeed_config",
+    "megatron_arguments",
+    "nemo_config",
+    "torchtitan_config",
+)
+"""Keys of `[zero]` that are files of trainers, in the order in which they are read."""
+
+
 class _ZeroTable(ZeroKnobs):
     """`[zero]`: the stage and the knobs of the schedule.
 
     With `emulate` the order is that of another runtime, whose options stand in a table of its name.
-    `deepspeed_config` and `megatron_arguments` are files that say them in the runtime's own words.
+    The keys of `TRAINER_FILES` are files that say them in the trainer's own words.
     """
 
     stage: Stage | None = None
     emulate: str | None = None
+    accelerate_config: str | None = None
     deepspeed_config: str | None = None
     megatron_arguments: str | None = None
+    nemo_config: str | None = None
+    torchtitan_config: str | None = None
 
     @property
     def is_configured(self) -> bool:
         """True if a file of another program says the options of the runtime."""
-        return self.deepspeed_config is not None or self.megatron_arguments is not None
+        return any(getattr(self, key) is not None for key in TRAINER_FILES)
 
 
 def _options(runtime: str, given: dict[str, Any] | None) -> dict[str, Any] | None:

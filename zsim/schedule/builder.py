@@ -150,7 +150,9 @@ class ScheduleBuilder(RoleBuilder):
         self._roles.append(made)
         return made
 
-    def schedule(self, contract: Contract | None = None) -> Schedule:
+    def schedule(
+        self, contract: Contract | None = None, *, with_host_time: bool = False
+    ) -> Schedule:
         """Return the schedule as it stands.
 
         Raises:
@@ -172,4 +174,5 @@ class ScheduleBuilder(RoleBuilder):
             scalars=tuple(self.scalars),
             programs=tuple(part.program() for part in parts),
             contract=contract or Contract(),
+            with_host_time=with_host_time,
         )

@@ -286,7 +286,9 @@ class UncheckedSchedule:
     """Programs of all roles over one mesh, with the groups, pools and layouts they name.
 
     Nobody has looked whether they are: that is what `Schedule` adds. Streams that are
-    `host_threads` run their operations on the processors of the host, the others on the device.
+    `host_threads` run their operations on the processors of the host, the others on the device. In
+    one `with_host_time` what hosts take stands among the operations, and to issue them costs
+    nothing.
     """
 
     name: str
@@ -301,6 +303,7 @@ class UncheckedSchedule:
     generators: tuple[Generator, ...] = ()
     programs: tuple[Program, ...]
     contract: Contract = Contract()
+    with_host_time: bool = False
     group_by_name: dict[str, Group] = field(init=False, repr=False, compare=False)
     layout_by_name: dict[str, Layout] = field(init=False, repr=False, compare=False)
 

@@ -19,7 +19,8 @@ class Item:
 
     It is number `order` of those that the host issues in its stretch. `here` are slots of the same
     run, `earlier` of the latest earlier one that has them. `opens` is the group whose first
-    operation in the part it is: it follows the group's last one before.
+    operation in the part it is: it follows the group's last one before. One that `is_recorded`
+    takes its time whatever runs beside it.
     """
 
     what: Enqueue
@@ -32,6 +33,7 @@ class Item:
     looks_back: bool
     is_met: bool
     is_carried: bool
+    is_recorded: bool
 
 
 @dataclass(slots=True)
@@ -185,7 +187,7 @@ class _Making:
         order, looks_back = len(stretch.offsets_ps), bool(earlier) or opens is not None
         is_met = bool(what.members)
         waits_for = (here, earlier, opens, looks_back)
-        kind = (is_met, what.carries is not None)
+        kind = (is_met, what.carries is not None, what.is_recorded)
         item = Item(what, what.slot, what.time_ps, order, *waits_for, *kind)
         stretch.offsets_ps.append(stretch.length_ps)
         stretch.items[stream].append(item)

@@ -68,6 +68,12 @@ class Enqueue:
     members: tuple[tuple[Communication, int], ...]
     carries: Carried | None = None
 
+    @property
+    def is_recorded(self) -> bool:
+        """True if its time was recorded: it takes that, whatever runs beside it."""
+        operation = self.operation
+        return isinstance(operation, Compute) and any(k.recorded_ps for k in operation.kernels)
+
 
 @dataclass(slots=True)
 class Stop:
@@ -181,7 +187,8 @@ class _Lowering:
         self._program = program
         self._gpu = gpu
         costs = gpu.launch_costs
-        self._launch_ps = _nothing if costs == FREE else costs.issue_ps
+        is_free = costs == FREE or schedule.with_host_time
+        self._launch_ps = _nothing if is_free else costs.issue_ps
         if gpu.measured is not None:
             self._launch_ps = partial(_measured_ps, gpu.measured)
         self._runs = gpu.measured is not None and gpu.measured.runs_on_host

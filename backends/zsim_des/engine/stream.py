@@ -182,6 +182,8 @@ class Stream:
 
     def _may_share(self, beside: Beside, item: Item) -> bool:
         """Return whether something may use the GPU, or the network, beside an entry."""
+        if item.is_recorded:
+            return False
         return item.is_met or item.is_carried or not (beside.is_free and self._is_alone(self))
 
     def _share(self, item: Item, time_ps: int) -> None:

@@ -1,0 +1,60 @@
+"""Configurations of trainers that are right, beside DeepSpeed's."""
+
+from typing import Any
+
+Tree = Any
+"""What JSON and TOML stand for: dictionaries, lists, and what is in them."""
+
+TRAINER_FILES: tuple[tuple[str, str, Tree, Tree], ...] = (
+    (
+        "torchtitan_config",
+        "tt.toml",
+        {"train": {}},
+        {
+            "model": {"name": "llama3", "flavor": "mine", "converters": ["float8"]},
+            "training": {"local_batch_size": 1, "global_batch_size": 4, "seq_len": 16},
+            "parallelism": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 1},
+            "activation_checkpoint": {"mode": "selective", "selective_ac_option": "2"},
+            "compile": {"enable": True, "components": ["model", "loss"]},
+            "quantize": {"linear": {"float8": {"filter_fqns": ["output"]}}},
+        },
+    ),
+    (
+        "accelerate_config",
+        "a.yaml",
+        {"parallel": {}, "train": {"micro_batch_size": 1, "gradient_accumulation_steps": 1}},
+        {
+            "distributed_type": "FSDP",
+            "mixed_precision": "bf16",
+            "num_processes": 2,
+            "fsdp_config": {
+                "fsdp_version": 1,
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+                "fsdp_backward_prefetch": "BACKWARD_POST",
+                "fsdp_activation_checkpointing": True,
+            },
+        },
+    ),
+    (
+        "nemo_config",
+        "n.yaml",
+        {"model": {"vocab_size": 128}, "train": {}},
+        {
+            "trainer": {"precision": "bf16-mixed", "gradient_clip_val": 1.0},
+            "model": {
+                "num_layers": 2,
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "encoder_seq_length": 16,
+                "max_position_embeddings": "${.encoder_seq_length}",
+                "micro_batch_size": 1,
+                "global_batch_size": 4,
+                "hidden_dropout": 0.0,
+                "attention_dropout": 0.0,
+                "optim": {"name": "mcore_distributed_optim", "betas": [0.9, 0.98]},
+            },
+        },
+    ),
+)
+"""Files of trainers, each with the key of `[zero]` that names it, and the rest of the scenario."""

@@ -1,0 +1,100 @@
+"""Settings of FSDP2 as torchtitan's file, read back as the same strategy."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from zsim.api.gpu_fleet import gpu_fleet
+from zsim.api.runtime_config import ConfigQuestion
+from zsim.api.scenario import load
+from zsim.api.torchtitan_text import torchtitan_text
+from zsim.mistake import MistakeError
+from zsim.study.axis import changed
+
+TRAIN: dict[str, object] = {
+    "precision": "bf16",
+    "clip_norm": 1.0,
+    # torchtitan's defaults
+    "learning_rate": 8e-4,
+    "beta2": 0.95,
+    "weight_decay": 0.1,
+}
+TABLES = {
+    "title": "read back",
+    "model": {"name": "llama3.1-8b", "sequence_length": 2048, "attention": "flash2"},
+    **gpu_fleet("16xh100").tables,
+}
+SETTING: dict[str, object] = {
+    "zero.emulate": "fsdp2",
+    "zero.stage": 3,
+    "parallel.data": 16,
+    "parallel.tensor": 1,
+    "parallel.replicate": 1,
+    "activations.checkpointing": "none",
+    "train.micro_batch_size": 2,
+    "train.gradient_accumulation_steps": 2,
+    "train.global_batch_size": 64,
+}
+
+
+def asked(
+    setting: dict[str, object], *, model: str = "llama3.1-8b", train: dict[str, object] = TRAIN
+) -> ConfigQuestion:
+    return ConfigQuestion(
+        changes=setting,
+        precision=str(train["precision"]),
+        sequences=64,
+        sequence_length=2048,
+        clip_norm=1.0,
+        model=model,
+        train=train,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "train"),
+    [
+        ({}, {}),
+        ({"activations.checkpointing": "operations"}, {}),
+        ({"activations.checkpointing": "full", "zero.fsdp2.reshard_after_forward": False}, {}),
+        ({"parallel.tensor": 8, "parallel.data": 2, "train.micro_batch_size": 16}, {}),
+        ({"parallel.replicate": 2, "parallel.data": 8}, {"compile": True, "loss": "fused"}),
+        ({"zero.fsdp2.offload_policy": "cpu"}, {"compile": True, "float8": "rowwise"}),
+        ({}, {"precision": "fp32"}),
+    ],
+)
+def test_a_setting_is_read_back_as_the_same_strategy(
+    tmp_path: Path, changes: dict[str, object], train: dict[str, object]
+) -> None:
+    setting = SETTING | changes
+    path = tmp_path / "run.toml"
+    path.write_text(torchtitan_text(asked(setting, train=TRAIN | train)), "utf-8")
+    # torchtitan reduces gradients in fp32 alone
+    wanted = changed({**TABLES, "train": TRAIN | train}, setting)
+    wanted = changed(wanted, {"zero.fsdp2.reduce_dtype": "fp32"})
+    read = {**TABLES, "model": {}, "train": {}, "zero": {"torchtitan_config": str(path)}}
+    one, other = load(read), load(wanted)
+    assert one.strategy == other.strategy
+    assert one.model.units == other.model.units
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"zero.emulate": "deepspeed"}, "torchtitan trains with fsdp2, not deepspeed"),
+        ({"zero.fsdp2.reshard_after_forward": 8}, "torchtitan cannot keep shards over 8 ranks"),
+        ({"zero.fsdp2.enable_sequence_parallel": False}, "tensor axis always cuts tokens"),
+        ({"activations.checkpointing": "selective"}, "torchtitan has no checkpointing selective"),
+    ],
+)
+def test_what_torchtitan_cannot_do_is_one_line(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(MistakeError, match=why):
+        torchtitan_text(asked(SETTING | changes))
+
+
+def test_a_model_without_a_flavor_and_what_is_not_set_are_said_in_comments() -> None:
+    text = torchtitan_text(asked({**SETTING, "zero.fsdp2.forward_prefetch": 1}, model="gpt2"))
+    assert "# torchtitan does not set blocks gathered ahead" in text
+    assert "# No flavor of torchtitan is this model" in text
+    assert tomllib.loads(text)["model"] == {}

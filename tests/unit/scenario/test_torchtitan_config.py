@@ -1,0 +1,233 @@
+"""A configuration of torchtitan is what the scenario means; what it cannot say is one line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.api.scenario import load
+from zsim.files.installed import model_catalogue
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.toml import parse
+from zsim.scenario.torchtitan_config import FLAVORS, configured
+
+TEXT = """
+title = "from torchtitan"
+[model]
+[cluster]
+topology = "dgx_h100_infiniband"
+nodes = 2
+[zero]
+torchtitan_config = "run.toml"
+[train]
+"""
+LLAMA3_8B = """
+[job]
+description = "Llama 3 8B training"
+[model]
+name = "llama3"
+flavor = "8B"
+[optimizer]
+lr = 3e-4
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+"""What torchtitan's own `llama3_8b.toml` says, but for data and logs."""
+
+
+def read(text: str, *changes: str) -> Scenario:
+    return configured(parse(TEXT, changes), text, model_catalogue())[0]
+
+
+def left(text: str) -> tuple[str, ...]:
+    return configured(parse(TEXT), text, model_catalogue())[1]
+
+
+def refusal(text: str, *changes: str) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        read(text, *changes)
+    return str(caught.value)
+
+
+def test_llama_3_8b_is_read_beside_the_scenario(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
+    (tmp_path / "run.toml").write_text(LLAMA3_8B, "utf-8")
+    loaded = load(tmp_path / "scenario.toml")
+    assert sum(each.elements for each in loaded.model.parameters) == 8_030_261_248
+    assert loaded.strategy.parallel.data == 16
+    assert loaded.strategy.train.gradient_accumulation_steps == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor"), [(name, flavor) for name in FLAVORS for flavor in FLAVORS[name]]
+)
+def test_every_flavor_is_a_shape_that_ships(name: str, flavor: str) -> None:
+    found = read(f'[model]\nname = "{name}"\nflavor = "{flavor}"').model
+    _, shipped = model_catalogue().find(FLAVORS[name][flavor])
+    assert found.layers == shipped.shape.layers
+    assert found.sequence_length == 2048  # torchtitan's default, not the model's
+
+
+def test_what_is_not_said_is_torchtitans_default() -> None:
+    found = read('model.flavor = "8B"')
+    train = found.train
+    assert (train.micro_batch_size, train.gradient_accumulation_steps) == (8, 1)
+    assert (train.learning_rate, train.beta2, train.weight_decay) == (8e-4, 0.95, 0.1)
+    assert (train.precision, train.clip_norm, train.loss) == ("bf16", 1.0, "torch")
+    assert (found.activations.checkpointing, found.activations.every_nth) == ("full", 2)
+    options = found.zero.model_dump()["fsdp2"]
+    assert options["reduce_dtype"] == "fp32"
+    assert options["reshard_after_forward"] is True
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(1, 4),
+    st.sampled_from([-1, 1, 2, 8]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["default", "always", "never"]),
+    st.booleans(),
+)
+def test_degrees_are_those_of_the_mesh(
+    replicate: int, shard: int, context: int, tensor: int, reshard: str, offloads: bool
+) -> None:
+    text = f"""
+    [model]
+    flavor = "8B"
+    [training]
+    enable_cpu_offload = {str(offloads).lower()}
+    [parallelism]
+    data_parallel_replicate_degree = {replicate}
+    data_parallel_shard_degree = {shard}
+    context_parallel_degree = {context}
+    tensor_parallel_degree = {tensor}
+    fsdp_reshard_after_forward = "{reshard}"
+    """
+    if shard * context == 1 and replicate > 1:
+        assert "is DDP, which is not modelled" in refusal(text)
+        return
+    found = read(text)
+    assert found.parallel.replicate == replicate
+    assert found.parallel.tensor == tensor
+    assert found.parallel.context == context
+    assert found.parallel.data == (None if shard < 0 else shard * context)
+    options = found.zero.model_dump()["fsdp2"]
+    assert options["reshard_after_forward"] is (reshard != "never")
+    assert options["offload_policy"] == ("cpu" if offloads else "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "nth"),
+    [
+        ('mode = "none"', "none", 1),
+        ('mode = "full"\nselective_ac_option = "op"', "full", 1),
+        ('selective_ac_option = "op"', "operations", 1),
+        ('selective_ac_option = "3"', "full", 3),
+        ('selective_ac_option = "0"', "full", 1),
+    ],
+)
+def test_checkpoints_are_those_that_torchtitan_wraps(text: str, kind: str, nth: int) -> None:
+    found = read(f'model.flavor = "8B"\n[activation_checkpoint]\n{text}').activations
+    assert (found.checkpointing, found.every_nth) == (kind, nth)
+
+
+def test_what_is_compiled_and_8_bits_are_read_under_old_names_too() -> None:
+    new = """
+    [model]
+    flavor = "8B"
+    converters = ["float8"]
+    [compile]
+    enable = true
+    [quantize.linear.float8]
+    recipe_name = "rowwise"
+    filter_fqns = ["output"]
+    """
+    old = """
+    [model]
+    flavor = "8B"
+    converters = ["float8"]
+    [training]
+    compile = true
+    [float8]
+    recipe_name = "rowwise"
+    filter_fqns = ["output"]
+    force_recompute_fp8_weight_in_bwd = false
+    """
+    assert read(new) == read(old)
+    train = read(new).train
+    assert (train.compile, train.loss, train.float8) == (True, "fused", "rowwise")
+    assert left(new) == left(old) == ()
+    assert left(new.replace('["output"]', "[]")) == ("quantize.linear.float8.filter_fqns",)
+
+
+def test_what_would_change_the_step_and_is_not_modelled_is_named() -> None:
+    text = """
+    [model]
+    flavor = "70B"
+    [parallelism]
+    tensor_parallel_degree = 8
+    enable_async_tensor_parallel = true
+    [optimizer]
+    implementation = "foreach"
+    [metrics]
+    log_freq = 1
+    [mine]
+    own = 3
+    """
+    assert left(text) == (
+        "parallelism.enable_async_tensor_parallel",
+        "optimizer.implementation",
+        "mine.own",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", 'model.flavor: "debugmodel" of llama3 is not known, only 8B, 70B, 405B; give'),
+        ('model.name = "deepseek_v3"', 'model.name: "deepseek_v3" is not modelled, only llama3'),
+        ("parallelism.pipeline_parallel_degree = 2", "pipeline_parallel_degree: 2 is not modelled"),
+        ("parallelism.data_parallel_shard_degree = 0", "0 must be at least 1, or -1"),
+        ("training.local_batch_size = 0", "0 must be a whole number from 1 to"),
+        ('training.dtype = "bfloat16"', '"bfloat16" must be float32'),
+        ('training.seq_len = "long"', 'training.seq_len: "long" must be a number'),
+        ("training.batch_size = 2", "is of torchtitan before 0.1.0, which is not read"),
+        ('optimizer.name = "Muon"', '"Muon" must be AdamW'),
+        ('activation_checkpoint.mode = "memory_budget"', "only selective, full and none"),
+        ('activation_checkpoint.selective_ac_option = "all"', 'must be "op" or a whole number'),
+        ('model = {flavor = "8B", converters = ["mx"]}', '"mx" is not modelled, only float8'),
+        ("training.max_norm = 0", "training.max_norm: 0 must be more than 0"),
+        ("fault_tolerance.enable = true", "is not modelled"),
+        ("[model", "not TOML: "),
+        ("from torchtitan.trainer import Trainer", "configurations in Python, of torchtitan since"),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_the_option(text: str, why: str) -> None:
+    known = 'model.flavor = "8B"\n' if text and "model" not in text and "=" in text else ""
+    said = refusal(known + text)
+    assert said.startswith("zero.torchtitan_config: ")
+    assert why in said
+    assert "\n" not in said
+
+
+def test_a_scenario_that_says_otherwise_is_a_contradiction() -> None:
+    assert refusal('model.flavor = "8B"', "model.layers=3") == (
+        "model.layers: 3 contradicts torchtitan_config, whose model.flavor means 32"
+    )
+
+
+def test_a_flavor_of_ones_own_has_the_shape_of_the_scenario() -> None:
+    shape = ("layers=2", "hidden_size=64", "attention_heads=4", "vocab_size=100")
+    found = read('model.flavor = "mine"', *(f"model.{each}" for each in shape))
+    assert found.model.layers == 2

@@ -1,0 +1,108 @@
+"""A setting of FSDP2 as the TOML file of torchtitan 0.2.2; `zero.torchtitan_config` reads it back.
+
+What torchtitan has no option for stands in comments.
+"""
+
+import json
+from collections.abc import Mapping
+
+from zsim.api.runtime_config import ConfigQuestion
+from zsim.mistake import MistakeError
+from zsim.scenario.torchtitan_config import FLAVORS
+
+MODES: Mapping[str, tuple[str, ...]] = {
+    "none": ('mode = "none"',),
+    "operations": ('mode = "selective"', 'selective_ac_option = "op"'),
+    "full": ('mode = "full"',),
+}
+"""Lines of `[activation_checkpoint]`."""
+
+UNSAID = {
+    "forward_prefetch": "blocks gathered ahead",
+    "gradient_sync": "micro-batches in which gradients are communicated",
+    "all_reduce": "micro-batches in which replicas are reduced",
+    "reshard_after_backward": "parameters kept from one micro-batch to the next",
+    "reduce_scatter_max_input_buffers": "inputs of reduce-scatters that may be alive",
+    "pin_memory": "pinned host memory",
+}
+"""Options of FSDP2 that torchtitan does not set."""
+
+
+def torchtitan_text(asked: ConfigQuestion) -> str:
+    """Return the setting as torchtitan's file.
+
+    Raises:
+        MistakeError: it is a setting of another runtime, or torchtitan has no option for it.
+    """
+    if asked.runtime != "fsdp2":
+        raise MistakeError(f"--config: torchtitan trains with fsdp2, not {asked.runtime}")
+    if asked.precision == "fp16":
+        raise MistakeError("--config: torchtitan trains in bf16 or fp32, not fp16")
+    options = asked.options
+    reshard = options.get("reshard_after_forward", True)
+    if not isinstance(reshard, bool):
+        raise MistakeError(f"--config: torchtitan cannot keep shards over {reshard} ranks")
+    if options.get("enable_sequence_parallel", True) is not True:
+        raise MistakeError("--config: torchtitan's tensor axis always cuts tokens")
+    offloads = options.get("offload_policy", "none") == "cpu"
+    context = asked.number("parallel.context")
+    checkpoints = MODES.get(asked.checkpointing)
+    if checkpoints is None:
+        raise MistakeError(f"--config: torchtitan has no checkpointing {asked.checkpointing}")
+    lines = [
+        *(f"# torchtitan does not set {UNSAID[name]}" for name in options if name in UNSAID),
+        *_model(asked),
+        "",
+        "[training]",
+        f"local_batch_size = {asked.number('train.micro_batch_size')}",
+        f"global_batch_size = {asked.sequences}",
+        f"seq_len = {asked.sequence_length}",
+        f"max_norm = {_norm(asked)}",
+        f'mixed_precision_param = "{"bfloat16" if asked.precision == "bf16" else "float32"}"',
+        'mixed_precision_reduce = "float32"  # the only format that it has',
+        f"enable_cpu_offload = {str(offloads).lower()}",
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {asked.number('parallel.replicate')}",
+        f"data_parallel_shard_degree = {asked.number('parallel.data') // context}",
+        f'fsdp_reshard_after_forward = "{"always" if reshard else "never"}"',
+        f"tensor_parallel_degree = {asked.number('parallel.tensor')}",
+        f"disable_loss_parallel = {str(options.get('disable_loss_parallel', False)).lower()}",
+        f"context_parallel_degree = {context}",
+        "",
+        "[activation_checkpoint]",
+        *checkpoints,
+        f"early_stop = {str(asked.changes.get('activations.early_stop', False)).lower()}",
+        "",
+        "[compile]",
+        *_compiled(asked),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _model(asked: ConfigQuestion) -> list[str]:
+    """Return the section of the model: its flavor, or that it has none; and 8-bit layers."""
+    converters = ['converters = ["float8"]'] if asked.train.get("float8") else []
+    for name, flavors in FLAVORS.items():
+        for flavor, model in flavors.items():
+            if model == asked.model:
+                return ["[model]", f'name = "{name}"', f'flavor = "{flavor}"', *converters]
+    return ["# No flavor of torchtitan is this model: give it one.", "[model]", *converters]
+
+
+def _compiled(asked: ConfigQuestion) -> list[str]:
+    """Return the section of what is compiled, and how layers are scaled in 8 bits."""
+    parts = ["model"] if asked.train.get("compile") else []
+    parts += ["loss"] if asked.train.get("loss") == "fused" else []
+    lines = [f"enable = {str(bool(parts)).lower()}"]
+    lines += [f"components = {json.dumps(parts)}"] if parts else []
+    if scale := asked.train.get("float8"):
+        lines += ["", "[quantize.linear.float8]"]
+        lines += [f'recipe_name = "{scale}"', 'filter_fqns = ["output"]']
+    return lines
+
+
+def _norm(asked: ConfigQuestion) -> str:
+    """Return the largest norm of gradients; without one, one that nothing reaches."""
+    return "1e30  # it always clips" if asked.clip_norm is None else str(float(asked.clip_norm))

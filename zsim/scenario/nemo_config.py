@@ -1,0 +1,247 @@
+"""A scenario from the YAML file of NeMo 1 (`megatron_gpt_config.yaml` and those like it).
+
+NeMo trains with Megatron Core: each key is taken as the argument of Megatron-LM that means the same
+(`zsim.scenario.megatron_arguments`), with the defaults of NeMo 2.5's
+`nlp/models/language_modeling/megatron_gpt_model.py` and `megatron_base_model.py`. References such
+as `${model.encoder_seq_length}` are followed. Recipes of NeMo 2 are code in Python, and not read.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+
+from zsim.scenario.deepspeed_values import read_pair, read_whole
+from zsim.scenario.megatron_arguments import Arguments, with_arguments
+from zsim.scenario.section_options import SectionOptions, on_world
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.yaml_text import yaml_sections
+
+FIELD = "zero.nemo_config"
+
+VALUES: Mapping[str, str] = {
+    "model.num_layers": "num-layers",
+    "model.hidden_size": "hidden-size",
+    "model.num_attention_heads": "num-attention-heads",
+    "model.encoder_seq_length": "seq-length",
+    "model.kv_channels": "kv-channels",
+    "model.ffn_hidden_size": "ffn-hidden-size",
+    "model.max_position_embeddings": "max-position-embeddings",
+    "model.position_embedding_type": "position-embedding-type",
+    "model.hidden_dropout": "hidden-dropout",
+    "model.attention_dropout": "attention-dropout",
+    "model.make_vocab_size_divisible_by": "make-vocab-size-divisible-by",
+    "model.override_vocab_size": "vocab-size",
+    "model.micro_batch_size": "micro-batch-size",
+    "model.global_batch_size": "global-batch-size",
+    "model.tensor_model_parallel_size": "tensor-model-parallel-size",
+    "model.pipeline_model_parallel_size": "pipeline-model-parallel-size",
+    "model.context_parallel_size": "context-parallel-size",
+    "model.expert_model_parallel_size": "expert-model-parallel-size",
+    "model.num_moe_experts": "num-experts",
+    "model.activations_checkpoint_granularity": "recompute-granularity",
+    "model.activations_checkpoint_method": "recompute-method",
+    "model.activations_checkpoint_num_layers": "recompute-num-layers",
+    "model.native_amp_init_scale": "initial-loss-scale",
+    "model.native_amp_growth_interval": "loss-scale-window",
+    "model.hysteresis": "hysteresis",
+    "model.optim.lr": "lr",
+    "model.optim.weight_decay": "weight-decay",
+    "model.optim.eps": "adam-eps",
+    "model.optim.ddp_bucket_size": "ddp-bucket-size",
+    "trainer.gradient_clip_val": "clip-grad",
+}
+"""Arguments of Megatron-LM that have the value of a key."""
+
+FLAGS: Mapping[str, tuple[str, bool]] = {
+    "model.qkv_bias": ("add-qkv-bias", False),
+    "model.sequence_parallel": ("sequence-parallel", False),
+    "model.multi_latent_attention": ("multi-latent-attention", False),
+    "model.optim.overlap_grad_sync": ("overlap-grad-reduce", False),
+    "model.optim.overlap_param_sync": ("overlap-param-gather", False),
+    "model.optim.average_in_collective": ("ddp-average-in-collective", True),
+}
+"""Flags of Megatron-LM that stand for a true key, and the default of the key."""
+
+NOT_FLAGS: Mapping[str, str] = {
+    "model.bias": "disable-bias-linear",
+    "model.share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
+}
+"""Flags that stand for a false one; these keys are true by default."""
+
+WITHOUT_EFFECT = (
+    *("defaults", "name", "run.", "exp_manager.", "s3_checkpointing.", "hydra.", "trainer."),
+    *("model.data.", "model.tokenizer.", "model.nsys_profile.", "model.megatron_timer"),
+    *("model.optim.sched.", "model.optim.contiguous_", "model.optim.bucket_cap_mb", "model.reset_"),
+    *("model.init_method_std", "model.use_scaled_init_method", "model.layernorm_", "model.seed"),
+    *("model.rotary_", "model.seq_len_interpolation", "model.normalize_attention_scores"),
+    *("model.dist_ckpt_", "model.resume_from", "model.restore_from", "model.apex_"),
+    *("model.mcore_gpt", "model.megatron_amp_O2", "model.persist_layer_norm", "model.fp8_"),
+    *("model.grad_", "model.gradient_", "model.bias_", "model.masked_softmax", "model.headscale"),
+    *("model.get_attention_mask", "model.apply_", "model.sync_batch_comm", "model.gc_interval"),
+    *("model.batch_p2p", "model.overlap_p2p", "model.virtual_pipeline", "model.reduce_amax"),
+    *("model.pre_process", "model.post_process", "model.do_layer_norm_weight_decay"),
+    *("model.attention_type", "model.ffn_dropout", "model.cpu_offloading_", "model.skip_"),
+    *("model.fsdp_", "model.rampup_batch_size", "model.nccl_", "model.drop_layers"),
+    *("model.num_micro_batches_with", "model.activations_checkpoint_layers_per", "model.fp32_"),
+    *("model.ub_tp_comm_overlap_cfg", "model.validation_", "model.enable_megatron_timers"),
+)
+"""Beginnings of keys that change neither time nor memory of a step here."""
+
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
+    """Return `scenario` with what a configuration says, and the keys that are not modelled.
+
+    Raises:
+        ScenarioError: it is no configuration, says what is not modelled, or contradicts the
+            scenario.
+    """
+    options = SectionOptions(FIELD, yaml_sections(FIELD, text))
+    if "model.num_layers" not in options.left:
+        why = "model.num_layers: missing; read are configurations of GPT of NeMo 1, not recipes"
+        raise ScenarioError(f"{FIELD}: {why}")
+    _follow_references(options)
+    ranks = _world(options)
+    taken = _Taken(options)
+    _precision(taken)
+    _shape(taken)
+    _optimizer(taken)
+    taken.values()
+    arguments = Arguments(taken.given, field=FIELD, names=taken.names)
+    read, left = with_arguments(scenario, arguments)
+    options.drop(WITHOUT_EFFECT)
+    rest = (name for name, value in options.left.items() if value not in (False, [], ""))
+    return on_world(read, ranks), (*left, *taken.named, *rest)
+
+
+class _Taken:
+    """Arguments of Megatron-LM that keys were taken as, and what these are called."""
+
+    def __init__(self, options: SectionOptions) -> None:
+        self.options = options
+        self.given: dict[str, list[str]] = {"use-distributed-optimizer": []}
+        self.names: dict[str, str] = {}
+        self.named: list[str] = []
+
+    def put(self, argument: str, key: str, *values: str) -> None:
+        """Take an argument, which stands for a key."""
+        self.given[argument] = list(values)
+        self.names[argument] = key
+
+    def values(self) -> None:
+        """Take all keys that are arguments as they are."""
+        left = self.options.left
+        for key, argument in VALUES.items():
+            self.names.setdefault(argument, key)
+            if key in left:
+                self.put(argument, key, _plain(left.pop(key)))
+        for key, (argument, default) in FLAGS.items():
+            self.names[argument] = key
+            if self.options.flag(key, default=default):
+                self.put(argument, key)
+        for key, argument in NOT_FLAGS.items():
+            self.names[argument] = key
+            if not self.options.flag(key, default=True):
+                self.put(argument, key)
+
+
+def _plain(value: object) -> str:
+    """Return a value as it stands on a command line: whole numbers without a point."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _follow_references(options: SectionOptions) -> None:
+    """Put values in the place of references to other keys; those that compute stay as they are."""
+    for _ in range(3):  # a reference to one
+        for name, value in options.left.items():
+            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if match is None:
+                continue
+            target = match[1]
+            if target.startswith("."):
+                up = len(target) - len(target.lstrip("."))
+                parts = name.split(".")[:-up]
+                target = ".".join([*parts, target.lstrip(".")])
+            if target in options.left:
+                options.left[name] = options.left[target]
+
+
+def _world(options: SectionOptions) -> int | None:
+    """Take how many GPUs there are; None if a number of them is not there."""
+    whole = partial(read_whole, least=1)
+    sizes = [
+        options.take(f"trainer.{name}", whole)
+        for name in ("devices", "num_nodes")
+        if isinstance(options.left.get(f"trainer.{name}"), int)
+    ]
+    known = [each for each in sizes if each is not None]
+    return known[0] * known[1] if len(known) == 2 else None
+
+
+def _precision(taken: _Taken) -> None:
+    """Take the format, which Lightning has in several words."""
+    key = "trainer.precision"
+    found = str(taken.options.left.pop(key, "32"))
+    formats = {"bf16": "bf16", "16": "fp16", "32": ""}
+    plain = found.removesuffix("-mixed").removesuffix("-true")
+    if plain not in formats:
+        raise taken.options.wrong(key, found, "must be bf16, 16 or 32")
+    for name in ("bf16", "fp16"):
+        taken.names[name] = key
+    if formats[plain]:
+        taken.put(formats[plain], key)
+    # Without a limit NeMo clips nothing, Megatron-LM at 1.
+    taken.options.left.setdefault("trainer.gradient_clip_val", 0)
+
+
+def _shape(taken: _Taken) -> None:
+    """Take what of a model has other words in NeMo."""
+    options = taken.options
+    norms = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "rmsnorm": "RMSNorm"}
+    key = "model.normalization"
+    norm = norms[options.word(key, "layernorm", tuple(norms))]
+    taken.put("normalization", key, norm)
+    key = "model.activation"
+    activation = options.word(key, "gelu", ("gelu", "swiglu", "fast-swiglu"))
+    taken.names["swiglu"] = key
+    if activation != "gelu":
+        taken.put("swiglu", key)
+    key = "model.num_query_groups"
+    groups = options.take(key, partial(read_whole, least=1))
+    if groups is not None:
+        taken.put("group-query-attention", key)
+        taken.put("num-query-groups", key, str(groups))
+    kind = "model.transformer_block_type"
+    options.word(kind, "pre_ln", ("pre_ln",))
+    flash = options.flag("model.use_flash_attention")
+    engine = options.flag("model.transformer_engine")
+    if not flash and not engine:
+        taken.put("attention-backend", "model.use_flash_attention", "unfused")
+    if options.flag("model.fsdp"):
+        raise options.wrong("model.fsdp", value=True, why="is not modelled in NeMo")
+
+
+def _optimizer(taken: _Taken) -> None:
+    """Take the optimizer: Megatron Core's, or Apex's, which is taken for it and named."""
+    options = taken.options
+    key = "model.optim.name"
+    known = ("mcore_distributed_optim", "distributed_fused_adam")
+    name = options.word(key, "missing")
+    if name not in known:
+        raise options.wrong(key, name, f"is not modelled, only {' and '.join(known)}")
+    if name != known[0]:
+        taken.named.append(key)
+    taken.names["optimizer"] = key
+    betas = options.take("model.optim.betas", read_pair)
+    if betas is not None:
+        for number, beta in enumerate(betas, 1):
+            taken.put(f"adam-beta{number}", "model.optim.betas", str(beta))
+    kind = "model.optim.grad_sync_dtype"
+    wide = options.word(kind, "fp32", ("fp32", "bf16", "fp16")) == "fp32"
+    if wide:
+        taken.put("accumulate-allreduce-grads-in-fp32", kind)
+    elif "bf16" in taken.given:
+        taken.put("grad-reduce-in-bf16", kind)

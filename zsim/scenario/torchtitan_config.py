@@ -1,0 +1,280 @@
+"""A scenario from the TOML file that a run of torchtitan is given.
+
+Sections, defaults and what an option does are those of `torchtitan/config/job_config.py` and
+`models/llama3/infra/parallelize.py` of torchtitan 0.2.2 (February 2026), the last version that
+reads TOML; what 0.1.0 called otherwise is read too. They say `[model]`, `[parallel]`, `[zero]`,
+`[activations]` and `[train]`; the cluster, and its allocator, are the scenario's. Options that are
+not modelled are named.
+"""
+
+import tomllib
+from collections.abc import Mapping
+
+from zsim.scenario.model_catalogue import ModelCatalogue
+from zsim.scenario.said_options import put, said_tables, validated
+from zsim.scenario.section_options import SectionOptions
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.strategy.execution import Float8, Loss
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing
+
+FIELD = "zero.torchtitan_config"
+
+FLAVORS: Mapping[str, Mapping[str, str]] = {
+    "llama3": {"8B": "llama3.1-8b", "70B": "llama3.1-70b", "405B": "llama3.1-405b"},
+    "qwen3": {
+        "0.6B": "qwen3-0.6b",
+        "1.7B": "qwen3-1.7b",
+        "4B": "qwen3-4b",
+        "8B": "qwen3-8b",
+        "14B": "qwen3-14b",
+        "32B": "qwen3-32b",
+    },
+}
+"""Models that ship with zsim, by name and flavor (`models/*/__init__.py`)."""
+
+OLD_NAMES = {
+    "training.compile": "compile.enable",
+    "training.deterministic": "debug.deterministic",
+    "float8.enable_fsdp_float8_all_gather": "quantize.linear.float8.enable_fsdp_float8_all_gather",
+    "float8.recipe_name": "quantize.linear.float8.recipe_name",
+    "float8.filter_fqns": "quantize.linear.float8.filter_fqns",
+}
+"""Options of 0.1.0, by what they are called since."""
+
+TOO_OLD = (
+    "training.batch_size",
+    "training.data_parallel_degree",
+    "training.data_parallel_replicate_degree",
+    "training.data_parallel_shard_degree",
+    "training.tensor_parallel_degree",
+    "training.fsdp_reshard_after_forward",
+    "experimental.context_parallel_degree",
+    "experimental.pipeline_parallel_degree",
+    "float8.enable_float8_linear",
+    "model.norm_type",
+)
+"""Options of versions before 0.1.0, which would be taken for defaults."""
+
+WITHOUT_EFFECT = (
+    *("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.", "lr_scheduler."),
+    *("memory_estimation.", "experimental.custom_args_module", "debug.seed", "training.seed"),
+    *("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion"),
+    *("training.dataset", "training.dataloader.", "training.steps", "training.gc_"),
+    *("parallelism.pipeline_parallel_", "parallelism.module_fqns_per_model_part"),
+    *("parallelism.expert_", "quantize.grouped_mm.", "quantize.linear.mx.", "float8.", "mx."),
+    *("parallelism.context_parallel_", "compile.backend", "debug.moe_", "fault_tolerance."),
+    *("activation_checkpoint.visualize_", "activation_checkpoint.memory_budget"),
+    *("activation_checkpoint.determinism_check", "activation_checkpoint.preserve_rng_state"),
+    *("quantize.linear.float8.precompute_", "quantize.linear.float8.emulate"),
+)
+"""Beginnings of options that change neither time nor memory of a step here.
+
+Those of pipelines, experts and other formats are without effect where these are refused.
+"""
+
+SILENT: Mapping[str, object] = {
+    "optimizer.implementation": "fused",
+    "optimizer.early_step_in_backward": False,
+    "parallelism.enable_async_tensor_parallel": False,
+    "parallelism.enable_compiled_autograd": False,
+    "quantize.linear.float8.enable_fsdp_float8_all_gather": False,
+    "quantize.linear.float8.filter_fqns": ["output"],
+    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
+    "activation_checkpoint.debug": False,
+    "debug.deterministic": False,
+    "debug.deterministic_warn_only": False,
+    "experimental.custom_import": "",
+}
+"""Options that are silent at one value, which is what zsim follows, and named at any other."""
+
+
+def configured(
+    scenario: Scenario, text: str, catalogue: ModelCatalogue
+) -> tuple[Scenario, tuple[str, ...]]:
+    """Return `scenario` with what a configuration says, and the options that are not modelled.
+
+    Shapes of models are those of `catalogue`.
+
+    Raises:
+        ScenarioError: it is no configuration, says what is not modelled, or contradicts the
+            scenario.
+    """
+    options = SectionOptions(FIELD, _tree(text))
+    for old, new in OLD_NAMES.items():
+        if old in options.left:
+            options.left.setdefault(new, options.left.pop(old))
+    for name in TOO_OLD:
+        if name in options.left:
+            raise ScenarioError(
+                f"{FIELD}: {name}: is of torchtitan before 0.1.0, which is not read"
+            )
+    names = ("model", "parallel", "zero", "activations", "train")
+    tables = said_tables(scenario, names, source=FIELD)
+    _runtime(options)
+    _parallel(options)
+    _model(options, catalogue, has_shape=scenario.model.layers is not None)
+    _train(options)
+    _checkpoints(options)
+    for field, what in options.said.items():
+        put(tables, field, what, source=FIELD)
+    if "global_batch_size" not in tables["train"]:  # torchtitan's default
+        tables["train"].setdefault("gradient_accumulation_steps", 1)
+    options.drop(WITHOUT_EFFECT)
+    left = (name for name, value in options.left.items() if SILENT.get(name, ...) != value)
+    return validated(scenario, tables, options.said, source=FIELD), tuple(left)
+
+
+def _tree(text: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        what = "; configurations in Python, of torchtitan since 0.2.2, are not read"
+        is_python = "import " in text
+        raise ScenarioError(f"{FIELD}: not TOML: {error}{what if is_python else ''}") from None
+    except RecursionError:
+        raise ScenarioError(f"{FIELD}: not TOML: nested too deeply") from None
+
+
+def _runtime(options: SectionOptions) -> None:
+    """Say FSDP2 as `apply_fsdp` asks for it."""
+    said = "parallelism.fsdp_reshard_after_forward"
+    policy = options.word(said, "default", ("default", "always", "never"))
+    options.say("zero.emulate", "fsdp2", said)
+    options.say("zero.stage", 3, said)
+    options.say("zero.fsdp2.reshard_after_forward", policy != "never", said)
+    reduce = "training.mixed_precision_reduce"
+    options.word(reduce, "float32", ("float32",))
+    options.say("zero.fsdp2.reduce_dtype", "fp32", reduce)
+    offload = "training.enable_cpu_offload"
+    policy = "cpu" if options.flag(offload) else "none"
+    options.say("zero.fsdp2.offload_policy", policy, offload)
+    if options.flag("fault_tolerance.enable"):
+        raise options.wrong("fault_tolerance.enable", value=True, why="is not modelled")
+
+
+def _parallel(options: SectionOptions) -> None:
+    degrees = {
+        axis: options.whole(f"parallelism.{axis}_degree", 1)
+        for axis in ("data_parallel_replicate", "tensor_parallel", "context_parallel")
+    }
+    for axis, key in (
+        ("data_parallel_replicate", "replicate"),
+        ("tensor_parallel", "tensor"),
+        ("context_parallel", "context"),
+    ):
+        options.say(f"parallel.{key}", degrees[axis], f"parallelism.{axis}_degree")
+    stages = options.whole("parallelism.pipeline_parallel_degree", 1)
+    if stages != 1:
+        name = "parallelism.pipeline_parallel_degree"
+        raise options.wrong(name, stages, "is not modelled, only 1")
+    name = "parallelism.data_parallel_shard_degree"
+    shards = options.whole(name, -1, least=-1)
+    if shards == 0:
+        raise options.wrong(name, shards, "must be at least 1, or -1 for what is left")
+    context = degrees["context_parallel"]
+    if shards * context == 1 and degrees["data_parallel_replicate"] > 1:
+        raise options.wrong(name, shards, "with replicas is DDP, which is not modelled")
+    if shards > 0:  # FSDP shards over the context axis, too
+        options.say("parallel.data", shards * context, name)
+    if degrees["tensor_parallel"] > 1:
+        name = "parallelism.disable_loss_parallel"
+        options.say("zero.fsdp2.disable_loss_parallel", options.flag(name), name)
+        cuts = "zero.fsdp2.enable_sequence_parallel"
+        options.say(cuts, value=True, option="parallelism.tensor_parallel_degree")
+    else:
+        options.left.pop("parallelism.disable_loss_parallel", None)
+
+
+def _model(options: SectionOptions, catalogue: ModelCatalogue, *, has_shape: bool) -> None:
+    """Say the shape of a flavor; one that is not known has that of the scenario."""
+    name = options.word("model.name", "llama3")
+    flavor = options.word("model.flavor", "debugmodel")
+    if name not in FLAVORS:
+        why = f"is not modelled, only {', '.join(FLAVORS)}"
+        raise options.wrong("model.name", name, why)
+    flavors = FLAVORS[name]
+    length = "training.seq_len"
+    if flavor in flavors:
+        _, model = catalogue.find(flavors[flavor])
+        shape = model.shape.model_dump(exclude_unset=True)
+        for key, value in shape.items():
+            if key != "sequence_length":
+                options.say(f"model.{key}", value, "model.flavor")
+    elif not has_shape:
+        known = ", ".join(flavors)
+        why = f"of {name} is not known, only {known}; give its shape in [model]"
+        raise options.wrong("model.flavor", flavor, why)
+    options.say("model.sequence_length", options.whole(length, 2048), length)
+    options.say("model.attention", "flash2", "model.flavor")  # PyTorch's own, since 2.2
+
+
+def _train(options: SectionOptions) -> None:
+    micro = "training.local_batch_size"
+    options.say("train.micro_batch_size", options.whole(micro, 8), micro)
+    total = "training.global_batch_size"
+    sequences = options.whole(total, -1, least=-1)
+    if sequences > 0:
+        options.say("train.global_batch_size", sequences, total)
+    norm = "training.max_norm"
+    options.say("train.clip_norm", options.number(norm, 1.0), norm)
+    options.word("training.dtype", "float32", ("float32",))
+    formats = {"bfloat16": Precision.BF16, "float32": Precision.FP32}
+    narrow = "training.mixed_precision_param"
+    precision = formats[options.word(narrow, "bfloat16", tuple(formats))]
+    options.say("train.precision", precision, narrow)
+    _compile(options)
+    _optimizer(options)
+
+
+def _compile(options: SectionOptions) -> None:
+    """Say what is compiled, the loss as one kernel, and which layers multiply in 8 bits."""
+    parts = options.words("compile.components", ("model", "loss"))
+    compiled = parts if options.flag("compile.enable") else ()
+    options.say("train.compile", "model" in compiled, "compile.enable")
+    loss = Loss.FUSED if "loss" in compiled else Loss.TORCH
+    options.say("train.loss", loss, "compile.components")
+    converters = options.words("model.converters", ())
+    others = [each for each in converters if each not in ("float8", "quantize.linear.float8")]
+    if others:
+        raise options.wrong("model.converters", others[0], "is not modelled, only float8")
+    recipe = options.word("quantize.linear.float8.recipe_name", "tensorwise", tuple(Float8))
+    if converters:
+        options.say("train.float8", recipe, "model.converters")
+        # Without a filter the output layer is converted, too, which is not modelled.
+        options.left.setdefault("quantize.linear.float8.filter_fqns", [])
+    else:
+        options.drop(("quantize.linear.float8.",))
+
+
+def _optimizer(options: SectionOptions) -> None:
+    options.word("optimizer.name", "AdamW", ("AdamW",))
+    options.say("train.optimizer", "adam", "optimizer.name")
+    for name, field, default in (
+        ("lr", "learning_rate", 8e-4),
+        ("beta1", "beta1", 0.9),
+        ("beta2", "beta2", 0.95),
+        ("eps", "epsilon", 1e-8),
+        ("weight_decay", "weight_decay", 0.1),
+    ):
+        option = f"optimizer.{name}"
+        options.say(f"train.{field}", options.number(option, default), option)
+
+
+def _checkpoints(options: SectionOptions) -> None:
+    """Say which blocks are run again, as `apply_ac` wraps them."""
+    name, nth = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+    mode = options.word(name, "selective", ("selective", "full", "none", "memory_budget"))
+    option = options.take(nth, str) or "2"
+    early = "activation_checkpoint.early_stop"
+    options.say("activations.early_stop", options.flag(early), early)
+    if mode == "memory_budget":
+        raise options.wrong(name, mode, "is not modelled, only selective, full and none")
+    kind = Checkpointing(mode) if mode != "selective" else Checkpointing.FULL
+    if mode == "selective" and option == "op":
+        kind = Checkpointing.OPERATIONS
+    elif mode == "selective":
+        if not option.isdecimal() or len(option) > 9:
+            raise options.wrong(nth, option, 'must be "op" or a whole number')
+        options.say("activations.every_nth", int(option) or 1, nth)  # 0 is each block, too
+    options.say("activations.checkpointing", kind, name)
