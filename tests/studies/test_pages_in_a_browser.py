@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from drawn_study import drawn_study
 
+from zsim.api.local_page import LocalServer
 from zsim.cli.main import answer
 from zsim.files.html_page import render
 from zsim.report.study_page import study_page
@@ -35,7 +37,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )
 """Nothing is fetched: no name is resolved."""
 
@@ -148,3 +150,61 @@ def test_two_runs_that_differ_by_less_than_the_error_say_so(opened: Opened, tmp_
         choose = "const [, b] = document.querySelectorAll('.pairs select'); b.value = 0;"
         driver.execute_script(f"{choose} b.dispatchEvent(new Event('change'))")
         assert "B takes as long as A" in driver.execute_script(verdict)
+
+
+@pytest.fixture
+def local() -> Iterator[str]:
+    """Serves the local page, and returns its address."""
+    server = LocalServer(0)
+    thread = Thread(target=server.run)
+    thread.start()
+    yield server.address
+    server.stop()
+    thread.join()
+
+
+def test_the_local_page_answers_as_choices_are_changed(local: str, opened: Opened) -> None:
+    driver = opened(Path("/dev/null"))
+    waiting = import_module("selenium.webdriver.support.ui").WebDriverWait(driver, PATIENCE_S)
+    first = "model=gpt2&count=8&accumulate=1"
+    driver.get(f"{local}?{first}")
+    headline = "return document.querySelector('.answer').textContent"
+    assert driver.execute_script(headline).startswith("gpt2 fits.")
+
+    def choose(name: str, value: str, words: str) -> None:
+        """Change a field; wait until the answer says `words`."""
+        change = (
+            "const field = document.querySelector(`[name=${arguments[0]}]`);"
+            "field.value = arguments[1];"
+            "field.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        driver.execute_script(change, name, value)
+        shown = "return document.getElementById('answer').textContent"
+        waiting.until(lambda driver: words in driver.execute_script(shown))
+
+    choose("model", "gpt2-medium", "gpt2-medium fits.")
+    assert "model=gpt2-medium" in driver.current_url
+    choose("price", "2.5", "GPU hours; ")
+    choose("count", "12", "Number of GPUs: 12 must be at most 8, or a multiple of it")
+    choose("count", "16", "tokens: ")
+    choose("gpu", "4090", "gpt2-medium fits.")
+    for name, value, words in (
+        ("count", "4", "4 GPUs"),
+        ("checkpointing", "none", "gpt2-medium fits."),
+        ("micro", "32", "it would fit with"),  # looked for after the answer is there
+    ):
+        choose(name, value, words)
+    page = driver.execute_script("return document.querySelector('#answer a').href")
+    assert page.startswith(f"{local}report.html?model=gpt2-medium")
+    for width in (400, WIDTH):
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        wide = driver.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width
+        keep(driver, f"serve_{width}")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.get(page)
+    waiting.until(
+        lambda driver: driver.execute_script("return !!document.querySelector('.figure .main-svg')")
+    )
+    assert driver.get_log("browser") == []
