@@ -331,10 +331,10 @@ class RunResult(AnswerInFacts):
         write_trace(str(path), self.job, self.recorded)
 
     def timeline(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw the last step on the first rank, and write it to `path`: .svg or .png.
+        """Draw the last step on the first rank, and write it to `path`: .svg, .png or .pdf.
 
         Raises:
-            MistakeError: it cannot be drawn, or PNG needs the extra `draw`.
+            MistakeError: it cannot be drawn, or PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written.
         """
         where = None if path is None else Path(path)

@@ -142,7 +142,6 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
                     "title": {"text": plain(values.title)},
                     **({"type": "log"} if values.are_far_apart else {"rangemode": "tozero"}),
                 },
-                "showlegend": len(lines) > 1,
                 "hovermode": "closest",
             },
             height=380,
@@ -279,7 +278,6 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
             layout={
                 "xaxis": {"title": {"text": f"change of {what}, %"}, "zeroline": True},
                 "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
-                "showlegend": False,
             },
             height=110 + 30 * len(shown),
         ),

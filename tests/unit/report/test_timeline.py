@@ -182,5 +182,5 @@ def test_a_run_draws_its_last_step(tmp_path: Path, capsys: pytest.CaptureFixture
         assert answer(["run", "tiny", "--timeline", str(path)]) == 0
     job, trace = run()
     assert {path.read_text("utf-8") for path in paths} == {timeline(job.schedule, job.model, trace)}
-    assert answer(["run", "tiny", "--timeline", "tiny.pdf"]) == 2
-    assert capsys.readouterr().err == "zsim: --timeline: tiny.pdf: must end in .svg or .png\n"
+    assert answer(["run", "tiny", "--timeline", "tiny.gif"]) == 2
+    assert capsys.readouterr().err == "zsim: --timeline: tiny.gif: must end in .svg, .png or .pdf\n"
