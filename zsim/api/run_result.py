@@ -102,7 +102,7 @@ class RunResult(AnswerInFacts):
 
     @property
     def exposed_communication_s_by_axis(self) -> dict[str, float]:
-        """The same seconds by group of ranks; where two groups overlap, both count."""
+        """Its parts by group of ranks; of two groups at once, the one that began first counts."""
         return dict(self.summary.exposed_by_group)
 
     @property

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from zsim.analysis.exposed_time import exposed_ps
+from zsim.analysis.exposed_time import step_parts
 from zsim.analysis.summary import last_step, step_of
 from zsim.backend.backend import Job
 from zsim.cli.main import answer
@@ -122,7 +122,7 @@ def test_what_is_exposed_can_be_seen() -> None:
         and not any(start <= x < end for start, end in busy)
         for x in points
     )
-    expected = exposed_ps(step_of(job, trace))[0] / (end_ps - begin_ps)
+    expected = step_parts(step_of(job, trace)).exposed_ps / (end_ps - begin_ps)
     # The shortest bars are drawn too wide, and an edge is left between two bars.
     assert exposed / len(points) == pytest.approx(expected, abs=0.02)
 
