@@ -28,7 +28,7 @@ Covered = tuple[Coverage, Sequence[Coverage]]
 COLUMNS = ("kind", "rows", "stated", "covered", "p", "printed", "observed")
 LEGEND = (
     "stated: rows with enough others like them for a bound of the error; covered: of these, errors",
-    "within it; p: the chance of a share as far from 90%; printed: the median bound; observed: what",
+    "within it; p: the chance of a share so far from 90%; printed: median bound; observed: what",
     "90% of the errors are within",
 )
 
