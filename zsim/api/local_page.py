@@ -70,15 +70,15 @@ class LocalPage:
     def __call__(self, environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
         """Answer a request, as WSGI has it."""
         from werkzeug.exceptions import HTTPException
-        from werkzeug.wrappers import Request
+        from werkzeug.wrappers import Request, Response
 
         request = Request(environ)
-        request.trusted_hosts = TRUSTED_HOSTS
+        request.trusted_hosts = list(TRUSTED_HOSTS)
         try:
             _need_local(request)
-            response: Any = self._response(request)
+            response = self._response(request)
         except HTTPException as refused:
-            response = refused.get_response(environ)
+            response = Response.force_type(refused.get_response(environ), environ)
         response.headers.update(HEADERS)
         return response(environ, start)
 
