@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from drawn_study import drawn_study
 
+from zsim.api.local_page import LocalServer
 from zsim.cli.main import answer
 from zsim.files.html_page import render
 from zsim.report.study_page import study_page
@@ -26,6 +28,9 @@ pytestmark = [
 
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTH = 1280
+NARROW = 400
+"""Pixels across a telephone."""
+BYTES_MAX = 1_500_000
 PATIENCE_S = 30.0
 """Until the script of a page is unpacked and has drawn."""
 FLAGS = (
@@ -35,7 +40,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )
 """Nothing is fetched: no name is resolved."""
 
@@ -78,27 +83,53 @@ def keep(driver: Any, name: str) -> None:  # noqa: ANN401  (selenium is typed in
     assert driver.save_screenshot(str(SHOTS / f"{name}.png"))
 
 
-def all_is_well(driver: Any) -> None:  # noqa: ANN401  (selenium is typed in part)
-    """No error in the console, nothing fetched, every figure drawn, nothing wider than the page."""
-    assert driver.get_log("browser") == []
-    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+def all_is_well(driver: Any, name: str) -> None:  # noqa: ANN401  (selenium is typed in part)
+    """No error in the console, nothing fetched, figures drawn, nothing wider than a narrow page."""
     figures = driver.execute_script("return document.querySelectorAll('.figure').length")
     drawn = driver.execute_script("return document.querySelectorAll('.figure .main-svg').length")
     assert 0 < figures <= drawn
-    wide = driver.execute_script("return document.documentElement.scrollWidth")
-    assert wide <= WIDTH
+    named = driver.execute_script("return document.querySelectorAll('.legend button').length")
+    assert named > 1
+    outside = (
+        "return [...document.querySelectorAll('main *')].filter(each => "
+        "each.getBoundingClientRect().right > innerWidth + 1 "
+        "&& !each.closest('.scroll, .picture, pre')).map(each => each.outerHTML.slice(0, 200))"
+    )
+    waiting = import_module("selenium.webdriver.support.ui").WebDriverWait(driver, PATIENCE_S)
+    for width in (WIDTH, NARROW):
+        screen = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == NARROW}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        waiting.until(lambda driver: driver.execute_script(outside) == [])
+        keep(driver, f"{name}_{width}")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert driver.get_log("browser") == []
+    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
-@pytest.mark.parametrize("scenario", ["zero_100b", "llama2_7b"])
+@pytest.mark.parametrize("scenario", ["zero_100b", "llama2_7b", "infinity_1t"])
 def test_the_page_of_a_run(scenario: str, opened: Opened, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     assert answer(["run", scenario, "--report", str(path)]) == 0
+    assert path.stat().st_size < BYTES_MAX
     driver = opened(path)
-    all_is_well(driver)
+    all_is_well(driver, f"run_{scenario}")
     bars = "return document.querySelectorAll('#figure1 .bars .point').length"
     assert driver.execute_script(bars) > 100
-    assert driver.execute_script("return document.querySelectorAll('.picture svg').length") == 1
-    keep(driver, f"run_{scenario}")
+    fabric = "return document.querySelectorAll('section:nth-of-type(4) .picture svg').length"
+    assert driver.execute_script(fabric) == 1
+
+
+def test_a_part_of_a_figure_can_be_taken_away_by_its_name(opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    assert answer(["run", "tiny", "--set", "zero.stage=3", "--report", str(path)]) == 0
+    driver = opened(path)
+    count = "return document.querySelectorAll('#figure1 .trace.bars').length"
+    before = driver.execute_script(count)
+    click = "document.querySelector('.legend[data-of=figure1] button').click()"
+    driver.execute_script(click)
+    assert driver.execute_script(count) == before - 1
+    driver.execute_script(click)
+    assert driver.execute_script(count) == before
 
 
 def test_a_page_is_dark_where_the_reader_asks_for_it(opened: Opened, tmp_path: Path) -> None:
@@ -113,8 +144,7 @@ def test_a_page_is_dark_where_the_reader_asks_for_it(opened: Opened, tmp_path: P
     wait.until(lambda driver: driver.execute_script(paper) != "#ffffff")
     body = "return getComputedStyle(document.querySelector('main')).backgroundColor"
     assert driver.execute_script(body) != "rgb(255, 255, 255)"
-    all_is_well(driver)
-    keep(driver, "run_dark")
+    all_is_well(driver, "run_dark")
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
@@ -122,7 +152,6 @@ def test_the_page_of_a_study(opened: Opened, tmp_path: Path) -> None:
     path = tmp_path / "study.html"
     path.write_text(render(study_page(drawn_study((3, 4, 2), 7, error=0.05))), "utf-8")
     driver = opened(path)
-    all_is_well(driver)
     column = "return [...document.querySelectorAll('tbody tr')].map(row => row.cells[4].dataset)"
     head = driver.execute_script("return document.querySelectorAll('th button')[4]")
     for direction in ("ascending", "descending"):
@@ -131,7 +160,7 @@ def test_the_page_of_a_study(opened: Opened, tmp_path: Path) -> None:
         assert values == sorted(values, reverse=direction == "descending")
         sort = "return document.querySelectorAll('th')[4].getAttribute('aria-sort')"
         assert driver.execute_script(sort) == direction
-    keep(driver, "study")
+    all_is_well(driver, "study")
 
 
 def test_two_runs_that_differ_by_less_than_the_error_say_so(opened: Opened, tmp_path: Path) -> None:
@@ -148,3 +177,61 @@ def test_two_runs_that_differ_by_less_than_the_error_say_so(opened: Opened, tmp_
         choose = "const [, b] = document.querySelectorAll('.pairs select'); b.value = 0;"
         driver.execute_script(f"{choose} b.dispatchEvent(new Event('change'))")
         assert "B takes as long as A" in driver.execute_script(verdict)
+
+
+@pytest.fixture
+def local() -> Iterator[str]:
+    """Serves the local page, and returns its address."""
+    server = LocalServer(0)
+    thread = Thread(target=server.run)
+    thread.start()
+    yield server.address
+    server.stop()
+    thread.join()
+
+
+def test_the_local_page_answers_as_choices_are_changed(local: str, opened: Opened) -> None:
+    driver = opened(Path("/dev/null"))
+    waiting = import_module("selenium.webdriver.support.ui").WebDriverWait(driver, PATIENCE_S)
+    first = "model=gpt2&count=8&accumulate=1"
+    driver.get(f"{local}?{first}")
+    headline = "return document.querySelector('.answer').textContent"
+    assert driver.execute_script(headline).startswith("gpt2 fits.")
+
+    def choose(name: str, value: str, words: str) -> None:
+        """Change a field; wait until the answer says `words`."""
+        change = (
+            "const field = document.querySelector(`[name=${arguments[0]}]`);"
+            "field.value = arguments[1];"
+            "field.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        driver.execute_script(change, name, value)
+        shown = "return document.getElementById('answer').textContent"
+        waiting.until(lambda driver: words in driver.execute_script(shown))
+
+    choose("model", "gpt2-medium", "gpt2-medium fits.")
+    assert "model=gpt2-medium" in driver.current_url
+    choose("price", "2.5", "GPU hours; ")
+    choose("count", "12", "Number of GPUs: 12 must be at most 8, or a multiple of it")
+    choose("count", "16", "tokens: ")
+    choose("gpu", "4090", "gpt2-medium fits.")
+    for name, value, words in (
+        ("count", "4", "4 GPUs"),
+        ("checkpointing", "none", "gpt2-medium fits."),
+        ("micro", "32", "it would fit with"),  # looked for after the answer is there
+    ):
+        choose(name, value, words)
+    page = driver.execute_script("return document.querySelector('#answer a').href")
+    assert page.startswith(f"{local}report.html?model=gpt2-medium")
+    for width in (400, WIDTH):
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        wide = driver.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width
+        keep(driver, f"serve_{width}")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.get(page)
+    waiting.until(
+        lambda driver: driver.execute_script("return !!document.querySelector('.figure .main-svg')")
+    )
+    assert driver.get_log("browser") == []

@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "lock"
-TEST = ("report", "torch", "dev", "draw", "calibrate", "yaml", "chakra")
+TEST = ("report", "serve", "torch", "dev", "draw", "calibrate", "yaml", "chakra")
 EXTRAS = {
-    "run": ("report",),
+    "run": ("report", "serve"),
     "test": TEST,
     "studies": (*TEST, "studies"),
     "docs": (*TEST, "docs"),

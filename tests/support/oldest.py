@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("report", "calibrate", "draw", "yaml", "chakra")
+EXTRAS = ("report", "calibrate", "draw", "serve", "yaml", "chakra")
 """Extras of the core; torch, and what tests take, are pinned by constraints.txt alone."""
 
 REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?>=([0-9.]+)")

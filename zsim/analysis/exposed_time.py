@@ -1,12 +1,13 @@
 """Time of a step that nothing hides: of communication, and of what the host side does."""
 
-from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from zsim.analysis.exclusive_time import COMMUNICATION, COMPUTE, ON_HOST, Span, exclusive_ps
 from zsim.cluster.host_links import HostWork
 from zsim.schedule.host_traffic import leaves_device, on_host_threads
 from zsim.schedule.operation import Compute, Copy, Fill, Operation, Read, Write
 from zsim.schedule.schedule import Place, Program, Schedule
-from zsim.trace.trace import Interval, LastStep, RankStep
+from zsim.trace.trace import LastStep, RankStep
 
 
 class HostSide:
@@ -33,55 +34,39 @@ class HostSide:
         return HostWork.COPIES if crosses else None
 
 
-def exposed_ps(step: LastStep) -> tuple[int, dict[str, int]]:
-    """Return picoseconds of the step in which a rank communicates and computes nothing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Picoseconds of a step in which a rank does one thing or waits for one; they do not overlap.
 
-    In all and by group, of the rank with the most.
+    Attributes:
+        compute_ps: it computes.
+        by_group: it communicates, or waits for its peers to, and computes nothing.
+        on_host: it waits for work of the host side, and neither computes nor communicates.
     """
-    return max((_exposed_of(rank) for rank in step.ranks), key=lambda each: each[0])
+
+    compute_ps: int
+    by_group: dict[str, int]
+    on_host: dict[str, int]
+
+    @property
+    def exposed_ps(self) -> int:
+        """Exposed communication of all groups."""
+        return sum(self.by_group.values())
 
 
-def exposed_on_host_ps(step: LastStep) -> dict[str, int]:
-    """Return by work of the host side how long a rank waits for it, and neither computes nor sends.
-
-    Of the rank with the most; where two kinds overlap, both.
-    """
-    found = [_beside_all(rank) for rank in step.ranks]
-    return max(found, key=lambda each: max(each.values(), default=0))
+def step_parts(step: LastStep) -> StepParts:
+    """Return the parts of the step, of the rank with the most that nothing hides."""
+    found = map(_parts_of, step.ranks)
+    return max(found, key=lambda each: (each.exposed_ps, sum(each.on_host.values())))
 
 
-def _beside_all(rank: RankStep) -> dict[str, int]:
-    groups = [interval for each in rank.by_group.values() for interval in each]
-    busy = list(_union([*rank.computing, *groups]))
-    return {name: _outside(spans, busy) for name, spans in sorted(rank.on_host.items())}
-
-
-def _exposed_of(rank: RankStep) -> tuple[int, dict[str, int]]:
-    busy = list(_union(rank.computing))
-    groups = sorted(rank.by_group.items())
-    each = {group: _outside(intervals, busy) for group, intervals in groups}
-    if len(each) == 1:
-        return next(iter(each.values())), each
-    everything = [interval for _, intervals in groups for interval in intervals]
-    return _outside(everything, busy), each
-
-
-def _union(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    """Yield the intervals in order, those that touch made one."""
-    current: Interval | None = None
-    for start, end in sorted(intervals):
-        if current is None or start > current[1]:
-            if current is not None:
-                yield current
-            current = (start, end)
-        else:
-            current = (current[0], max(current[1], end))
-    if current is not None:
-        yield current
-
-
-def _outside(intervals: Iterable[Interval], busy: list[Interval]) -> int:
-    """Return how much the intervals cover that `busy`, ordered and apart, does not."""
-    covered = list(_union(intervals))
-    both = list(_union([*covered, *busy]))
-    return sum(end - start for start, end in both) - sum(end - start for start, end in busy)
+def _parts_of(rank: RankStep) -> StepParts:
+    spans: list[Span] = [(start, end, COMPUTE, "") for start, end in rank.computing]
+    for kind, named in ((COMMUNICATION, rank.by_group), (ON_HOST, rank.on_host)):
+        spans += [(*each, kind, name) for name, intervals in named.items() for each in intervals]
+    found = exclusive_ps(spans)
+    return StepParts(
+        compute_ps=found.get((COMPUTE, ""), 0),
+        by_group={name: found.get((COMMUNICATION, name), 0) for name in sorted(rank.by_group)},
+        on_host={name: found.get((ON_HOST, name), 0) for name in sorted(rank.on_host)},
+    )

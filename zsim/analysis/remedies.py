@@ -14,6 +14,7 @@ from zsim.model.model import Model
 from zsim.scenario.tables import Scenario
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import STAGES, Checkpointing, FusedBuffers, Keep, Strategy
 
 SMALL_BUCKET = 50_000_000
@@ -180,7 +181,7 @@ def _tiers(subject: TightScenario) -> list[RemedyChange]:
     """Return states further and further out: on the host, then on drives, if the node has some."""
     strategy, drives = subject.strategy, subject.cluster.drives
     if strategy.zero.emulate is not None:
-        return []
+        return _tiers_of_runtime(subject, strategy.zero.emulate)
     tiers = [MemoryTier.HOST]
     if drives is not None and drives.read_bytes_per_s and drives.write_bytes_per_s:
         tiers.append(MemoryTier.NVME)
@@ -198,6 +199,15 @@ def _tiers(subject: TightScenario) -> list[RemedyChange]:
             settings |= {"optimizer": tier, "gradients": tier}
             found.append(_set(*(f"offload.{each}={to}" for each, to in settings.items())))
     return found
+
+
+def _tiers_of_runtime(subject: TightScenario, runtime: RuntimeOptions) -> list[RemedyChange]:
+    """Return the tiers that a runtime moves states to, if it has moved none yet."""
+    zero, stage = subject.scenario.zero, subject.strategy.zero.stage
+    if zero.is_configured or runtime.tiers(stage=stage):
+        return []
+    offloads = runtime.offloads(stage=stage)
+    return [_set(*(f"zero.{zero.emulate}.{each}" for each in options)) for options in offloads]
 
 
 def _micro_batches(subject: TightScenario) -> list[RemedyChange]:

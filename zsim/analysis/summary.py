@@ -6,7 +6,7 @@ Everything is judged on the last step: from the end of the step before it (or th
 from dataclasses import dataclass
 
 from zsim.analysis.drive_life import DriveLife, drive_life, written_bytes
-from zsim.analysis.exposed_time import HostSide, exposed_on_host_ps, exposed_ps
+from zsim.analysis.exposed_time import HostSide, step_parts
 from zsim.analysis.tier_fit import TierUse, tier_uses_of_run
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
@@ -55,7 +55,7 @@ class Summary:
         usable_bytes: what that rank may reserve: memory of its GPU less what CUDA and NCCL take.
         exposed_communication_s: time in which some communication runs or waits for its peers and
             no Compute runs; of the rank with the most.
-        exposed_by_group: the same of communication on each group; where two groups overlap, both.
+        exposed_by_group: its parts by group; where two groups overlap, of the one that began first.
         host_bound_s: time in which no Compute runs because the host has not issued it yet, and is
             at it; of the rank with the most.
         memory_wait_s: time in which the host waits for memory to come back; of the rank with the
@@ -63,8 +63,9 @@ class Summary:
         fits: whether every rank goes on, waits for memory included.
         peak_host_bytes: the most that the ranks of a node hold of its host's memory.
         tiers: host memory and NVMe of the node that takes most, where ranks hold some.
-        exposed_on_host: time in which a rank waits for work of the host side (kernels, copies,
-            files) and neither computes nor communicates; of the rank with the most.
+        exposed_on_host: time in which that rank waits for work of the host side (kernels, copies,
+            files) and neither computes nor communicates; of several at once the first of these.
+        compute_s: time in which that rank computes.
         reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
         drive_life: what a node writes to its drives in a day; None where it writes nothing.
     """
@@ -90,6 +91,7 @@ class Summary:
     memory_wait_s: float = 0.0
     tiers: tuple[TierUse, ...] = ()
     exposed_on_host: tuple[tuple[str, float], ...] = ()
+    compute_s: float = 0.0
     drive_life: DriveLife | None = None
 
     @property
@@ -98,18 +100,21 @@ class Summary:
         return self.peak_reserved_bytes if self.reserved_is_known else None
 
     @property
-    def bound_by(self) -> str:
-        """Name of what takes most of the step: compute, or what it waits for."""
-        host_s, exposed_s = self.host_bound_s, self.exposed_communication_s
-        waits = {
-            "communication": exposed_s,
-            "the host": host_s,
+    def parts_s(self) -> dict[str, float]:
+        """Return seconds by what the step is spent on, without overlaps; the rest is idle."""
+        parts = {
+            "compute": self.compute_s,
+            "communication": self.exposed_communication_s,
             **dict(self.exposed_on_host),
         }
-        most = max(waits, key=lambda name: waits[name])
-        beside_s = max([0.0, *(seconds for _, seconds in self.exposed_on_host)])
-        compute_s = self.step_time_s - exposed_s - host_s - beside_s
-        return "compute" if waits[most] <= compute_s else most
+        idle_s = max(self.step_time_s - sum(parts.values()), 0.0)
+        return {**parts, "the host": min(self.host_bound_s, idle_s)}
+
+    @property
+    def bound_by(self) -> str:
+        """Return the name of what takes most of the step: compute, or what it waits for."""
+        parts = self.parts_s
+        return max(parts, key=lambda name: parts[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +169,7 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
         gpu_seconds=seconds * job.schedule.mesh.size, peak_rate=_peak_rate(job, done.dtype)
     )
     every = scale.rates(done.model_flops, done.hardware_flops)
-    exposed, by_group = exposed_ps(step)
+    parts = step_parts(step)
     return Summary(
         step_time_s=seconds,
         model_tflops_per_gpu=every.model_tflops_per_gpu,
@@ -177,13 +182,14 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
         memory_by_kind=taken.memory_by_kind,
         peak_reserved_bytes=taken.peak_reserved_bytes,
         usable_bytes=taken.usable_bytes,
-        exposed_communication_s=exposed / PICOSECONDS_PER_SECOND,
+        exposed_communication_s=parts.exposed_ps / PICOSECONDS_PER_SECOND,
         exposed_by_group=tuple(
-            (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
+            (name, each / PICOSECONDS_PER_SECOND) for name, each in parts.by_group.items()
         ),
         exposed_on_host=tuple(
-            (name, each / PICOSECONDS_PER_SECOND) for name, each in exposed_on_host_ps(step).items()
+            (name, each / PICOSECONDS_PER_SECOND) for name, each in parts.on_host.items()
         ),
+        compute_s=parts.compute_ps / PICOSECONDS_PER_SECOND,
         host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
         fits=taken.full_at is None and taken.tier_short is None,
         peak_host_bytes=taken.peak_host_bytes,

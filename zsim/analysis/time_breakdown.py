@@ -1,14 +1,13 @@
-"""Breakdown of the time of a rank: every moment is one thing, so the parts sum up to the whole.
+"""Breakdown of the time of a rank: every moment is one thing (`zsim.analysis.exclusive_time`).
 
-A moment in which a GPU computes is computing, whatever travels beside it. Else communication is
-exposed, then work of the host side, then copies; what is left is idle. HTA's temporal breakdown
+What is left beside compute, communication, host side and copies is idle. HTA's temporal breakdown
 (`kineto` writes what it reads) says the same, with exposed communication and copies as one.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
+from zsim.analysis.exclusive_time import COMMUNICATION, COMPUTE, COPY, ON_HOST, exclusive_ps
 from zsim.analysis.exposed_time import HostSide
 from zsim.cluster.host_links import HostWork
 from zsim.schedule.operation import (
@@ -25,11 +24,6 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Program
 from zsim.trace.trace import Event, RankTrace
-
-COMPUTE = "compute"
-COMMUNICATION = "communication"
-ON_HOST = "host side"
-COPY = "copy, fill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,25 +70,16 @@ def breakdown(
 
     `host_side` tells what runs on the host; without it all of that is the GPU's.
     """
-    bounds: list[tuple[int, bool, int]] = []
-    kinds: list[tuple[int, str, str]] = []
-    for event in rank.events:
-        start, end = max(event.start_ps, begin_ps), min(event.end_ps, end_ps)
-        if start < end:
-            bounds += [(start, True, len(kinds)), (end, False, len(kinds))]
-            kinds.append((start, *_kind(program, event, host_side)))
-    found: dict[tuple[str, str], int] = {}
-    running: set[int] = set()
-    last = begin_ps
-    for time, starts, number in sorted(bounds):
-        if running and time > last:
-            kind = _first(kinds[each] for each in running)
-            found[kind] = found.get(kind, 0) + time - last
-        last = time
-        if starts:
-            running.add(number)
-        else:
-            running.remove(number)
+    spans = (
+        (
+            max(event.start_ps, begin_ps),
+            min(event.end_ps, end_ps),
+            *_kind(program, event, host_side),
+        )
+        for event in rank.events
+        if event.start_ps < end_ps and event.end_ps > begin_ps
+    )
+    found = exclusive_ps(spans)
     groups = sorted(name for kind, name in found if kind == COMMUNICATION)
     return Breakdown(
         span_ps=end_ps - begin_ps,
@@ -105,21 +90,6 @@ def breakdown(
             (work, found[ON_HOST, work]) for work in HostWork if (ON_HOST, work) in found
         ),
     )
-
-
-RANKING = (COMPUTE, COMMUNICATION, ON_HOST, COPY)
-"""Of several things at once, the moment is that of the first."""
-
-
-WORK: dict[str, int] = {work: place for place, work in enumerate(HostWork)}
-
-
-def _first(running: Iterable[tuple[int, str, str]]) -> tuple[str, str]:
-    _, _, kind, name = min(
-        (RANKING.index(kind), WORK[name] if kind == ON_HOST else start, kind, name)
-        for start, kind, name in running
-    )
-    return kind, name
 
 
 def _kind(program: Program, event: Event, host_side: HostSide | None) -> tuple[str, str]:

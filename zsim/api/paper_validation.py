@@ -94,10 +94,10 @@ class PaperValidation(Answer):
         return {"files": {each.figure.name: verdict_object(each) for each in self._every}}
 
     def picture(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw predicted against published, and write that to `path`: .svg or .png.
+        """Draw predicted against published, and write that to `path`: .svg, .png or .pdf.
 
         Raises:
-            MistakeError: PNG needs the extra `draw`.
+            MistakeError: PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written.
         """
         drawn = picture(self._every)

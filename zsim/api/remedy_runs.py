@@ -109,7 +109,8 @@ def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
 def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
     """Return a line for each, cheapest first."""
     if not found:
-        return [("it would fit", "with nothing that was tried: smaller batches, stages, ...")]
+        tried = "smaller batches, higher stages, checkpoints, tensor axes, states off the device"
+        return [("it would fit", f"with nothing that was tried ({tried}): it takes more GPUs")]
     names = ("it would fit with", *("or with" for _ in found[1:]))
     return [
         (name, f"{' '.join(each.settings)}: {format_seconds(each.step_time_s)} a step")

@@ -98,12 +98,11 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     if lack is not None:
         return [*lines, *_lacking(outcome, lack), *_trust(outcome)]
     if found.step_time_s:
-        share = found.exposed_communication_s / found.step_time_s
         lines += [
-            ("step time", f"{format_seconds(found.step_time_s)}, bound by {found.bound_by}"),
+            ("step time", _step_time(found)),
             *_band(outcome.step_time_band_s),
             *_trouble(outcome),
-            ("exposed communication", _exposed(found, share)),
+            *_exposed(found),
             *_on_host(found),
             *_host(found),
             ("throughput", _rates(found)),
@@ -148,7 +147,10 @@ def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
     """Return when memory ran out in a run that does not fit, what had it, what would help."""
-    lines = [("out of memory at", moment(lack.operation)), ("allocated then", alive_text(lack))]
+    lines = [
+        ("out of memory at", moment(lack.operation)),
+        ("allocated with that", alive_text(lack)),
+    ]
     if outcome.remedies is not None:
         lines += remedy_lines(outcome.remedies)
     if outcome.summary.step_time_s:
@@ -159,14 +161,15 @@ def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
 
 def _host(found: Summary) -> list[tuple[str, str]]:
     """Return how long the GPU waits for its host, and how long that waits for memory."""
-    return [
-        (name, f"{format_seconds(seconds)} ({seconds / found.step_time_s:.1%})")
-        for name, seconds in (
-            ("waiting for the host", found.host_bound_s),
-            ("host waits for memory", found.memory_wait_s),
-        )
-        if seconds
-    ]
+    lines: list[tuple[str, str]] = []
+    waits_s = found.parts_s["the host"]
+    if waits_s >= SHOWN * found.step_time_s:
+        share = waits_s / found.step_time_s
+        lines.append(("waiting for the host", f"{format_seconds(waits_s)} ({share:.1%})"))
+    if found.memory_wait_s >= SHOWN * found.step_time_s:
+        waits = format_seconds(found.memory_wait_s)
+        lines.append(("host waits for memory", f"{waits}, while the GPU does what was issued"))
+    return lines
 
 
 def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
@@ -186,6 +189,8 @@ def _fits(outcome: RunOutcome) -> str:
     if not predicts(outcome.trace.backend):
         return f"{needed} on each of {job.schedule.mesh.size} ranks"
     usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"
+    if found.reserved_bytes is None and found.needed_bytes > found.usable_bytes:
+        return f"{needed}, {usable}"
     return f"{needed}, {_reserved(outcome)} reserved, {usable}"
 
 
@@ -199,12 +204,21 @@ def _reserved(outcome: RunOutcome) -> str:
     return f"at least {format_bytes(max(found.needed_bytes, refused))}"
 
 
-def _exposed(found: Summary, share: float) -> str:
-    by_axis = ", ".join(
-        f"{axis} {format_seconds(seconds)}" for axis, seconds in found.exposed_by_group if seconds
-    )
+def _step_time(found: Summary) -> str:
+    """Return the time of a step, and what takes most of it."""
+    share = found.parts_s[found.bound_by] / found.step_time_s
+    return f"{format_seconds(found.step_time_s)}, bound by {found.bound_by} ({share:.1%} of it)"
+
+
+def _exposed(found: Summary) -> list[tuple[str, str]]:
+    """Return how long the GPU waits for communication, where there is some."""
+    groups = [(axis, seconds) for axis, seconds in found.exposed_by_group if seconds]
+    if not groups:
+        return []
+    by_axis = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in groups)
+    share = found.exposed_communication_s / found.step_time_s
     exposed = f"{format_seconds(found.exposed_communication_s)} ({share:.1%} of the step)"
-    return f"{exposed}: {by_axis}" if by_axis else exposed
+    return [("exposed communication", f"{exposed}: {by_axis}")]
 
 
 SHOWN = 0.0005
@@ -239,9 +253,17 @@ def _rates(found: Summary) -> str:
     return ", ".join(texts)
 
 
+BLOCKS = 0.01
+"""Least share of the memory that is needed of which a line says that no tensor holds it."""
+
+
 def _memory(found: Summary) -> str:
     kinds = sorted(found.memory_by_kind, key=lambda each: -each[1])
-    return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
+    said = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
+    blocks = found.needed_bytes - sum(size for _, size in kinds)
+    if blocks < BLOCKS * found.needed_bytes:
+        return said
+    return f"{said}; {format_bytes(blocks)} more in blocks of the allocator"
 
 
 def _overheads(job: Job) -> str:

@@ -102,7 +102,7 @@ class RunResult(AnswerInFacts):
 
     @property
     def exposed_communication_s_by_axis(self) -> dict[str, float]:
-        """The same seconds by group of ranks; where two groups overlap, both count."""
+        """Its parts by group of ranks; of two groups at once, the one that began first counts."""
         return dict(self.summary.exposed_by_group)
 
     @property
@@ -289,11 +289,17 @@ class RunResult(AnswerInFacts):
             MistakeError: it cannot be a page, or the extra `report` is not installed.
             UnwrittenError: it cannot be written.
         """
-        from zsim.files.html_page import need_html, render
+        from zsim.files.html_page import need_html
+
+        need_html("report", Path(path))
+        write(Path(path), self.html())
+
+    def html(self) -> str:
+        """Return the page about the run, as `report` writes it; the extra `report` is installed."""
+        from zsim.files.html_page import render
         from zsim.report.run_page import run_page
         from zsim.report.settings_section import settings_section
 
-        need_html("report", Path(path))
         ran = None
         if self.scenario is not None and self.scenario.tables is not None:
             keys = self.scenario.settled_keys()
@@ -310,7 +316,7 @@ class RunResult(AnswerInFacts):
             facts=self.facts(),
             settings=ran,
         )
-        write(Path(path), render(page, made=datetime.now(UTC).date()))
+        return render(page, made=datetime.now(UTC).date())
 
     def trace(self, path: str | PathLike[str]) -> None:
         """Write what happened to `path`, in the form of PyTorch's profiler.
@@ -337,10 +343,10 @@ class RunResult(AnswerInFacts):
         write_chakra(Path(folder), self.job, self.recorded)
 
     def timeline(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw the last step on the first rank, and write it to `path`: .svg or .png.
+        """Draw the last step on the first rank, and write it to `path`: .svg, .png or .pdf.
 
         Raises:
-            MistakeError: it cannot be drawn, or PNG needs the extra `draw`.
+            MistakeError: it cannot be drawn, or PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written.
         """
         where = None if path is None else Path(path)

@@ -136,10 +136,10 @@ class SweepResult(Answer):
         write(Path(path), render(study_page(self.study), made=datetime.now(UTC).date()))
 
     def picture(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw the runs, and write that to `path`: .svg or .png.
+        """Draw the runs, and write that to `path`: .svg, .png or .pdf.
 
         Raises:
-            MistakeError: PNG needs the extra `draw`.
+            MistakeError: PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written.
         """
         from zsim.report.chart import chart

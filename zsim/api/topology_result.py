@@ -57,10 +57,10 @@ class TopologyResult(AnswerInFacts):
         return list(_facts(self.cluster, self.cuts))
 
     def picture(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw it, and write that to `path`: .svg or .png.
+        """Draw it, and write that to `path`: .svg, .png or .pdf.
 
         Raises:
-            MistakeError: PNG needs the extra `draw`.
+            MistakeError: PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written.
         """
         drawn = draw(self.cluster, self.narrowest)

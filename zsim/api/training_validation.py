@@ -68,10 +68,10 @@ class TrainingValidation(Answer):
         return {"files": files, "not_read": list(self.not_read)}
 
     def picture(self, path: str | PathLike[str]) -> None:
-        """Draw predicted against published to `path`: .svg or .png.
+        """Draw predicted against published to `path`: .svg, .png or .pdf.
 
         Raises:
-            MistakeError: PNG needs the extra `draw`.
+            MistakeError: PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written, or there is nothing to draw.
         """
         need_format("picture", Path(path))

@@ -25,6 +25,14 @@ Covered = tuple[Coverage, Sequence[Coverage]]
 """Coverage of all rows, and of each kind."""
 
 
+COLUMNS = ("kind", "rows", "stated", "covered", "p", "printed", "observed")
+LEGEND = (
+    "stated: rows with enough others like them for a bound of the error; covered: of these, errors",
+    "within it; p: the chance of a share so far from 90%; printed: median bound; observed: what",
+    "90% of the errors are within",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustValidation(Answer):
     """Coverage of the percentile that trust prints.
@@ -49,9 +57,8 @@ class TrustValidation(Answer):
         for (quantity, left_out), (everything, kinds) in self.covered.items():
             title = f"{quantity}, each {left_out} left out in turn: the {LEVEL:.0%} that is printed"
             rows = [_cells(each) for each in (everything, *kinds)]
-            columns = ("kind", "rows", "stated", "covered", "p", "printed", "observed")
-            lines += [f"{title}:", table_text(columns, rows, words=range(1), width=None)]
-        return "\n".join(lines)
+            lines += ["", f"{title}:", table_text(COLUMNS, rows)]
+        return "\n".join([*lines, "", *LEGEND])
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim validate trust --json` prints."""

@@ -21,6 +21,7 @@ from zsim.cli.option import Code
 from zsim.cli.plan import plan
 from zsim.cli.record import record
 from zsim.cli.run import run
+from zsim.cli.serve import serve
 from zsim.cli.show import show
 from zsim.cli.sweep import sweep
 from zsim.cli.topology import topology
@@ -88,6 +89,7 @@ app.command("check")(check)
 app.command("plan")(plan)
 app.command("sweep")(sweep)
 app.command("best")(best)
+app.command("serve")(serve)
 app.command("record")(record)
 app.command("measure")(measure)
 app.command("compare")(compare)

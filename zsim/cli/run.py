@@ -103,7 +103,7 @@ Chakra = Annotated[
     ),
 ]
 Timeline = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw the last step: .svg or .png.")
+    Path | None, typer.Option(metavar="FILE", help="Draw the last step: .svg, .png or .pdf.")
 ]
 Report = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page about the run: .html.")

@@ -41,7 +41,7 @@ def sweep(
         Path | None, typer.Option(metavar="FILE", help="Write a page about the study: .html.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the runs: .svg or .png.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the runs: .svg, .png or .pdf.")
     ] = None,
     workers: Annotated[
         int | None,

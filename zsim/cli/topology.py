@@ -27,7 +27,8 @@ def topology(
         typer.Option(metavar="NAME", help="Fabric that joins the nodes, where NAME is a node."),
     ] = None,
     drawing: Annotated[
-        Path | None, typer.Option("--draw", metavar="FILE", help="Draw the cluster: .svg or .png.")
+        Path | None,
+        typer.Option("--draw", metavar="FILE", help="Draw the cluster: .svg, .png or .pdf."),
     ] = None,
     settings: Annotated[
         list[str] | None,

@@ -40,7 +40,7 @@ def validate(
     json: Json = False,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw predicted against published; SVG or PNG."),
+        typer.Option(metavar="FILE.svg", help="Draw predicted against published; SVG, PNG or PDF."),
     ] = None,
     to: Annotated[
         Path | None,

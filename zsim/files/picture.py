@@ -1,4 +1,4 @@
-"""Pictures that a command writes: SVG, or PNG where cairosvg is installed."""
+"""Pictures that a command writes: SVG, or PNG and PDF where cairosvg is installed."""
 
 from importlib import import_module
 from pathlib import Path
@@ -15,17 +15,26 @@ class _Cairo(Protocol):
         """Return the picture as PNG."""
         ...
 
+    def svg2pdf(self, *, bytestring: bytes) -> bytes:
+        """Return the picture as PDF."""
+        ...
+
+
+FORMATS = (".svg", ".png", ".pdf")
+PIXELS = 2.0
+"""Of PNG, for each unit of SVG: sharp where a page is zoomed, or printed."""
+
 
 def need_format(option: str, path: Path) -> None:
     """Return if a picture can be made at `path`, given with `option`.
 
     Raises:
-        MistakeError: it does not end as one, has no folder, or PNG cannot be made here.
+        MistakeError: it does not end as one, has no folder, or PNG and PDF cannot be made here.
     """
-    if path.suffix not in {".svg", ".png"}:
-        raise MistakeError(f"{option}: {path}: must end in .svg or .png")
+    if path.suffix not in FORMATS:
+        raise MistakeError(f"{option}: {path}: must end in .svg, .png or .pdf")
     need_folder(option, path)
-    if path.suffix == ".png":
+    if path.suffix != ".svg":
         _cairo(option, path)
 
 
@@ -34,19 +43,23 @@ def write_picture(option: str, path: Path, svg: str) -> None:
 
     Raises:
         UnwrittenError: it cannot be written.
-        MistakeError: PNG cannot be made here.
+        MistakeError: PNG and PDF cannot be made here.
     """
-    if path.suffix == ".svg":
-        write(path, svg)
-    else:
-        write(path, _cairo(option, path).svg2png(bytestring=svg.encode(), scale=2.0))
+    match path.suffix:
+        case ".png":
+            write(path, _cairo(option, path).svg2png(bytestring=svg.encode(), scale=PIXELS))
+        case ".pdf":
+            write(path, _cairo(option, path).svg2pdf(bytestring=svg.encode()))
+        case _:
+            write(path, svg)
 
 
 def _cairo(option: str, path: Path) -> _Cairo:
     try:
         return cast("_Cairo", import_module("cairosvg"))
     except (ImportError, OSError) as error:  # the library, or cairo itself below it
+        name = path.suffix[1:].upper()
         raise MistakeError(
-            f"{option}: {path}: PNG needs cairosvg (pip install 'zsim[draw]') and the cairo "
+            f"{option}: {path}: {name} needs cairosvg (pip install 'zsim[draw]') and the cairo "
             f"library, SVG needs nothing: {error}"
         ) from None

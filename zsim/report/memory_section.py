@@ -6,7 +6,7 @@ from itertools import groupby
 
 from zsim.backend.backend import Job
 from zsim.memory import Peak, peak, reservations
-from zsim.report.page import LEGEND, Json, PageFigure, PageTable, Section, number, words
+from zsim.report.page import Json, PageFigure, PageTable, Section, number, words
 from zsim.schedule.schedule import Kind, Place
 from zsim.trace.trace import BookEntry, RankTrace, Reservation, Trace
 from zsim.units import format_bytes
@@ -27,6 +27,8 @@ FAR = 30
 """A limit so many times as high as the curve would flatten it: it is shown when asked for."""
 MOST_POINTS = 3_000
 """Lines of the book shown: of more, the largest of each run of equal length."""
+WINDOWS = 100
+"""So many parts of the step have one height of what is reserved each: the most there."""
 LARGEST = 12
 """Buffers listed at the peak."""
 
@@ -114,7 +116,7 @@ def _figure(lines: list[_Line], capacity: int | None) -> PageFigure:
             )
     reserved = [None if line.reserved is None else line.reserved / size for line in lines]
     if any(reserved):
-        traces.append(_level("reserved", unit, where, reserved) | {"line": DOTTED})
+        traces.append(_level("reserved", unit, where, upper(reserved)) | {"line": DOTTED})
     if capacity is not None and lines:
         ends = [where[0], where[-1]]
         limit = _level("limit", unit, ends, [capacity / size] * 2) | {"line": SOLID}
@@ -123,15 +125,25 @@ def _figure(lines: list[_Line], capacity: int | None) -> PageFigure:
         traces=tuple(traces),
         layout={
             "xaxis": {
-                "title": {"text": "progress of the step: each allocation and each free, in order"},
+                "title": {"text": "allocations and frees, in their order"},
                 **_ticks(lines),
             },
             "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-            "legend": LEGEND,
             "hovermode": "closest",
         },
-        height=440,
+        height=400,
     )
+
+
+def upper(values: Sequence[float | None]) -> list[float | None]:
+    """Return the most of the values around each: what rises and falls all the time is one line."""
+    found: list[float | None] = []
+    size = max(len(values) // WINDOWS, 1)
+    for first in range(0, len(values), size):
+        window = values[first : first + size]
+        known = [each for each in window if each is not None]
+        found += [None if each is None else max(known) for each in window]
+    return found
 
 
 def _level(

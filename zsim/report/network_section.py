@@ -10,6 +10,9 @@ from zsim.report.svg.cluster_drawing import draw
 from zsim.trace.trace import LinkUse, Trace
 from zsim.units import format_bytes
 
+SHOWN = 30
+"""Of more kinds of links the table is folded: a list of links has a kind for each."""
+
 
 def network(job: Job, trace: Trace, found: Summary) -> Section:
     """Return the section of a step of `trace`, in which `found` is the time of one."""
@@ -21,6 +24,7 @@ def network(job: Job, trace: Trace, found: Summary) -> Section:
         title="The network",
         sentences=(_sentence(used, found),),
         picture=draw(job.cluster, None, {link.link: share for share, link in used}),
+        folded=f"{len(used):,} kinds of links, the busiest first" if len(used) > SHOWN else "",
         table=PageTable(
             columns=("links", "how many", "each carries", "in a step, each", "busy"),
             numeric=(False, True, True, True, True),

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 
 Json = Mapping[str, object]
 
-LEGEND: Json = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"}
-"""Of a figure, in a row above it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFigure:

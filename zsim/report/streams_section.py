@@ -7,6 +7,7 @@ from zsim.analysis.summary import last_step
 from zsim.backend.backend import Job
 from zsim.report.lane import Bar, Sort, lanes
 from zsim.report.page import Json, PageFigure, Section
+from zsim.report.timeline import close_up_picture, close_ups
 from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
@@ -22,6 +23,7 @@ def streams(job: Job, trace: Trace) -> Section:
     found = lanes(job.schedule, job.model, trace, rank)
     begin_ps, end_ps = last_step(trace)
     bars, joined = found.bars, ""
+    panels = close_ups(bars)
     count = sum(map(len, bars.values()))
     if count > MOST_BARS:
         width_ps = (end_ps - begin_ps) * SORTS_AT_ONCE * len(bars) // MOST_BARS
@@ -36,7 +38,8 @@ def streams(job: Job, trace: Trace) -> Section:
         title="Timeline",
         sentences=(
             f"The last step on rank {rank.rank}{like}, a lane for every stream. Drag to zoom, "
-            f"double-click to see all; a bar says what it is when the pointer is on it.{joined}",
+            f"double-click to see all; a bar says what it is when the pointer is on it.{joined}"
+            f"{' Below it, a few units close up.' if panels else ''}",
         ),
         figure=PageFigure(
             traces=tuple(_traces(bars, begin_ps)),
@@ -55,17 +58,11 @@ def streams(job: Job, trace: Trace) -> Section:
                     "fixedrange": True,
                     "automargin": True,
                 },
-                "legend": {
-                    "orientation": "h",
-                    "y": 1.0,
-                    "yanchor": "bottom",
-                    "x": 0,
-                    "traceorder": "normal",
-                },
                 "hovermode": "closest",
             },
-            height=190 + 52 * len(bars),
+            height=110 + 52 * len(bars),
         ),
+        picture=close_up_picture(panels) if panels else None,
     )
 
 

@@ -6,7 +6,6 @@ from itertools import cycle
 
 from zsim.report.chart_lines import ChartValues, is_of_names, lines_of, values_of
 from zsim.report.page import (
-    LEGEND,
     Json,
     Page,
     PageFigure,
@@ -143,11 +142,9 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
                     "title": {"text": plain(values.title)},
                     **({"type": "log"} if values.are_far_apart else {"rangemode": "tozero"}),
                 },
-                "legend": LEGEND,
-                "showlegend": len(lines) > 1,
                 "hovermode": "closest",
             },
-            height=420,
+            height=380,
         ),
     )
 
@@ -281,9 +278,8 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
             layout={
                 "xaxis": {"title": {"text": f"change of {what}, %"}, "zeroline": True},
                 "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
-                "showlegend": False,
             },
-            height=170 + 30 * len(shown),
+            height=110 + 30 * len(shown),
         ),
     )
 

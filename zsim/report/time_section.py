@@ -19,6 +19,9 @@ HOST_SIDE = {
     HostWork.FILES: "#5c7f92",
 }
 
+SHOWN = 0.03
+"""Least share of a step that is written into its bar."""
+
 Part = tuple[str, str, int]
 """What it is, its colour, picoseconds."""
 
@@ -43,15 +46,8 @@ def split(job: Job, trace: Trace) -> Section:
                 "barmode": "stack",
                 "xaxis": {"title": {"text": "seconds of the step"}},
                 "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
-                "legend": {
-                    "orientation": "h",
-                    "y": 1.0,
-                    "yanchor": "bottom",
-                    "x": 0,
-                    "traceorder": "normal",
-                },
             },
-            height=230 + 34 * len(ranks),
+            height=130 + 34 * len(ranks),
         ),
     )
 
@@ -59,6 +55,11 @@ def split(job: Job, trace: Trace) -> Section:
 def _label(rank: RankTrace) -> str:
     like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
     return f"rank {rank.rank}{like}"
+
+
+def _short_label(rank: RankTrace) -> str:
+    """Return what stands beside a bar; ranks with the same label would share one."""
+    return f"rank {rank.rank}" + (f" (of {rank.stands_for:,})" if rank.stands_for > 1 else "")
 
 
 def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
@@ -79,7 +80,7 @@ def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
 
 def _traces(found: list[Breakdown], ranks: tuple[RankTrace, ...], groups: list[str]) -> list[Json]:
     hosts = [rank.host_bound_ps[-1] if rank.host_bound_ps else 0 for rank in ranks]
-    labels = [_label(rank) for rank in ranks]
+    labels = [_short_label(rank) for rank in ranks]
     columns = zip(
         *(parts(each, groups, host) for each, host in zip(found, hosts, strict=True)), strict=True
     )
@@ -90,7 +91,7 @@ def _traces(found: list[Breakdown], ranks: tuple[RankTrace, ...], groups: list[s
         if not any(seconds):
             continue
         shares = [
-            f"{each:.1%}"
+            f"{each:.1%}" if each >= SHOWN else ""
             for each in (
                 ps / max(whole.span_ps, 1) for (_, _, ps), whole in zip(column, found, strict=True)
             )
@@ -106,7 +107,7 @@ def _traces(found: list[Breakdown], ranks: tuple[RankTrace, ...], groups: list[s
                 "textposition": "inside",
                 "insidetextanchor": "middle",
                 "marker": {"color": colour},
-                "hovertemplate": f"{name}: %{{x:.4s}}s, %{{text}}<extra></extra>",
+                "hovertemplate": f"{name}: %{{x:.4s}}s<extra></extra>",
             }
         )
     return traces

@@ -5,7 +5,8 @@ its own: what is left of the step before is there too. A bar of a collective nam
 parameters or gradients it carries, or its size where they are not told apart.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from zsim.analysis.summary import last_step
 from zsim.model.model import Model
@@ -19,6 +20,12 @@ WIDTH, LEFT, RIGHT = 1320.0, 128.0, 1300.0
 """The sheet; bars are between LEFT and RIGHT."""
 TOP, LANE, TALL = 92.0, 46.0, 34.0
 """The first lane, from one lane to the next, and the height of a bar."""
+PANEL = 62.0
+"""What a close-up has around its lanes: a title above and an axis below."""
+MANY = 30
+"""Of more units in a row names do not fit into bars: a few of them are drawn again, close up."""
+CLOSE = 3
+"""Units of a close-up."""
 TICKS_MAX = 14
 """Ticks of the time axis, at most."""
 
@@ -39,12 +46,77 @@ def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
     rank = trace.ranks[0]
     found = lanes(schedule, model, trace, rank)
     shown = found.bars
-    picture = _Picture(Canvas(WIDTH, TOP + LANE * len(shown) + 52), begin_ps, end_ps)
+    panels = close_ups(shown)
+    tall = TOP + LANE * len(shown) + 52
+    below = len(panels) * (PANEL + LANE * len(shown) + 30)
+    picture = _Picture(Canvas(WIDTH, tall + below), begin_ps, end_ps)
     took = format_seconds((end_ps - begin_ps) / 1e12)
     like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
     picture.draw(f"{schedule.name}: one step of {took} on rank {rank.rank}{like}", shown)
+    _draw_panels(picture.sheet, panels, tall)
     picture.sheet.words(RIGHT, picture.sheet.height - 12, found.key, size=12.5, anchor="end")
     return picture.sheet.svg()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseUp:
+    """A part of a step: what it is of, from when to when, and its bars by stream."""
+
+    title: str
+    begin_ps: int
+    end_ps: int
+    bars: dict[str, list[Bar]]
+
+
+def close_ups(bars: dict[str, list[Bar]]) -> tuple[CloseUp, ...]:
+    """Return the middle of forward and of backward, where a step has too many units for names."""
+    of_phases = (
+        ("forward", {Sort.FORWARD}),
+        ("backward", {Sort.BACKWARD, Sort.RECOMPUTE}),
+    )
+    found = [_close_up(bars, word, sorts) for word, sorts in of_phases]
+    return tuple(each for each in found if each is not None)
+
+
+def _close_up(bars: dict[str, list[Bar]], word: str, sorts: set[Sort]) -> CloseUp | None:
+    """Return a few units in the middle of those whose bars are of `sorts`; None if all are few."""
+    lane = max(bars.values(), key=lambda each: sum(bar.sort in sorts for bar in each))
+    named = [bar for bar in lane if bar.sort in sorts and bar.names]
+    runs: dict[str, list[Bar]] = {}  # of the first micro-batch: until a unit comes again
+    for name, run in groupby(named, lambda bar: bar.names[0]):
+        if name in runs:
+            break
+        runs[name] = list(run)
+    if len(runs) <= MANY:
+        return None
+    first = (len(runs) - CLOSE) // 2
+    shown = list(runs)[first : first + CLOSE]
+    begin_ps = runs[shown[0]][0].start_ps
+    end_ps = max(runs[shown[-1]][-1].end_ps, begin_ps + 1)
+    inside = {
+        stream: [
+            replace(bar, start_ps=max(bar.start_ps, begin_ps), end_ps=min(bar.end_ps, end_ps))
+            for bar in each
+            if bar.end_ps > begin_ps and bar.start_ps < end_ps
+        ]
+        for stream, each in bars.items()
+    }
+    title = f"Close up: {word} of {shown[0]} to {shown[-1]}"
+    return CloseUp(title=title, begin_ps=begin_ps, end_ps=end_ps, bars=inside)
+
+
+def close_up_picture(panels: tuple[CloseUp, ...]) -> str:
+    """Return the SVG of close-ups alone, one below the other."""
+    lanes = len(panels[0].bars)
+    sheet = Canvas(WIDTH, len(panels) * (PANEL + LANE * lanes + 30))
+    _draw_panels(sheet, panels, 0.0)
+    return sheet.svg()
+
+
+def _draw_panels(sheet: Canvas, panels: tuple[CloseUp, ...], top: float) -> None:
+    for at, each in enumerate(panels):
+        y = top + at * (PANEL + LANE * len(each.bars) + 30)
+        _Picture(sheet, each.begin_ps, each.end_ps, y + PANEL - 30).panel(each)
 
 
 @dataclass(slots=True)
@@ -54,6 +126,7 @@ class _Picture:
     sheet: Canvas
     begin_ps: int
     end_ps: int
+    top: float = TOP
 
     def _at(self, time_ps: int) -> float:
         return LEFT + (RIGHT - LEFT) * (time_ps - self.begin_ps) / (self.end_ps - self.begin_ps)
@@ -62,10 +135,17 @@ class _Picture:
         """Draw title, legend, time axis and lanes."""
         self.sheet.words(16, 34, title, size=18, bold=True)
         self._legend({bar.sort for bars in lanes.values() for bar in bars})
-        below = TOP + LANE * len(lanes)
-        self._axis(below)
+        self._lanes(lanes, "time since the step began")
+
+    def panel(self, close_up: CloseUp) -> None:
+        """Draw a close-up: its title, time axis and lanes."""
+        self.sheet.words(LEFT, self.top - 12, close_up.title, size=13, bold=True)
+        self._lanes(close_up.bars, "")
+
+    def _lanes(self, lanes: dict[str, list[Bar]], axis: str) -> None:
+        self._axis(self.top + LANE * len(lanes), axis)
         for number, (stream, bars) in enumerate(lanes.items()):
-            y = TOP + LANE * number + (LANE - TALL) / 2
+            y = self.top + LANE * number + (LANE - TALL) / 2
             self.sheet.words(LEFT - 12, y + TALL / 2 + 4, stream, size=13, anchor="end")
             for bar in bars:
                 self._bar(bar, y)
@@ -79,7 +159,7 @@ class _Picture:
                 self.sheet.words(x + 24, 67.5, word, size=12.5)
                 x += 24 + LETTER * 12.5 * len(word) + 22
 
-    def _axis(self, below: float) -> None:
+    def _axis(self, below: float, title: str) -> None:
         long_ps = self.end_ps - self.begin_ps
         unit, unit_ps = next(
             (name, size)
@@ -90,11 +170,13 @@ class _Picture:
         step_ps = next(step for step in steps if long_ps <= TICKS_MAX * step)
         for tick in range(0, long_ps + 1, step_ps):
             x = self._at(self.begin_ps + tick)
-            self.sheet.line((x, TOP - 4), (x, below + 5), colour="#dde2e7", width=1)
-            self.sheet.words(x, below + 20, f"{tick / unit_ps:g}", size=12, anchor="middle")
-        words = f"time since the step began, {unit}"
-        middle = (LEFT + RIGHT) / 2
-        self.sheet.words(middle, below + 40, words, size=12.5, anchor="middle", colour=FAINT)
+            self.sheet.line((x, self.top - 4), (x, below + 5), colour="#dde2e7", width=1)
+            shown = f"{tick / unit_ps:g}" if title else f"+{tick / unit_ps:g} {unit}"
+            self.sheet.words(x, below + 20, shown, size=12, anchor="middle")
+        if title:
+            words = f"{title}, {unit}"
+            middle = (LEFT + RIGHT) / 2
+            self.sheet.words(middle, below + 40, words, size=12.5, anchor="middle", colour=FAINT)
 
     def _bar(self, bar: Bar, y: float) -> None:
         x = self._at(bar.start_ps)

@@ -144,6 +144,12 @@ class RuntimeOptions(Table):
         """Return the option with which fewer parameters are gathered at once, if there is one."""
         return None
 
+    @classmethod
+    def offloads(cls, *, stage: int) -> tuple[tuple[str, ...], ...]:
+        """Return options that move states off the device, those that move least first."""
+        del stage
+        return ()
+
 
 def names() -> tuple[str, ...]:
     """Return the names of all runtimes that are installed; imports none of them."""

@@ -28,7 +28,12 @@ def test_a_short_h_asks_for_help(ask: Ask, words: tuple[str, ...]) -> None:
 
 COMPLETED = {
     "zsim ru": ["run"],
-    "zsim run ll": ["llama2_70b_offload", "llama2_7b", "llama2_7b_workstation"],
+    "zsim run ll": [
+        "llama2_70b_offload",
+        "llama2_7b",
+        "llama2_7b_workstation",
+        "llama3_70b",
+    ],
     "zsim check zero_c": ["zero_c1", "zero_c2", "zero_c3", "zero_c4", "zero_c5"],
     "zsim run tiny --backend t": ["torch"],
     "zsim run tiny --set zero.sta": ["zero.stage="],

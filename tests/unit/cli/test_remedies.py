@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+import zsim
 from zsim.cli.main import answer
+from zsim.runtimes.registry import runtimes
+from zsim.strategy.offload import MemoryTier
 
 SMALL = ("train.steps=2", "zero.stage=1", "train.micro_batch_size=8", "zero.bucket_elements=1e9")
 LIMITS = ("6 MB", "10 MB")
@@ -49,6 +52,22 @@ def test_the_answer_is_no_in_at_most_15_lines(capsys: pytest.CaptureFixture[str]
     assert lines[title].startswith("fits                    no: ")
     assert any(line.startswith("it would fit with       ") for line in lines)
     assert any(line.startswith("out of memory at        forward of ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "stage"),
+    [(name, stage) for name, each in runtimes().items() for stage in each.options.stages],
+)
+def test_each_way_off_the_device_that_a_runtime_names_is_one(runtime: str, stage: int) -> None:
+    known = runtimes()[runtime].options.offloads(stage=stage)
+    emulated = {"zero.emulate": runtime, "zero.stage": stage, "zero.bucket_elements": None}
+    for options_of_way in known:
+        settings = [f"zero.{runtime}.{each}" for each in options_of_way]
+        loaded = zsim.load("tiny", emulated).changed(settings)
+        found = loaded.strategy.zero.emulate
+        assert found is not None
+        assert set(found.tiers(stage=stage).values()) == {MemoryTier.HOST}
+    assert len(known) == {"fsdp2": 1, "deepspeed": 1 + (stage == 3)}.get(runtime, 0)
 
 
 def test_where_nothing_helps_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

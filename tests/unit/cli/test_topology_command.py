@@ -228,11 +228,17 @@ def test_png_is_made_by_cairosvg(ask: Ask, tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_png_is_an_image_where_cairosvg_is_installed(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "begin"), [("png", b"\x89PNG\r\n"), ("pdf", b"%PDF-1.")])
+@pytest.mark.parametrize(
+    "command", [("topology", "dgx_h100", "--draw"), ("run", "tiny", "--timeline")]
+)
+def test_a_picture_is_an_image_where_cairosvg_is_installed(
+    command: tuple[str, ...], ending: str, begin: bytes, tmp_path: Path
+) -> None:
     pytest.importorskip("cairosvg", exc_type=ImportError)
-    path = tmp_path / "cluster.png"
-    assert ask("dgx_h100", "--draw", path)[0] == 0
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+    path = tmp_path / f"picture.{ending}"
+    assert answer([*command, str(path)]) == 0
+    assert path.read_bytes().startswith(begin)
 
 
 def test_without_cairosvg_one_line_says_what_to_install(
@@ -258,7 +264,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "--fabric",
         "fat_tree_2",
     ): "--fabric: dgx2_infiniband is a node on a fabric",
-    ("dgx_h100", "--draw", "x.pdf"): "--draw: x.pdf: must end in .svg or .png",
+    ("dgx_h100", "--draw", "x.gif"): "--draw: x.gif: must end in .svg, .png or .pdf",
     ("dgx_h100", "--nodes", "0"): "Invalid value for '--nodes': '0' must be a whole number, at",
     ("none.toml",): "none.toml: no such file or directory",
     ("none.xml",): "none.xml: no such file or directory",

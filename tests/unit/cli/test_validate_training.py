@@ -148,7 +148,10 @@ def test_many_micro_batches_take_as_long_as_if_each_was_simulated() -> None:
     ("words", "message"),
     [
         (["weather"], "zsim: what: 'weather' must be one of network, training, memory"),
-        (["training", "--picture", "x.gif"], "zsim: --picture: x.gif: must end in .svg or .png"),
+        (
+            ["training", "--picture", "x.gif"],
+            "zsim: --picture: x.gif: must end in .svg, .png or .pdf",
+        ),
         (
             ["network", "--picture", "x.svg"],
             "zsim: --picture: x.svg: is for training, memory and paper",

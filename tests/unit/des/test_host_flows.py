@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim_topologies
-from zsim.analysis.exposed_time import exposed_ps
+from zsim.analysis.exposed_time import step_parts
 from zsim.analysis.summary import step_of
 from zsim.backend.backend import Job, RefusedError
 from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Link
@@ -384,6 +384,6 @@ def test_kernels_on_host_threads_hide_no_communication() -> None:
     backend = SimBackend()
     trace = backend.run(job, seed=0)
     (reduced,) = (each for each in trace.ranks[0].events if each.operation == "step/sum")
-    exposed, by_group = exposed_ps(step_of(job, trace))
-    assert exposed == by_group["group"] == reduced.end_ps - reduced.start_ps
-    assert exposed_ps(backend.last_step(job, seed=0)) == (exposed, by_group)
+    parts = step_parts(step_of(job, trace))
+    assert parts.exposed_ps == parts.by_group["group"] == reduced.end_ps - reduced.start_ps
+    assert step_parts(backend.last_step(job, seed=0)) == parts

@@ -2,15 +2,19 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from shown import Command, steps
 
 import zsim_scenarios
+from zsim.api.best_question import question_of
+from zsim.api.training_budget import batch_of, tokens_of
 from zsim.backend.backend import Backend
 from zsim.cli.main import answer
 from zsim.scenario.toml import parse
@@ -44,7 +48,7 @@ COMMANDS = {each.words: each.prints for each in steps(README) if isinstance(each
 def test_a_command_prints_what_the_readme_shows(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program, *words = behind(command).split()
+    program, *words = shlex.split(behind(command))
     if program == "zsim":
         answer(words)
         captured = capsys.readouterr()
@@ -87,6 +91,34 @@ def test_the_distance_to_the_paper_is_what_the_simulation_says(
     rows = re.findall(r"^\| zsim, .* \| ([\d.]+) \| ([+-]\d+) % \|$", README, re.MULTILINE)
     found = [run["model_tflops_per_gpu"], run["hardware_tflops_per_gpu"]]
     assert rows == [(f"{each:.1f}", f"{100 * (each / PAPER_TFLOPS - 1):+.0f}") for each in found]
+
+
+def test_the_picture_of_the_first_screen_is_that_of_its_command(tmp_path: Path) -> None:
+    first = next(iter(COMMANDS)).split()
+    assert first[:2] == ["zsim", "run"]
+    (picture,) = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README.split("\n## ")[0])
+    path = tmp_path / "step.svg"
+    assert answer([*first[1:3], "--no-check", "--timeline", str(path)]) == 0
+    assert path.read_text("utf-8") == (ROOT / picture).read_text("utf-8")
+
+
+def test_each_question_of_a_planner_is_asked_in_words_that_the_command_takes() -> None:
+    asked = re.findall(r"^\|[^|]*\? \| `(zsim best [^`]*)`", README, re.MULTILINE)
+    assert len(asked) == 5
+    for words in asked:
+        program, _, model, *options = shlex.split(words)
+        assert program == "zsim"
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        settings = [value for name, value in pairwise(options) if name == "--set"]
+        question = question_of(
+            model,
+            given["--gpus"],
+            settings,
+            batch_tokens=batch_of(given.get("--batch")),
+            tokens=tokens_of(given.get("--tokens")),
+            price=float(given["--price"]) if "--price" in given else None,
+        )
+        assert question.fleet.gpus >= 4
 
 
 def test_the_table_of_evidence_is_what_trust_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,8 @@ def test_a_licence_that_is_not_allowed_is_seen(said: str, *, allowed: bool) -> N
 
 def test_every_dependency_has_a_lower_bound() -> None:
     declared = {plain(name) for name in oldest()}
-    assert requirements(("report", "calibrate", "draw", "yaml", "chakra")) == declared
+    extras = ("report", "calibrate", "draw", "serve", "yaml", "chakra")
+    assert requirements(extras) == declared
 
 
 @pytest.mark.long

@@ -1,19 +1,24 @@
 """The page of a run says what the run says, in one file that asks for nothing."""
 
+import gzip
 import json
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.cli.main import answer
 from zsim.files.html_page import render
 from zsim.files.source import Changes, read
-from zsim.report.memory_section import MOST_POINTS, memory
+from zsim.report.memory_section import MOST_POINTS, WINDOWS, memory, upper
 from zsim.report.network_section import network
 from zsim.report.page import Page, PageFigure, PageTable, Section, TableCell
 from zsim.report.run_page import run_page
@@ -154,9 +159,48 @@ def test_text_is_escaped_wherever_it_stands() -> None:
     )
     text = render(page)
     assert evil not in text
-    found = re.search(r"^const figures = (.*);$", text, re.MULTILINE)
+    assert json.loads(unpacked(text, "figures"))["figure0"]["traces"] == [{"name": evil}]
+
+
+def unpacked(page: str, what: str) -> bytes:
+    """What a page has packed."""
+    found = re.search(rf'<script type="text/plain" id="{what}">(.*?)</script>', page)
     assert found is not None
-    assert json.loads(found.group(1))["figure0"]["traces"] == [{"name": evil}]
+    return gzip.decompress(b64decode(found.group(1)))
+
+
+def test_a_page_without_a_figure_brings_nothing_that_draws_one() -> None:
+    text = render(Page(title="", answer="", facts=(), sections=()))
+    assert len(text) < 20_000
+
+
+def test_a_page_of_a_large_step_takes_little_beside_what_draws_it(
+    hundred: tuple[Job, Trace],
+) -> None:
+    job, trace = hundred
+    page = run_page(job, trace, summary(job, trace), title="", facts=())
+    figures = [section.figure for section in page.sections if section.figure is not None]
+    assert len(figures) == 3
+    # Bars and points are bounded, so that a page of more layers is not larger than this one by far.
+    text = render(page)
+    drawn_by = re.search(r'<script type="text/plain" id="plotly">(.*?)</script>', text)
+    assert drawn_by is not None
+    assert len(text) - len(drawn_by.group(1)) < 500_000
+
+
+@given(st.lists(st.none() | st.floats(0, 100), min_size=1, max_size=2 * WINDOWS + 7))
+def test_the_line_of_what_is_reserved_is_above_all_that_is_and_reaches_its_peak(
+    reserved: list[float | None],
+) -> None:
+    found = upper(reserved)
+    assert [each is None for each in found] == [each is None for each in reserved]
+    pairs = [
+        (a, b) for a, b in zip(found, reserved, strict=True) if a is not None and b is not None
+    ]
+    assert all(high >= low for high, low in pairs)
+    assert not pairs or max(high for high, _ in pairs) == max(low for _, low in pairs)
+    heights = [high for high, low in pairwise(found) if high != low]
+    assert len(heights) <= 3 * WINDOWS
 
 
 def test_a_run_without_a_clock_has_a_page_of_memory() -> None:

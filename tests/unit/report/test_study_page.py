@@ -154,7 +154,7 @@ def test_a_picture_of_another_form_is_refused_before_anything_runs(
 ) -> None:
     store = tmp_path / "s.sqlite"
     assert answer(["sweep", "nics", "--store", str(store), "--picture", "nics.jpg"]) == 2
-    assert capsys.readouterr().err == "zsim: --picture: nics.jpg: must end in .svg or .png\n"
+    assert capsys.readouterr().err == "zsim: --picture: nics.jpg: must end in .svg, .png or .pdf\n"
     assert not store.exists()
 
 

@@ -7,13 +7,23 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from zsim.analysis.exposed_time import exposed_ps
+from zsim.analysis.exposed_time import step_parts
 from zsim.analysis.summary import last_step, step_of
 from zsim.backend.backend import Job
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read
 from zsim.report.lane import Sort
-from zsim.report.timeline import LANE, LEFT, RIGHT, TOP, TimelineError, timeline
+from zsim.report.lane import lanes as lanes_of
+from zsim.report.timeline import (
+    LANE,
+    LEFT,
+    RIGHT,
+    TOP,
+    TimelineError,
+    close_up_picture,
+    close_ups,
+    timeline,
+)
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 from zsim_null import NullBackend
@@ -112,9 +122,33 @@ def test_what_is_exposed_can_be_seen() -> None:
         and not any(start <= x < end for start, end in busy)
         for x in points
     )
-    expected = exposed_ps(step_of(job, trace))[0] / (end_ps - begin_ps)
+    expected = step_parts(step_of(job, trace)).exposed_ps / (end_ps - begin_ps)
     # The shortest bars are drawn too wide, and an edge is left between two bars.
     assert exposed / len(points) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("layers", [3, 80])
+def test_units_whose_names_do_not_fit_are_drawn_again_close_up(layers: int) -> None:
+    job, trace = run(f"model.layers={layers}")
+    found = lanes_of(job.schedule, job.model, trace, trace.ranks[0]).bars
+    panels = close_ups(found)
+    svg = timeline(job.schedule, job.model, trace)
+    assert [each.title.split(" of ")[0] for each in panels] == (
+        ["Close up: forward", "Close up: backward"] if layers == 80 else []
+    )
+    for each in panels:
+        first, last = each.title.split(" of ")[1].split(" to ")
+        assert each.title in words(svg)
+        for stream, bars in each.bars.items():
+            every = [(bar.start_ps, bar.end_ps) for bar in found[stream]]
+            for bar in bars:
+                assert each.begin_ps <= bar.start_ps < bar.end_ps <= each.end_ps
+                assert any(start <= bar.start_ps and bar.end_ps <= end for start, end in every)
+        named = {bar.names[0] for bars in each.bars.values() for bar in bars if bar.names}
+        assert {first, last} <= named
+    if panels:
+        alone = close_up_picture(panels)
+        assert all(each.title in words(alone) for each in panels)
 
 
 def test_title_axis_and_names_say_what_it_is() -> None:
@@ -148,5 +182,5 @@ def test_a_run_draws_its_last_step(tmp_path: Path, capsys: pytest.CaptureFixture
         assert answer(["run", "tiny", "--timeline", str(path)]) == 0
     job, trace = run()
     assert {path.read_text("utf-8") for path in paths} == {timeline(job.schedule, job.model, trace)}
-    assert answer(["run", "tiny", "--timeline", "tiny.pdf"]) == 2
-    assert capsys.readouterr().err == "zsim: --timeline: tiny.pdf: must end in .svg or .png\n"
+    assert answer(["run", "tiny", "--timeline", "tiny.gif"]) == 2
+    assert capsys.readouterr().err == "zsim: --timeline: tiny.gif: must end in .svg, .png or .pdf\n"

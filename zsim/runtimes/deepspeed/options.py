@@ -225,3 +225,9 @@ class DeepSpeed(RuntimeOptions):
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the bucket size, if it is larger."""
         return f"reduce_bucket_size={elements}" if self.reduce_bucket_size > elements else None
+
+    @classmethod
+    def offloads(cls, *, stage: int) -> tuple[tuple[str, ...], ...]:
+        """Return the optimizer on the host (ZeRO-Offload), then parameters as well."""
+        optimizer, parameters = "offload_optimizer.device=cpu", "offload_param.device=cpu"
+        return ((optimizer,),) if stage < 3 else ((optimizer,), (optimizer, parameters))

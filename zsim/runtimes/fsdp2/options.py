@@ -125,3 +125,9 @@ class FSDP2(RuntimeOptions):
     def fewer_gathered(self) -> str | None:
         """Return the option that frees blocks after forward."""
         return None if self.reshard_after_forward is True else "reshard_after_forward=true"
+
+    @classmethod
+    def offloads(cls, *, stage: int) -> tuple[tuple[str, ...], ...]:
+        """Return `CPUOffloadPolicy`, which moves all states."""
+        del stage
+        return (("offload_policy=cpu",),)

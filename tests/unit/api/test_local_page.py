@@ -1,0 +1,156 @@
+"""The local page answers what is chosen on it, as `zsim run` does, and this machine alone."""
+
+import re
+import tomllib
+from urllib.parse import urlencode
+
+import pytest
+from werkzeug.test import Client, TestResponse
+
+import zsim
+from zsim.api.local_page import ADDRESS, PORT, LocalPage, LocalServer
+from zsim.api.setting_form import OFFLOADS, chosen_setting, form_fields
+from zsim.files.html_page import render_answer
+from zsim.report.setting_page import FormAnswer
+
+SMALL = {"model": "gpt2", "count": "2", "accumulate": "1", "tokens": "1B"}
+HERE = {"REMOTE_ADDR": ADDRESS}
+HOST = {"Host": f"{ADDRESS}:{PORT}"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Client:
+    return Client(LocalPage())
+
+
+def got(client: Client, path: str, **choices: str) -> TestResponse:
+    address = f"{path}?{urlencode({**SMALL, **choices})}"
+    return client.get(address, headers=HOST, environ_overrides=HERE)
+
+
+def test_the_page_has_a_field_for_every_choice_and_the_answer_to_the_first_setting(
+    client: Client,
+) -> None:
+    page = got(client, "/").text
+    names = re.findall(r'<(?:select|input) name="(\w+)"', page)
+    assert names == [field.name for field in form_fields()]
+    assert '<option value="gpt2" selected>' in page
+    assert "gpt2 fits." in page
+
+
+def test_an_answer_has_the_lines_of_a_run_of_the_scenario_that_is_saved(client: Client) -> None:
+    answer, saved = got(client, "/answer").text, got(client, "/setting.toml")
+    assert saved.headers["Content-Disposition"] == "attachment; filename=setting.toml"
+    result = zsim.run(tomllib.loads(saved.text)).of_tokens(10**9)
+    facts = tuple((name, text) for name, text in result.facts() if name != "trust")
+    assert len(facts) > 5
+    again = re.findall(r"<dt>(.*)</dt><dd>(.*)</dd>", answer)
+    assert tuple(again) == facts
+    assert result.trust in answer
+    assert f"{result.mfu:.1%}" in answer
+
+
+def test_the_full_page_is_that_of_the_run(client: Client) -> None:
+    page = got(client, "/report.html").text
+    assert "<h1>gpt2 on 2 H100</h1>" in page
+    assert "zsim run setting.toml" in page
+
+
+def test_a_price_is_told_as_money(client: Client) -> None:
+    assert "money" not in re.findall(r"<span>(\w+)</span>", got(client, "/answer").text)
+    dear, cheap = (got(client, "/answer", price=price).text for price in ("100", "0.01"))
+    assert all("<span>money</span>" in each for each in (dear, cheap))
+    assert "an hour" in cheap
+    assert dear != cheap
+
+
+@pytest.mark.parametrize(
+    ("choices", "line"),
+    [
+        ({"model": "gpt-9"}, "Model: 'gpt-9' must be one of "),
+        ({"count": "12"}, "Number of GPUs: 12 must be at most 8, or a multiple of it"),
+        ({"count": "x"}, "Number of GPUs: 'x' must be a whole number, at least 1"),
+        ({"gpu": "p5"}, "Number of GPUs: 2 must be a multiple of 8, the GPUs of p5"),
+        ({"tensor": "4"}, "Tensor parallel: 4 x 1 stages must divide the 2 GPUs"),
+        ({"runtime": "megatron-1", "offload": "all-host"}, "nothing that megatron does"),
+        ({"pipeline": "2"}, "parallel.pipeline: 2 is modelled for emulate = nanotron alone"),
+        ({"host": "much"}, "cluster.host_memory: 'much' must be a size"),
+        ({"tokens": "many"}, "Tokens of the training: 'many' must be"),
+        ({"price": "-1"}, "Price of a GPU hour: '-1' must be a number of more than 0"),
+    ],
+)
+def test_a_wrong_choice_is_told_in_one_line(
+    choices: dict[str, str], line: str, client: Client
+) -> None:
+    found = got(client, "/answer", **choices)
+    assert found.status_code == 200
+    shown = re.fullmatch(r'<p class="answer no">(.*)</p>', found.text.replace("&#39;", "'"))
+    assert shown is not None
+    assert shown[1].startswith(line) or line in shown[1]
+    assert "\n" not in shown[1]
+    assert got(client, "/report.html", **choices).status_code == 400
+
+
+def test_what_does_not_fit_says_what_would_when_it_is_asked(client: Client) -> None:
+    full = {"gpu": "4090", "model": "gpt2-xl", "count": "4", "micro": "32", "checkpointing": "none"}
+    answer = got(client, "/answer", **full).text
+    assert "gpt2-xl does not fit." in answer
+    assert re.search(r'data-more="/remedies\?.*model=gpt2-xl', answer)
+    assert "<dt>it would fit with</dt>" in got(client, "/remedies", **full).text
+
+
+@pytest.mark.parametrize("runtime", sorted({f"{name}-3" for name, _ in OFFLOADS}))
+def test_each_offload_of_a_runtime_can_be_loaded(runtime: str) -> None:
+    name = runtime.partition("-")[0]
+    offloads = [what for known, what in OFFLOADS if known == name]
+    assert offloads
+    for what in offloads:
+        given = {**SMALL, "gpu": "4090", "runtime": runtime, "offload": what}
+        strategy = zsim.load(chosen_setting(given).tables()).strategy
+        emulated = strategy.zero.emulate
+        assert strategy.offload.uses_host or (emulated is not None and emulated.tiers(stage=3))
+
+
+def test_what_is_typed_cannot_become_a_part_of_the_page(client: Client) -> None:
+    found = got(client, "/", count="<script>alert(1)</script>").text
+    assert "<script>alert" not in found
+    assert "&lt;script&gt;alert" in found
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8100", "127.0.0.1.evil.example"])
+def test_a_page_whose_name_was_made_to_lead_here_gets_no_answer(host: str, client: Client) -> None:
+    found = client.get("/answer", headers={"Host": host}, environ_overrides=HERE)
+    assert found.status_code == 400
+
+
+def test_nobody_else_gets_an_answer(client: Client) -> None:
+    for address in ("10.0.0.7", "::1", ""):
+        found = client.get("/", headers=HOST, environ_overrides={"REMOTE_ADDR": address})
+        assert found.status_code == 403
+    crossed = {**HOST, "Sec-Fetch-Site": "cross-site"}
+    assert client.get("/answer", headers=crossed, environ_overrides=HERE).status_code == 403
+    assert client.post("/answer", headers=HOST, environ_overrides=HERE).status_code == 405
+    assert got(client, "/etc/passwd").status_code == 404
+
+
+def test_a_page_may_take_nothing_from_elsewhere(client: Client) -> None:
+    policy = got(client, "/answer").headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "connect-src 'self'" in policy
+
+
+def test_a_server_listens_on_this_machine_alone_and_a_port_is_taken_once() -> None:
+    server = LocalServer(0)
+    port = int(server.address.rpartition(":")[2].strip("/"))
+    assert server.address == f"http://{ADDRESS}:{port}/"
+    try:
+        with pytest.raises(zsim.MistakeError, match=rf"--port: {port}: Address already in use"):
+            LocalServer(port)
+    finally:
+        server.close()
+    with pytest.raises(zsim.MistakeError, match=r"--port: 99999: must be at most 65,535"):
+        LocalServer(99999)
+
+
+def test_an_empty_headline_leaves_no_paragraph() -> None:
+    assert "<p" not in render_answer(FormAnswer(headline=""))

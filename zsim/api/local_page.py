@@ -1,0 +1,286 @@
+"""`zsim serve`: a page on this machine alone, on which a setting is chosen and answered at once."""
+
+import logging
+import os
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextvars import copy_context
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from zsim.api.launch import NoWayError
+from zsim.api.launch import run as run_scenario
+from zsim.api.remedy_runs import remedy_lines
+from zsim.api.run_result import RunResult
+from zsim.api.scenario import load, scenario_text
+from zsim.api.setting_form import ChosenSetting, chosen_setting, form_fields
+from zsim.files.html_page import need_html, render_answer, render_form
+from zsim.mistake import MistakeError
+from zsim.report.setting_page import FormAnswer, MemoryBar, SettingPage
+from zsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse
+
+    from werkzeug.wrappers import Request, Response
+
+ADDRESS: Final = "127.0.0.1"
+"""The only address that is listened on: nothing leaves this machine."""
+
+PORT: Final = 8100
+PORT_MAX: Final = 65_535
+TRUSTED_HOSTS: Final = (ADDRESS, "localhost")
+"""Names that a browser may have asked for. A page of somebody else whose name is made to lead here
+(DNS rebinding) asks for its own."""
+
+FILE: Final = "setting.toml"
+"""Name under which the scenario is saved."""
+
+RESULTS: Final = 8
+"""Results that are kept, for their full pages."""
+
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'"
+    ),
+}
+
+
+class LocalPage:
+    """The application: a form, and answers to what is chosen on it.
+
+    One setting is simulated at a time; the last results are kept.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._results: OrderedDict[str, RunResult] = OrderedDict()
+        self._context = copy_context()  # limits of the command hold in the threads of the server
+
+    def __call__(self, environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
+        """Answer a request, as WSGI has it."""
+        from werkzeug.exceptions import HTTPException
+        from werkzeug.wrappers import Request, Response
+
+        request = Request(environ)
+        request.trusted_hosts = list(TRUSTED_HOSTS)
+        try:
+            _need_local(request)
+            response = self._response(request)
+        except HTTPException as refused:
+            response = Response.force_type(refused.get_response(environ), environ)
+        response.headers.update(HEADERS)
+        return response(environ, start)
+
+    def _response(self, request: "Request") -> "Response":
+        from werkzeug.exceptions import NotFound
+        from werkzeug.wrappers import Response
+
+        given = request.args.to_dict()
+        match request.path:
+            case "/":
+                return _html(render_form(self._page(given)))
+            case "/answer":
+                return _html(render_answer(self.answer(given)))
+            case "/remedies":
+                return _html(render_answer(self.remedies(given)))
+            case "/report.html":
+                return _html(self._told(given, lambda each: self._result(each).html()))
+            case "/setting.toml":
+                text = self._told(given, lambda each: scenario_text(each.tables()))
+                saved = {"Content-Disposition": f"attachment; filename={FILE}"}
+                return Response(text, mimetype="text/plain", headers=saved)
+            case _:
+                raise NotFound
+
+    def _page(self, given: Mapping[str, str]) -> SettingPage:
+        values = {each.name: given.get(each.name, each.default) for each in form_fields()}
+        return SettingPage(fields=form_fields(), values=values, answer=self.answer(given))
+
+    def answer(self, given: Mapping[str, str]) -> FormAnswer:
+        """Return what the setting comes to, or in a line what is wrong with it."""
+        try:
+            asked = chosen_setting(given)
+            return _answer(asked, self._result(asked))
+        except (MistakeError, NoWayError) as mistake:
+            return FormAnswer(headline=_line(mistake))
+
+    def remedies(self, given: Mapping[str, str]) -> FormAnswer:
+        """Return with what else the setting would fit."""
+        try:
+            result = self._result(chosen_setting(given))
+            with self._lock:
+                found = result.remedies
+        except (MistakeError, NoWayError) as mistake:
+            return FormAnswer(headline=_line(mistake))
+        return FormAnswer(headline="", facts=tuple(remedy_lines(found or ())))
+
+    def _told(self, given: Mapping[str, str], made: Callable[[ChosenSetting], str]) -> str:
+        """Return what is made of a setting; what is wrong with it is the answer to the request."""
+        from werkzeug.exceptions import BadRequest
+
+        try:
+            return made(chosen_setting(given))
+        except (MistakeError, NoWayError) as mistake:
+            raise BadRequest(_line(mistake)) from None
+
+    def _result(self, asked: ChosenSetting) -> RunResult:
+        """Return the run of a setting, of those that are kept or simulated now.
+
+        Its schedule is one of the runtimes' own, which are tested: `zsim run` proves it first.
+        """
+        key = urlencode(asked.values)
+        with self._lock:
+            if key not in self._results:
+                loaded = replace(load(asked.tables()), name=FILE)
+                result = self._context.copy().run(run_scenario, loaded, check=False)
+                self._results[key] = result.of_tokens(asked.tokens, price=asked.price)
+            self._results.move_to_end(key)
+            if len(self._results) > RESULTS:
+                self._results.popitem(last=False)
+            return self._results[key]
+
+
+def _need_local(request: "Request") -> None:
+    """Refuse what another machine, or a page of somebody else, asks for.
+
+    Raises:
+        Forbidden: it does.
+        SecurityError: the browser asked for another host.
+        MethodNotAllowed: it is more than a question.
+    """
+    from werkzeug.exceptions import Forbidden, MethodNotAllowed
+
+    _ = request.host  # raises SecurityError
+    if request.remote_addr != ADDRESS or request.headers.get("Sec-Fetch-Site") == "cross-site":
+        raise Forbidden("This page answers this machine alone.")
+    if request.method not in {"GET", "HEAD"}:
+        raise MethodNotAllowed(["GET", "HEAD"])
+
+
+def _html(text: str) -> "Response":
+    from werkzeug.wrappers import Response
+
+    return Response(text, mimetype="text/html")
+
+
+def _line(mistake: Exception) -> str:
+    """Return what is wrong, in one line, without the name that the scenario has here."""
+    return str(mistake).removeprefix(f"{FILE}: ").removeprefix("scenario: ")
+
+
+def _answer(asked: ChosenSetting, result: RunResult) -> FormAnswer:
+    found, address = result.summary, urlencode(asked.values)
+    headline = f"{asked.values['model']} {'fits' if result.fits else 'does not fit'}."
+    if result.step_time_s:
+        step = format_seconds(result.step_time_s)
+        headline += (
+            f" A step takes {step}." if result.fits else f" With more memory: {step} a step."
+        )
+    quick = replace(result, look_for_remedies=lambda _: None)  # they may take a minute
+    links = [(f"/report.html?{address}", "the full page"), (f"/setting.toml?{address}", FILE)]
+    return FormAnswer(
+        headline=headline,
+        fits=result.fits,
+        cards=tuple(_cards(result)) if result.fits else (),
+        bars=tuple(_bars(result)),
+        trust=f"How sure: {result.trust}.",
+        facts=tuple((name, text) for name, text in quick.facts() if name != "trust"),
+        links=tuple(links),
+        remedies="" if found.fits else f"/remedies?{address}",
+    )
+
+
+def _cards(result: RunResult) -> Generator[tuple[str, str, str]]:
+    """Yield the figures that are asked for most."""
+    step_tokens = format_count(round(result.tokens_per_s * result.step_time_s))
+    yield "step time", format_seconds(result.step_time_s), f"of {step_tokens} tokens"
+    yield "tokens/s", f"{result.tokens_per_s:,.0f}", "all GPUs"
+    yield "MFU", f"{result.mfu:.1%}", f"{result.model_tflops_per_gpu:.0f} TFLOP/s per GPU"
+    budget = result.training
+    if budget is None:
+        return
+    yield f"{format_count(budget.tokens)} tokens", f"{budget.days:,.1f} days", "steps alone"
+    hours = format_count(round(budget.gpu_hours))
+    if budget.cost is None:
+        yield "GPU hours", hours, "say a price to see money"
+    else:
+        yield "money", format_count(round(budget.cost)), f"{hours} GPU hours"
+
+
+def _bars(result: RunResult) -> Generator[MemoryBar]:
+    """Yield the memory of each tier; where it ran out, what would be needed."""
+    found = result.summary
+    taken = found.reserved_bytes
+    words = "reserved" if taken is not None else "needed"
+    bytes_taken = found.needed_bytes if taken is None else taken
+    yield MemoryBar(
+        text=f"GPU: {format_bytes(bytes_taken)} {words} of {format_bytes(found.usable_bytes)}",
+        share=bytes_taken / found.usable_bytes if found.usable_bytes else 0.0,
+    )
+    for tier in found.tiers:
+        if tier.capacity_bytes:
+            name = f"{tier.name[:1].upper()}{tier.name[1:]}"
+            yield MemoryBar(
+                text=f"{name}: {tier.text()}", share=tier.needed_bytes / tier.capacity_bytes
+            )
+
+
+class LocalServer:
+    """The page, on a port of this machine: `with LocalServer(port) as server: server.run()`.
+
+    Attributes:
+        address: where a browser finds it.
+    """
+
+    def __init__(self, port: int = PORT) -> None:
+        """Listen on `port`; 0 is one that is free.
+
+        Raises:
+            MistakeError: it is taken, or what serves pages is not installed.
+        """
+        try:
+            from werkzeug.serving import make_server
+        except ImportError as error:
+            raise MistakeError(f"serve: needs {error.name} (pip install 'zsim[serve]')") from None
+        need_html("serve", Path("page.html"))  # what makes pages is installed
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
+        if not 0 <= port <= PORT_MAX:
+            raise MistakeError(f"--port: {port}: must be at most {PORT_MAX:,}")
+        try:
+            listening = socket.create_server((ADDRESS, port))
+        except OSError as error:
+            raise MistakeError(f"--port: {port}: {os.strerror(error.errno or 0)}") from None
+        with listening:  # the server has a descriptor of its own
+            self._server = make_server(
+                ADDRESS, port, LocalPage(), threaded=True, fd=listening.fileno()
+            )
+        self.address = f"http://{ADDRESS}:{self._server.port}/"
+
+    def run(self) -> None:
+        """Answer until it is stopped, or interrupted."""
+        self._server.serve_forever()
+
+    def stop(self) -> None:
+        """End `run`, from another thread."""
+        self._server.shutdown()
+
+    def close(self) -> None:
+        """Leave the port; `run` does so when it ends."""
+        self._server.server_close()
+
+
+def can_show() -> bool:
+    """Tell whether this machine has a screen on which a browser can open."""
+    has_screen = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    return sys.platform != "linux" or bool(has_screen)
