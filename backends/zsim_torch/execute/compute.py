@@ -70,6 +70,10 @@ class Computer:
         """Give inputs these shapes where what they read was made elsewhere."""
         self._entered.update(shapes)
 
+    def entered_shape(self, compute: Compute, place: int) -> torch.Size | None:
+        """Return the shape in which a unit is given its input at `place`, if that is known."""
+        return self._entered.get((compute.unit, compute.segment, place))
+
     def run(self, compute: Compute, scalars: Mapping[str, float]) -> None:
         """Do what `compute` says, now, on the current stream."""
         self.bound(compute, scalars)()
