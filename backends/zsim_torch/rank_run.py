@@ -32,7 +32,8 @@ from zsim_torch.module.absent import emptied, refill_module
 from zsim_torch.module.module_state import SharedBuffers, buffer_owners
 from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.observe.observer import Observer
-from zsim_torch.observe.recorder import Recorder, unwatched
+from zsim_torch.observe.recorder import Recorder
+from zsim_torch.observe.watchers import unwatched
 from zsim_torch.rank_result import observed_by, trace_of
 from zsim_torch.run_option import Option
 from zsim_torch.supervise.progress_record import note, step_done
