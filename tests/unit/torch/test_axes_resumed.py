@@ -79,9 +79,9 @@ def test_two_steps_and_two_more_from_a_checkpoint_are_four_bit_for_bit(
         asked += [replace(half, stop=4, saved=None), half, half.then(4)]
     for results in two.run(run_parts, asked):
         for number, name in enumerate(TWO_RANKS):
-            complete, half, rest = results[3 * number : 3 * number + 3]
-            assert half.losses + rest.losses == complete.losses, name
-            assert rest.evaluated == complete.evaluated < half.evaluated, name
+            complete, first, rest = results[3 * number : 3 * number + 3]
+            assert first.losses + rest.losses == complete.losses, name
+            assert rest.evaluated == complete.evaluated < first.evaluated, name
             assert rest.steps_done == 4
             assert_equal(rest, complete)
 

@@ -75,7 +75,7 @@ def test_a_sequence_of_units_trains_and_is_saved_in_two_stages_as_in_one_process
         total = 0.0
         for each in batches(step):
             loss = loss_of(plain, each)
-            (loss / 3).backward()
+            (loss / 3).backward()  # type: ignore[no-untyped-call]  # torch has no types here
             total += float(loss.detach()) / 3
         optimizer.step()
         expected.append(total)
