@@ -54,6 +54,8 @@ class Computer:
     shared_bytes: int = 0
     shared_bytes_peak: int = 0
     _records: dict[Visit, Record] = field(default_factory=dict[Visit, Record])
+    _looked_at: set[SegmentKey] = field(default_factory=set[SegmentKey])
+    """Units that have had a backward: what they save was looked at once."""
     _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
     _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
     _shapes: dict[str, torch.Size] = field(default_factory=dict[str, torch.Size])
@@ -155,6 +157,7 @@ class Computer:
             self._inputs(compute),
             wanted,
             entries=self._entries(compute),
+            steady=self._of(compute).steady and self._unit(compute).key in self._looked_at,
         )
         self._records[visit] = record
         for view in self._views(compute, Role.SAVED):
@@ -177,6 +180,7 @@ class Computer:
             given = self._inputs(compute)
             views += [each if isinstance(each, torch.Tensor) else torch.empty(0) for each in given]
         parameters, inputs = autograd.backward(record, views, incoming)
+        self._looked_at.add(self._unit(compute).key)
         trained = self._unit(compute).trained(self._operand_order(compute))
         others = {_start(each) for each in incoming}
         for view, position in zip(self._views(compute, Role.GRADIENT), trained, strict=True):
@@ -282,7 +286,7 @@ class Computer:
         order = self._operand_order(compute)
         found: list[torch.Tensor | None] = [None] * len(unit.names)
         for view, position in zip(views, order, strict=True):
-            found[position] = memory.flat(view).view(unit.shapes[position])
+            found[position] = memory.shaped(view, unit.shapes[position])
         return [tensor for tensor in found if tensor is not None]
 
     def _operand_order(self, compute: Compute) -> tuple[int, ...]:
@@ -306,7 +310,8 @@ class Computer:
         found = self._operands.get(compute.id)
         if found is None or found.compute is not compute:
             views = {role: tuple(views_of(compute, role)) for role in Role}
-            found = self._operands[compute.id] = _Operands(compute, views)
+            steady = all(view.buffer in self.work.forecast.steady for view in views[Role.PARAMETER])
+            found = self._operands[compute.id] = _Operands(compute, views, steady=steady)
         return found
 
     def _initialize(self, views: Sequence[tuple[View, torch.Tensor]]) -> None:
@@ -391,11 +396,15 @@ def _start(tensor: torch.Tensor) -> int:
 
 @dataclass(slots=True)
 class _Operands:
-    """Operands of a `Compute` by role, and where in the module its parameters are."""
+    """Operands of a `Compute` by role, and where in the module its parameters are.
+
+    `steady` says that memory of its parameters is the same in its backward.
+    """
 
     compute: Compute
     views: Mapping[Role, tuple[View, ...]]
     order: tuple[int, ...] | None = None
+    steady: bool = False
 
 
 def _buffer_versions(unit: TorchUnit) -> list[int]:

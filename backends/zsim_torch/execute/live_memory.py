@@ -74,6 +74,13 @@ class MemorySetting:
     poison: bool = False
 
 
+class _Cut(NamedTuple):
+    """Elements of a view, in a shape."""
+
+    view: View
+    tensor: torch.Tensor
+
+
 class LiveMemory:
     """Buffers by name. A name without memory cannot be read or written."""
 
@@ -92,6 +99,9 @@ class LiveMemory:
         self._promised: set[str] = set()
         self._storages: Counter[int] = Counter()
         """Buffers, or parts of them, that have their memory in a storage, by its address."""
+        self._staying = frozenset(program.persistent)
+        self._cuts: dict[str, dict[tuple[int, int], _Cut]] = {}
+        """Parts of buffers that stay, by `id` of their view and where they begin in it."""
 
     def allocate(self, name: str) -> None:
         """`name` has memory; a produced one is only promised, and bound later.
@@ -167,6 +177,7 @@ class LiveMemory:
             return Remains(None, parts)
         if name not in self._flat and name not in self._held:
             raise MemoryFaultError(f"buffer {name}: freed without memory")
+        self._cuts.pop(name, None)
         flat = self._flat.pop(name, None)
         if flat is not None:
             self._forget((flat,))
@@ -304,6 +315,20 @@ class LiveMemory:
             self.bind(view.buffer, [ProducedPart(0, self._take(buffer))])
         found = [tensor for _, tensor in self.pieces(view)]
         return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
+
+    def shaped(self, view: View, shape: torch.Size, start: int = 0) -> torch.Tensor:
+        """Return what `flat` does, from its element `start` on in `shape`; cut once if it stays."""
+        cuts = self._cuts.get(view.buffer)
+        if cuts is not None:
+            found = cuts.get((id(view), start))
+            # The view is kept, so that no other one has its id.
+            if found is not None and found.view is view and found.tensor.shape == shape:
+                return found.tensor
+        flat = self.flat(view)
+        made = flat[start : start + shape.numel()].view(shape)
+        if view.buffer in self._staying and view.buffer in self._flat:
+            self._cuts.setdefault(view.buffer, {})[id(view), start] = _Cut(view, made)
+        return made
 
     def pieces(self, view: View) -> Iterator[tuple[int, torch.Tensor]]:
         """Tensors that make up `view`, each with where it starts in the view.

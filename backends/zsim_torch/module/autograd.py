@@ -95,6 +95,14 @@ class _Kept(NamedTuple):
     version: int
 
 
+_CHANGED: Final = "modified by an inplace operation"
+"""Words of autograd's own error about a tensor that it has saved."""
+
+
+def _changed(unit: str) -> str:
+    return f"unit {unit}: a tensor that its backward needs was changed in place"
+
+
 def version(tensor: torch.Tensor) -> int:
     """Return how often the memory of `tensor` was changed in place."""
     return tensor._version  # pyright: ignore[reportPrivateUsage]  # torch has no public name
@@ -174,9 +182,7 @@ class _Saving:
         """Return the part of the parameter where it is now, or the tensor that was kept."""
         if isinstance(packed, _Kept):
             if version(packed.tensor) != packed.version:
-                raise UnitRunError(
-                    f"unit {self.unit}: a tensor that its backward needs was changed in place"
-                )
+                raise UnitRunError(_changed(self.unit))
             return packed.tensor
         if self.views is None:
             raise UnitRunError(f"unit {self.unit}: its backward reads parameters outside its turn")
@@ -274,7 +280,7 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
     """Bind the parameters of a unit to `views`, and refuse all other reads of them.
 
     Raises:
-        UnitRunError: there is one.
+        UnitRunError: there is one, or something that was saved was changed in place.
     """
     assert record.saving is not None
     record.saving.views = views
@@ -287,6 +293,10 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
             f"(torch.utils.checkpoint? a hook?); {RECOMPUTE_INSTEAD}, save tensors with "
             "ctx.save_for_backward"
         ) from error
+    except RuntimeError as error:
+        if _CHANGED not in str(error):
+            raise
+        raise UnitRunError(_changed(record.unit.name)) from error
     finally:
         record.saving.views = None
 
@@ -308,16 +318,20 @@ def forward(
     differentiated: Sequence[int],
     *,
     entries: Mapping[int, InputEntry] | None = None,
+    steady: bool = False,
 ) -> tuple[list[torch.Tensor], Record]:
     """Run `unit` and return outputs without history, and what its backward needs.
 
     `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
     gradients the backward will give. Inputs are kept for it as they are, but for those `entries`.
+    Where parameters are `steady`, their memory is theirs until backward, and autograd keeps them
+    itself: what it saves is looked at one by one else, which takes as long as a small layer.
     """
+    steady = steady and not entries
     record = Record(unit)
     with torch.enable_grad():
         given = list(inputs)
-        record.saving = _Saving(unit, views)
+        record.saving = _Saving(unit, () if steady else views)
         for position, entry in (entries or {}).items():
             value = given[position]
             assert isinstance(value, torch.Tensor)
@@ -341,7 +355,8 @@ def forward(
             given[position] = value
         record.inputs = own[len(trained) :]
         del entered, read
-        hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
+        saving = record.saving
+        hooks = nullcontext() if steady else saved_tensors_hooks(saving.pack, saving.unpack)
         with _forward_of(unit), hooks:
             outputs = call(unit, parameters, given)
     record.saving.end_forward()
