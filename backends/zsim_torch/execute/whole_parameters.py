@@ -174,9 +174,12 @@ def _gathered(
 
 def _joined(machine: RankMachine, buffer: Buffer, parts: _Parts) -> dict[str, torch.Tensor]:
     """Return the parameters of `buffer` from the parts of ranks; what none has is zero."""
-    made = {"dtype": TORCH_DTYPE[buffer.dtype], "device": machine.memory.setting.device}
+    dtype, device = TORCH_DTYPE[buffer.dtype], machine.memory.setting.device
     layout = machine.schedule.layout_by_name[buffer.layout or ""]
-    found = {piece.parameter: torch.zeros(piece.size, **made) for piece in layout.pieces}
+    found = {
+        piece.parameter: torch.zeros(piece.size, dtype=dtype, device=device)
+        for piece in layout.pieces
+    }
     for fragments, part in parts:
         for parameter, offset, position, size in fragments:
             found[parameter][offset : offset + size] = part[position : position + size]
