@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import zsim
 from zsim.backend.backend import Job, RefusedError
@@ -20,7 +19,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
-from zsim_torch.execute.evaluation import Evaluation
+from zsim_torch.execute.evaluation import Evaluation, need_shapes, shapes_of
 from zsim_torch.feed import micro_batches
 from zsim_torch.initial_values import initial_values, need_buffers
 from zsim_torch.job_module import JobModule
@@ -136,7 +135,7 @@ class Trainer:
         self._given = given_in(schedule, option, known)
         self.micro_batches = micro_batches(schedule)
         self.steps_done, self._on_step = 0, on_step
-        self._shapes = None if batch is None else _shapes_of(batch)
+        self._shapes = None if batch is None else shapes_of(batch)
         with initial_values(module, resolved, option.initial) as initial:
             make = partial(RankRun, rank=rank, device=device, option=option, initial=initial)
             self.run = make(module, resolved, schedule, seed=seed)
@@ -207,7 +206,7 @@ class Trainer:
         given = {name: at(self.steps_done) for name, at in self._given.items()}
         self._groups.set_rates(given)
         for batch in batches[:1]:
-            self._shapes = self._shapes or _shapes_of(batch)
+            self._shapes = self._shapes or shapes_of(batch)
         self.run.step(batches, given)
         self._groups.note_step()
         self.steps_done += 1
@@ -239,7 +238,7 @@ class Trainer:
         self.run.machine.streams.drain()
         evaluation = Evaluation(self.run.machine, self.run.units)
         if evaluation.is_shared:
-            self._need_trained_shapes(batches)
+            need_shapes(batches, self._shapes)
         losses: list[torch.Tensor] = []
         for batch in batches:
             with evaluating([self.run.module]):
@@ -370,21 +369,6 @@ class Trainer:
     def _rate(self, name: str, _: int) -> float:
         return self._groups.rates()[name]
 
-    def _need_trained_shapes(self, batches: Sequence[object]) -> None:
-        """Return if batches have the shapes of training.
-
-        Every rank looks: one that refused alone would leave others waiting for it.
-
-        Raises:
-            RefusedError: one has not.
-        """
-        for number, shapes in enumerate(map(_shapes_of, batches)):
-            if self._shapes not in (None, shapes):
-                raise RefusedError(
-                    f"batches: number {number} has tensors of shapes {shapes}, those of training "
-                    f"{self._shapes}; ranks that exchange tensors evaluate the same shapes"
-                )
-
     def _saved(self) -> "SavedTraining":
         """Return what saves and loads this training, with every operation over.
 
@@ -398,8 +382,3 @@ class Trainer:
             self.run.executor, self.run.module, self._groups, owners=self.run.owners
         )
         return made
-
-
-def _shapes_of(batch: object) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the tensors in a micro-batch."""
-    return tuple(tuple(each.shape) for each in tree_leaves(batch) if isinstance(each, torch.Tensor))

@@ -1,6 +1,6 @@
 """Runs the `Compute` operations of one rank: units through autograd, the optimizer on shards."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -14,6 +14,7 @@ from zsim.schedule.schedule import Schedule
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.execute.live_memory import LiveMemory, ProducedPart
+from zsim_torch.execute.norm_share import counted
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import InputEntry, Record, UnitRunError
 from zsim_torch.module.input_shape import InputShapes
@@ -333,26 +334,6 @@ class Computer:
                 first = part.offset + low - part.position
                 target[low - start : high - start] = value[first : first + high - low]
 
-    def _counted(self, view: View) -> Iterator[torch.Tensor]:
-        """Return what this rank adds to a norm: of copies on several ranks, the first one's."""
-        schedule, memory = self.work.schedule, self.work.memory
-        flat, buffer = memory.flat(view), memory.program.by_name[view.buffer]
-        layout = schedule.layout_by_name.get(buffer.layout or "")
-        others = {
-            piece.parameter
-            for piece in (layout.pieces if layout is not None else ())
-            if any(self.work.coordinates.get(axis) for axis in piece.copies)
-        }
-        if not others:
-            yield flat
-            return
-        start = memory.extent(view)[0]
-        for part in held(schedule, buffer, self.work.coordinates):
-            low = max(start, part.position) - start
-            high = min(start + flat.numel(), part.position + part.size) - start
-            if low < high and part.parameter not in others:
-                yield flat[low:high]
-
     def _optimizer(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
         def tensors(role: Role) -> tuple[torch.Tensor, ...]:
             return tuple(self._flat(view) for view in self._views(compute, role))
@@ -367,12 +348,12 @@ class Computer:
                 )
                 return partial(optimizer.update, compute.rule, operands, dict(scalars))
             case Action.NORM:
-                counted = [
+                summed = [
                     tensor
                     for view in self._views(compute, Role.GRADIENT)
-                    for tensor in self._counted(view)
+                    for tensor in counted(self.work.memory, view)
                 ]
-                return partial(optimizer.sum_of_squares, counted, tensors(Role.OUTPUT)[0])
+                return partial(optimizer.sum_of_squares, summed, tensors(Role.OUTPUT)[0])
             case Action.FINITE:
                 return partial(optimizer.is_finite, gradients, tensors(Role.OUTPUT)[0])
             case Action.UNSCALE:

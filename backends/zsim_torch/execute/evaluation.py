@@ -1,8 +1,9 @@
 """The loss of a micro-batch without a step: units run forward, on parameters gathered for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Action, Communication, Compute, Role, View
@@ -138,3 +139,27 @@ class Evaluation:
         if self._format is not None:
             found = [each.to(TORCH_DTYPE[self._format]) for each in found]
         return [each.view(shape) for each, shape in zip(found, unit.shapes, strict=True)]
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def shapes_of(batch: object) -> Shapes:
+    """Return the shapes of the tensors in a micro-batch."""
+    return tuple(tuple(each.shape) for each in tree_leaves(batch) if isinstance(each, torch.Tensor))
+
+
+def need_shapes(batches: Sequence[object], trained: Shapes | None) -> None:
+    """Return if batches have the shapes of training.
+
+    Every rank looks: one that refused alone would leave others waiting for it.
+
+    Raises:
+        RefusedError: one has not.
+    """
+    for number, shapes in enumerate(map(shapes_of, batches)):
+        if trained not in (None, shapes):
+            raise RefusedError(
+                f"batches: number {number} has tensors of shapes {shapes}, those of training "
+                f"{trained}; ranks that exchange tensors evaluate the same shapes"
+            )

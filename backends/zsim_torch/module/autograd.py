@@ -8,7 +8,8 @@ with it the storage of the gathered bucket.
 What autograd wants to save of a parameter becomes a handle: which parameter, and which part of it.
 At backward the handle is bound to the buffer that holds the parameter then. So the buffer gathered
 for forward can be freed, and the one gathered for backward is another. The same goes for an input
-that the schedule gathers for each pass; one that it gathers for forward alone is copied.
+that the schedule gathers for each pass; one that it gathers for forward alone is copied. Where
+parameters stay in their memory, that is done in a unit's first visit alone, to look at it.
 """
 
 import weakref
@@ -23,6 +24,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_te
 from torch.utils.checkpoint import CheckpointFunction
 
 from zsim_torch.module.absent import AbsentParameterError, LeftMemory
+from zsim_torch.module.entered import ENTERED, edges_of, enter
 from zsim_torch.module.unit import TorchUnit
 
 RECOMPUTE_INSTEAD: Final = "let the schedule recompute (checkpointing full)"
@@ -32,42 +34,7 @@ class UnitRunError(RuntimeError):
     """A unit does what its schedule cannot follow; the message names the unit."""
 
 
-class _Enter(torch.autograd.Function):
-    """Tensors without history become outputs of one node, which holds nothing."""
-
-    @staticmethod
-    def forward(
-        ctx: object, anchor: torch.Tensor, tensors: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        """Return `tensors`, as outputs of this node."""
-        return tuple(each.detach() for each in tensors)
-
-    @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[None, None]:
-        """Never reached: gradients are taken at this node's edges."""
-        return None, None
-
-
-_ENTERED: Final = f"{_Enter.__name__}Backward"
-"""Name under which autograd calls the node of entered tensors."""
-
 _FORWARD: Final = "forward"
-_ANCHOR: Final = torch.empty(0, requires_grad=True)
-
-
-def _enter(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    if not tensors:
-        return ()
-    entered: tuple[torch.Tensor, ...] = _Enter.apply(_ANCHOR, tensors)  # type: ignore[no-untyped-call]
-    return entered
-
-
-def _edges(entered: Sequence[torch.Tensor]) -> list[GradientEdge]:
-    """Return the edges of tensors that were entered together: one node, which the first keeps."""
-    if not entered:
-        return []
-    node, _, token = get_gradient_edge(entered[0])
-    return [GradientEdge(node, number, token) for number in range(len(entered))]
 
 
 class _Handle(NamedTuple):
@@ -306,7 +273,7 @@ def evaluate(
 ) -> list[torch.Tensor]:
     """Run `unit` without a graph and return its outputs."""
     with torch.enable_grad():
-        entered = _enter(views)  # so that one that is kept is known again
+        entered = enter(views)  # so that one that is kept is known again
     with torch.no_grad(), _forward_of(unit):
         return [output.detach() for output in call(unit, entered, inputs)]
 
@@ -343,8 +310,8 @@ def forward(
                 raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
             read.append(value)
         trained = unit.trained(range(len(unit.names)))
-        entered = _enter([*(views[place] for place in trained), *read])
-        own = _edges(entered)
+        entered = enter([*(views[place] for place in trained), *read])
+        own = edges_of(entered)
         parameters = [view.detach() for view in views] if unit.frozen else list(views)
         record.parameters = [None] * len(views)
         for place, parameter in zip(trained, entered, strict=False):
@@ -380,7 +347,7 @@ def _need_own_inputs(record: Record) -> None:
         node = waiting.pop()
         if node in seen or node in own:
             continue
-        if type(node).__name__ == _ENTERED:
+        if type(node).__name__ == ENTERED:
             raise UnitRunError(
                 f"unit {record.unit.name}: its forward reads what another forward was given or "
                 "made, past its inputs (a module or function that kept it?): the gradient is lost"
