@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-import torch
 from torch import distributed, nn
 
 from zsim.backend.backend import BackendTraits, Job, RecordedScript, RefusedError
@@ -15,10 +14,8 @@ from zsim_torch import admission, loss_journal
 from zsim_torch.capability import of_memory
 from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
+from zsim_torch.job_module import JobModule
 from zsim_torch.local_devices import slowest_operation_s
-from zsim_torch.module.tensor_part import TensorPlace
-from zsim_torch.module.transformer import initial_value, transformer
-from zsim_torch.module.transformer_segment import SegmentedDecoder, is_segmented
 from zsim_torch.module.unit import UnitChoice
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
@@ -257,22 +254,12 @@ def trained_on_rank(work: Assignment) -> Trained:
         device_budget=work.device_budget,
         journal=work.journal,
     )
-    shape = job.model.architecture
-    if shape is not None:
+    if job.model.architecture is not None:
+        made = JobModule.of(job, seed=seed)
+        module, units = made.module, made.units
         rank = distributed.get_rank() if distributed.is_initialized() else 0
-        place = TensorPlace.of(job.schedule, job.schedule.mesh.coordinates(rank))
-        whole = transformer(shape, seed=None)
-        module, units = whole, whole.units
-        if is_segmented(job.model, job.schedule.mesh):
-            module = segmented = SegmentedDecoder(job.model, place)
-            units = segmented.units
-        sizes = {name: parameter.shape for name, parameter in whole.named_parameters()}
         batches = feed(job, rank, data=work.data, seed=seed)
-
-        def initial(name: str) -> torch.Tensor:
-            return place.part(shape, name, initial_value(shape, name, sizes[name], seed=seed))
-
-        option = replace(option, initial=initial)
+        option = replace(option, initial=made.initial)
     return train(module, units, job.schedule, batches, steps=job.steps, seed=seed, option=option)
 
 

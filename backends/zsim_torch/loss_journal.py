@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from zsim_torch.observe.recorder import unwatched
+from zsim_torch.observe.watchers import unwatched
 
 HEADER = "step,rank,loss\n"
 

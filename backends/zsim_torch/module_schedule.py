@@ -9,7 +9,7 @@ from torch import nn
 from zsim.backend.backend import RefusedError
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
@@ -84,7 +84,6 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
 
 def groups_of(
     schedule: Schedule,
-    program: Program,
     module: nn.Module,
     rates: Mapping[str, float],
     *,
@@ -93,7 +92,7 @@ def groups_of(
     """Return groups with learning rates: those of torch's optimizer, or of the schedule."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return RateGroups.of_torch(optimizer)
-    return RateGroups.of_schedule(schedule, program, module, rates)
+    return RateGroups.of_schedule(schedule, module, rates)
 
 
 def unit_choices(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[UnitChoice]:

@@ -100,12 +100,12 @@ class RateGroups:
 
     @classmethod
     def of_schedule(
-        cls, schedule: Schedule, program: Program, module: nn.Module, rates: Mapping[str, float]
+        cls, schedule: Schedule, module: nn.Module, rates: Mapping[str, float]
     ) -> "RateGroups":
         """Make one of the rules in `schedule`; `rates` are what host scalars begin with."""
         parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
         groups: dict[Optimizer, list[nn.Parameter]] = {}
-        for name, rule in _rules_of(schedule, program, list(parameters)).items():
+        for name, rule in _rules_of(schedule, list(parameters)).items():
             groups.setdefault(rule, []).append(parameters[name])
         if not groups:
             return cls._of(None, ())
@@ -242,9 +242,13 @@ def _updating(program: Program) -> list[Optimizer]:
     return [rule for rule in dict.fromkeys(rules) if isinstance(rule, Adam | SGD)]
 
 
-def _rules_of(schedule: Schedule, program: Program, names: Sequence[str]) -> dict[str, Optimizer]:
-    """Return the rule that updates each parameter of `names`, where the schedule says it."""
-    found = _updating(program)
+def _rules_of(schedule: Schedule, names: Sequence[str]) -> dict[str, Optimizer]:
+    """Return the rule that updates each parameter of `names`, where the schedule says it.
+
+    Equal on all ranks: a stage of a pipeline may have parameters of one rule alone.
+    """
+    rules = [rule for program in schedule.programs for rule in _updating(program)]
+    found = list(dict.fromkeys(rules))
     if len(found) == 1:
         return dict.fromkeys(names, found[0])
     strategy = schedule.contract.strategy

@@ -18,6 +18,7 @@ from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Trace
+from zsim.zero.names import DATA
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.compute import Initial
 from zsim_torch.execute.executor import Executor, RankMachine
@@ -25,13 +26,14 @@ from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.poison import Poison, Sighting
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.execute.run_state import leave_state
-from zsim_torch.execute.whole_parameters import collect, holders
+from zsim_torch.execute.whole_parameters import along, collect, holders
 from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module
-from zsim_torch.module.module_state import SharedBuffers
+from zsim_torch.module.module_state import SharedBuffers, buffer_owners
 from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.observe.observer import Observer
-from zsim_torch.observe.recorder import Recorder, unwatched
+from zsim_torch.observe.recorder import Recorder
+from zsim_torch.observe.watchers import unwatched
 from zsim_torch.rank_result import observed_by, trace_of
 from zsim_torch.run_option import Option
 from zsim_torch.supervise.progress_record import note, step_done
@@ -76,6 +78,7 @@ class RankRun:
         self._life = ExitStack()
         self._buffers = SharedBuffers(module, device)
         self._life.callback(self._buffers.back)
+        self.owners = buffer_owners(schedule, units)
         with self.guarded():
             self._taken = self._life.enter_context(emptied(module, keep=option.write_back))
             self._bench = self._life.enter_context(self._new_bench(rank))
@@ -152,10 +155,17 @@ class RankRun:
                 self.losses.begin_step()
                 self.machine.streams.follow_caller()
                 self.executor.run_step(self.steps, given)
-            self._buffers.share()
+            self._share_buffers()
             self._taken.kept.clear()
             self.steps += 1
             step_done(self.steps)
+
+    def _share_buffers(self) -> None:
+        if len(self.schedule.programs) == 1:
+            self._buffers.share()
+        elif self.owners:
+            stage = along(self.machine, DATA)
+            self._buffers.share(stage.ranks[0], stage.process_group)
 
     def loss(self) -> torch.Tensor:
         """Return the mean loss of this rank's micro-batches in the last step; NaN without any."""
@@ -196,6 +206,7 @@ class RankRun:
                 self.sighting = executor.sightings.of_run(self.losses.means(), executor.step)
             wanted = self._wanted() if self.option.write_back else {}
             whole = self._whole(wanted)
+            self._buffers.settle(self.owners)
         self.has_ended = True
         self._life.close()
         refill_module(self.module, whole)

@@ -1,7 +1,7 @@
 """A training of a module by a schedule, as one rank of it, step by step in the user's own loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from os import PathLike
@@ -19,9 +19,10 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
-from zsim_torch.execute.evaluation import Evaluation
+from zsim_torch.execute.evaluation import Evaluation, need_shapes, shapes_of
 from zsim_torch.feed import micro_batches
 from zsim_torch.initial_values import initial_values, need_buffers
+from zsim_torch.job_module import JobModule
 from zsim_torch.module.module_state import evaluating
 from zsim_torch.module.planned_module import LossOf, PlannedModule, loss_of
 from zsim_torch.module.unit import UnitChoice, resolve
@@ -129,16 +130,47 @@ class Trainer:
         resolved = chosen.units if isinstance(chosen, PlannedModule) else resolve(module, chosen)
         need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
         need_values_and_memory(module, schedule, program, option)
-        self._groups = groups_of(schedule, program, module, rates, optimizer=optimizer)
+        self._groups = groups_of(schedule, module, rates, optimizer=optimizer)
         known = {name: partial(self._rate, name) for name in rates}
         self._given = given_in(schedule, option, known)
         self.micro_batches = micro_batches(schedule)
         self.steps_done, self._on_step = 0, on_step
+        self._shapes = None if batch is None else shapes_of(batch)
         with initial_values(module, resolved, option.initial) as initial:
             make = partial(RankRun, rank=rank, device=device, option=option, initial=initial)
             self.run = make(module, resolved, schedule, seed=seed)
         self.run.machine.computer.expect(shapes)
         self.run.prepare = None if planned is None else planned.plan
+
+    @classmethod
+    def of_job(
+        cls,
+        job: Job,
+        *,
+        on_step: Callable[[StepMetrics], object] | None = None,
+        option: Option | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Train the transformer of a job, `zsim.load(...).job`, along all axes of its schedule.
+
+        Its parameters begin with values that `seed` draws, or those of `option`. A rank has no more
+        of them than its schedule says, and the module stays empty: see `save`.
+
+        Raises:
+            RefusedError: as the constructor.
+        """
+        option = option or Option()
+        made = JobModule.of(job, seed=seed)
+        if option.initial is None:
+            option = replace(option, initial=made.initial)
+        return cls(
+            made.module,
+            job.schedule,
+            units=made.units,
+            on_step=on_step,
+            option=option,
+            seed=seed,
+        )
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -173,6 +205,8 @@ class Trainer:
             )
         given = {name: at(self.steps_done) for name, at in self._given.items()}
         self._groups.set_rates(given)
+        for batch in batches[:1]:
+            self._shapes = self._shapes or shapes_of(batch)
         self.run.step(batches, given)
         self._groups.note_step()
         self.steps_done += 1
@@ -190,22 +224,27 @@ class Trainer:
     def evaluate(self, *batches: object) -> torch.Tensor:
         """Return the mean loss of micro-batches without training on them; every rank calls it.
 
-        Units run in evaluation mode, in the format of training; as many batches as one likes.
+        Units run in evaluation mode, in the format of training; as many batches as one likes. On
+        stages of a pipeline that make no loss it is NaN, as that of `step`; `average` gives that of
+        all ranks. With tensor or pipeline ranks batches have the shapes of training.
 
         Raises:
-            RefusedError: there are no batches, or the training has ended.
+            RefusedError: there are no batches, one has another shape where ranks exchange what
+                units make of it, or the training has ended.
         """
         self.run.need_life()
         if not batches:
             raise RefusedError("batches: at least one is needed to evaluate")
-        self._need_one_role("evaluate")
         self.run.machine.streams.drain()
         evaluation = Evaluation(self.run.machine, self.run.units)
+        if evaluation.is_shared:
+            need_shapes(batches, self._shapes)
         losses: list[torch.Tensor] = []
         for batch in batches:
             with evaluating([self.run.module]):
                 prepared = self.run.prepared(batch)
-            losses.append(evaluation.loss(prepared))
+            loss = evaluation.loss(prepared)
+            losses.append(torch.tensor(torch.nan) if loss is None else loss)
         return torch.stack(losses).float().mean()
 
     def average(self, value: torch.Tensor) -> float:
@@ -330,20 +369,6 @@ class Trainer:
     def _rate(self, name: str, _: int) -> float:
         return self._groups.rates()[name]
 
-    def _need_one_role(self, what: str) -> None:
-        """Return if this rank's memory has all units, and of each matrix all of it.
-
-        Raises:
-            RefusedError: it has not.
-        """
-        axes = ("pipeline", "tensor")
-        cut = [each for each in self.schedule.mesh.axes if each.name in axes and each.size > 1]
-        for axis in cut:
-            raise RefusedError(
-                f"parallel.{axis.name}: {axis.size} must be 1 to {what}; full_parameters() has "
-                "every stage's parameters"
-            )
-
     def _saved(self) -> "SavedTraining":
         """Return what saves and loads this training, with every operation over.
 
@@ -351,10 +376,9 @@ class Trainer:
             RefusedError: the training has ended, or a step leaves something else to the next.
         """
         self.run.need_life()
-        self._need_one_role("save and load")
         self.run.machine.streams.drain()
         checkpoints = import_module(CHECKPOINTS)
         made: SavedTraining = checkpoints.SavedTraining.of(
-            self.run.executor, self.run.module, self._groups
+            self.run.executor, self.run.module, self._groups, owners=self.run.owners
         )
         return made

@@ -1,6 +1,8 @@
 """Small transformers trained on ranks with tensor and pipeline axes, and by a plain loop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from exact_training import cluster
@@ -128,6 +130,16 @@ class RankResult:
     trace: Trace
 
 
+class HasPart(Protocol):
+    """What a rank has of each parameter, and its place along the tensor axis."""
+
+    @property
+    def place(self) -> TensorPlace: ...
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+
 def by_ranks(cases: list[AxesCase]) -> list[RankResult]:
     """Train case after case on this rank of one process group."""
     return [by_rank(case) for case in cases]
@@ -148,7 +160,7 @@ def place_of(schedule: Schedule) -> TensorPlace:
     return TensorPlace.of(schedule, schedule.mesh.coordinates(rank))
 
 
-def whole(case: AxesCase, results: list[RankResult]) -> Parameters:
+def whole(case: AxesCase, results: Sequence[HasPart]) -> Parameters:
     """Every parameter in its shape, from the parts of ranks: where they have copies, all equal."""
     shape = case.shape
     shapes = {name: each.shape for name, each in transformer(shape, seed=None).named_parameters()}

@@ -6,7 +6,7 @@
 numbers of the host, steps done, and the states of torch's generators by rank.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +31,8 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Buffer, Kind, Program
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
-from zsim_torch.checkpoint.flat_range import boxes
 from zsim_torch.checkpoint.held_tensor import HeldBox, HeldTensor
+from zsim_torch.checkpoint.parameter_part import ParameterPart
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.sightings import STATE
 from zsim_torch.execute.whole_parameters import StateMemory, holders, own_part, persistent, spread
@@ -46,74 +46,97 @@ PREFIXES: Final = ("", "app.")
 
 @dataclass(slots=True)
 class RankState:
-    """Parameters, moments, numbers of the host and constants of a training on one rank."""
+    """Parameters, moments, numbers of the host and constants of a training on one rank.
+
+    `owners` has the rank that is believed in a buffer of the module by its `id`, else that is 0.
+    """
 
     machine: RankMachine
     module: nn.Module
     groups: RateGroups
+    owners: Mapping[int, int]
     memory: StateMemory = field(init=False)
     _names: dict[int, str] = field(init=False)
-    _shapes: dict[str, torch.Size] = field(init=False)
+    _parts: dict[str, ParameterPart] = field(init=False)
 
     def __post_init__(self) -> None:
         self.memory = StateMemory(self.machine.memory)
         named = list(self.module.named_parameters())
         self._names = {id(parameter): name for name, parameter in named}
-        self._shapes = {name: parameter.shape for name, parameter in named}
+        self._parts = {
+            name: ParameterPart.of(self.module, name, each.shape) for name, each in named
+        }
 
     def parameters(self) -> dict[str, HeldTensor]:
-        """Return the boxes that this rank holds of each parameter."""
-        return self._held(holders(self.machine))
+        """Return the boxes that this rank holds of each parameter, none of other stages'."""
+        return self._held(lambda program: holders(self.machine, program))
 
-    def model(self, *, buffers: bool) -> dict[str, torch.Tensor]:
-        """Return parameters, by every name that they have, and the module's buffers if asked."""
+    def model(self, rank: int) -> dict[str, torch.Tensor]:
+        """Return parameters, by every name that they have, and buffers in which `rank` is believed.
+
+        What every rank has of a buffer may differ.
+        """
         held = self.parameters()
         found: dict[str, torch.Tensor] = {
             name: held[self._names[id(parameter)]]
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
         }
-        return found | (self.buffers() if buffers else {})
+        own = {
+            name: each
+            for name, each in self.buffers().items()
+            if self.owners.get(id(each), 0) == rank
+        }
+        return found | own
 
     def moments(self) -> dict[str, dict[str, HeldTensor]]:
         """Return the boxes that this rank holds of each moment: by parameter, and torch's name."""
-        number = _moment_numbers(self.machine.program)
-        found: dict[str, dict[str, HeldTensor]] = {name: {} for name in self._shapes}
-        buffers = list(persistent(self.machine, Kind.MOMENT))
-        for which, moment in enumerate(moment_names(self.machine.program)):
-            own = [buffer for buffer in buffers if number[buffer.name] == which]
-            for name, held in self._held(own).items():
+        found: dict[str, dict[str, HeldTensor]] = {name: {} for name in self._parts}
+        numbers = {
+            program.role: _moment_numbers(program) for program in self.machine.schedule.programs
+        }
+        for which, moment in enumerate(self._moment_names()):
+
+            def of(program: Program, which: int = which) -> list[Buffer]:
+                every = persistent(self.machine, Kind.MOMENT, program=program)
+                return [each for each in every if numbers[program.role][each.name] == which]
+
+            for name, held in self._held(of).items():
                 found[name][moment] = held
         return found
 
-    def _held(self, buffers: Sequence[Buffer]) -> dict[str, HeldTensor]:
+    def _moment_names(self) -> tuple[str, ...]:
+        """Return torch's names of moments; stages update all by one kind of rule."""
+        every = map(moment_names, self.machine.schedule.programs)
+        return max(every, key=len)
+
+    def _held(self, buffers_of: Callable[[Program], Iterable[Buffer]]) -> dict[str, HeldTensor]:
+        """Return what this rank holds in such buffers; every role's say what there is at all."""
         layouts = self.machine.schedule.layout_by_name
-        found: dict[str, list[HeldBox]] = {
-            piece.parameter: [] for each in buffers for piece in layouts[each.layout or ""].pieces
+        dtypes = {
+            piece.parameter: TORCH_DTYPE[buffer.dtype]
+            for program in self.machine.schedule.programs
+            for buffer in buffers_of(program)
+            for piece in layouts[buffer.layout or ""].pieces
         }
-        dtypes: dict[str, torch.dtype] = {}
-        for buffer in buffers:
+        found: dict[str, list[HeldBox]] = {name: [] for name in dtypes}
+        for buffer in buffers_of(self.machine.program):
             own = own_part(self.machine, buffer)
-            for piece in layouts[buffer.layout or ""].pieces:
-                dtypes[piece.parameter] = TORCH_DTYPE[buffer.dtype]
             for fragment in own.fragments:
                 found[fragment.parameter] += self._boxes(fragment, buffer.name, own.start)
         return {
-            name: HeldTensor.of(self._shapes[name], dtypes[name], held, self.memory.flat)
-            for name in self._shapes
+            name: HeldTensor.of(self._parts[name].whole, dtypes[name], held, self.memory.flat)
+            for name in self._parts
             if (held := found.get(name)) is not None
         }
 
     def _boxes(self, fragment: Fragment, buffer: str, start: int) -> Iterator[HeldBox]:
-        shape = tuple(self._shapes[fragment.parameter])
-        for box in boxes(shape, fragment.offset, fragment.size):
+        for box in self._parts[fragment.parameter].boxes(fragment.offset, fragment.size):
             yield HeldBox(box, buffer, start + fragment.position + box.start)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the persistent buffers of the module."""
         known = self.module.state_dict(keep_vars=True).keys()
-        return {
-            name: buffer.detach() for name, buffer in self.module.named_buffers() if name in known
-        }
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in known}
 
     def optimizer(self, step: float) -> dict[str, Any]:
         """Return moments and constants as FSDP2's checkpoints have them."""
@@ -128,13 +151,13 @@ class RankState:
             CheckpointError: it is of another model, or has no state of the optimizer.
         """
         there = metadata.state_dict_metadata
-        first = next(iter(self._shapes))
+        first = next(iter(self._parts))
         known = [each for each in PREFIXES if f"{each}model.{first}" in there]
         prefix = known[0] if known else ""
         parameters = self.parameters()
         start = f"{prefix}model."
         model = {key.removeprefix(start): there[key] for key in there if key.startswith(start)}
-        _need_same_model(folder, model, parameters, self.model(buffers=True).keys())
+        _need_same_model(folder, model, parameters, {**self.model(0), **self.buffers()}.keys())
         tensors: dict[str, torch.Tensor] = {
             f"{prefix}model.{name}": held for name, held in parameters.items()
         }

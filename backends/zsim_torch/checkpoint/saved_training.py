@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
+from zsim_torch.checkpoint.parameter_part import need_parts
 from zsim_torch.checkpoint.rank_state import RankState, derivations, need_savable
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.generator_state import RandomState
@@ -52,14 +53,25 @@ class SavedTraining:
     executor: Executor
 
     @classmethod
-    def of(cls, executor: Executor, module: nn.Module, groups: RateGroups) -> Self:
+    def of(
+        cls,
+        executor: Executor,
+        module: nn.Module,
+        groups: RateGroups,
+        *,
+        owners: Mapping[int, int],
+    ) -> Self:
         """Return what saves and loads a training, which `executor` runs.
 
+        `owners` has the rank that is believed in a buffer by its `id`, else that is 0.
+
         Raises:
-            RefusedError: a step leaves something else to the next.
+            RefusedError: a step leaves something else to the next, or nothing says which parts of
+                matrices a rank of the tensor axis has.
         """
         need_savable(executor.machine.program)
-        return cls(RankState(executor.machine, module, groups), groups, executor)
+        need_parts(executor.machine.schedule, module)
+        return cls(RankState(executor.machine, module, groups, owners), groups, executor)
 
     @property
     def scalars(self) -> dict[str, float]:
@@ -74,8 +86,7 @@ class SavedTraining:
             {"cpu": random.cpu} if random.cuda is None else {"cpu": random.cpu, "cuda": random.cuda}
         )
         return {
-            # What every rank has of a buffer may differ: rank 0 is believed, as in DDP.
-            "model": self.state.model(buffers=rank == 0),
+            "model": self.state.model(rank),
             "optim": self.state.optimizer(self.scalars.get(STEP, steps_done)),
             "trainer": {"steps_done": steps_done, "ranks": ranks, "scalars": dict(self.scalars)},
             "generator": {str(rank): own},

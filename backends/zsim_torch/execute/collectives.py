@@ -25,6 +25,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     Together,
 )
+from zsim_torch.execute.gloo_exchange import SUMS, Exchanged, GlooExchange
 from zsim_torch.supervise.process_group import backends
 
 Work = distributed.Work
@@ -90,6 +91,7 @@ class ProcessGroups:
     ) -> None:
         self.distributed = distributed.is_initialized()
         self.asynchronous = self.distributed and backends().get(device.type) == "gloo"
+        self._exchange = GlooExchange()
         self._members: dict[str, OwnGroup] = {}
         self._made: list[distributed.ProcessGroup] = []
         own = mesh.coordinates(rank)
@@ -122,7 +124,7 @@ class ProcessGroups:
             raise CollectiveError(f"group {group}: this rank is not in it")
         return self._members[group]
 
-    def issue(self, handed: Sequence[IssuedCollective]) -> list[Work]:
+    def issue(self, handed: Sequence[IssuedCollective]) -> list[Work | Exchanged]:
         """Hand collectives of one group over, as one where the backend can; what to wait for.
 
         With Gloo they go on and are waited for. With NCCL they are in order on the current stream.
@@ -134,13 +136,30 @@ class ProcessGroups:
             return []
         if len(handed) > 1 and not self.asynchronous:
             return _issue_as_one(handed, member)
-        works = [_hand_over(one, member, asynchronous=self.asynchronous) for one in handed]
+        works = [
+            self._exchanged(one, member) or _hand_over(one, member, asynchronous=self.asynchronous)
+            for one in handed
+        ]
         return [work for work in works if work is not None]
 
+    def _exchanged(self, one: IssuedCollective, member: OwnGroup) -> Exchanged | None:
+        """Hand a collective of Gloo over in calls that copy less than torch's, if there are any."""
+        operation, source, target = one
+        group = member.process_group
+        if not self.asynchronous or group is None or len(member.ranks) == 1:
+            return None
+        if source is None or target is None:
+            return None
+        if isinstance(operation, AllGather):
+            return self._exchange.all_gather(target, source, group)
+        if isinstance(operation, ReduceScatter) and operation.reduction in SUMS:
+            return self._exchange.reduce_scatter(target, source, group, operation.reduction)
+        return None
 
-def _issue_as_one(handed: Sequence[IssuedCollective], member: OwnGroup) -> list[Work]:
+
+def _issue_as_one(handed: Sequence[IssuedCollective], member: OwnGroup) -> list[Work | Exchanged]:
     if all(isinstance(one.operation, Send | Receive) for one in handed):
-        return distributed.batch_isend_irecv([_point_to_point(one, member) for one in handed])
+        return [*distributed.batch_isend_irecv([_point_to_point(one, member) for one in handed])]
     with _coalescing_manager(group=member.process_group, device=torch.device("cuda")):
         for one in handed:
             _hand_over(one, member, asynchronous=False)

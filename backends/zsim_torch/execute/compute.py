@@ -1,6 +1,6 @@
 """Runs the `Compute` operations of one rank: units through autograd, the optimizer on shards."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -14,6 +14,7 @@ from zsim.schedule.schedule import Schedule
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.execute.live_memory import LiveMemory, ProducedPart
+from zsim_torch.execute.norm_share import counted
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import InputEntry, Record, UnitRunError
 from zsim_torch.module.input_shape import InputShapes
@@ -54,6 +55,8 @@ class Computer:
     shared_bytes: int = 0
     shared_bytes_peak: int = 0
     _records: dict[Visit, Record] = field(default_factory=dict[Visit, Record])
+    _looked_at: set[SegmentKey] = field(default_factory=set[SegmentKey])
+    """Units that have had a backward: what they save was looked at once."""
     _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
     _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
     _shapes: dict[str, torch.Size] = field(default_factory=dict[str, torch.Size])
@@ -69,6 +72,10 @@ class Computer:
     def expect(self, shapes: InputShapes) -> None:
         """Give inputs these shapes where what they read was made elsewhere."""
         self._entered.update(shapes)
+
+    def entered_shape(self, compute: Compute, place: int) -> torch.Size | None:
+        """Return the shape in which a unit is given its input at `place`, if that is known."""
+        return self._entered.get((compute.unit, compute.segment, place))
 
     def run(self, compute: Compute, scalars: Mapping[str, float]) -> None:
         """Do what `compute` says, now, on the current stream."""
@@ -151,6 +158,7 @@ class Computer:
             self._inputs(compute),
             wanted,
             entries=self._entries(compute),
+            steady=self._of(compute).steady and self._unit(compute).key in self._looked_at,
         )
         self._records[visit] = record
         for view in self._views(compute, Role.SAVED):
@@ -173,6 +181,7 @@ class Computer:
             given = self._inputs(compute)
             views += [each if isinstance(each, torch.Tensor) else torch.empty(0) for each in given]
         parameters, inputs = autograd.backward(record, views, incoming)
+        self._looked_at.add(self._unit(compute).key)
         trained = self._unit(compute).trained(self._operand_order(compute))
         others = {_start(each) for each in incoming}
         for view, position in zip(self._views(compute, Role.GRADIENT), trained, strict=True):
@@ -278,7 +287,7 @@ class Computer:
         order = self._operand_order(compute)
         found: list[torch.Tensor | None] = [None] * len(unit.names)
         for view, position in zip(views, order, strict=True):
-            found[position] = memory.flat(view).view(unit.shapes[position])
+            found[position] = memory.shaped(view, unit.shapes[position])
         return [tensor for tensor in found if tensor is not None]
 
     def _operand_order(self, compute: Compute) -> tuple[int, ...]:
@@ -302,7 +311,8 @@ class Computer:
         found = self._operands.get(compute.id)
         if found is None or found.compute is not compute:
             views = {role: tuple(views_of(compute, role)) for role in Role}
-            found = self._operands[compute.id] = _Operands(compute, views)
+            steady = all(view.buffer in self.work.forecast.steady for view in views[Role.PARAMETER])
+            found = self._operands[compute.id] = _Operands(compute, views, steady=steady)
         return found
 
     def _initialize(self, views: Sequence[tuple[View, torch.Tensor]]) -> None:
@@ -324,26 +334,6 @@ class Computer:
                 first = part.offset + low - part.position
                 target[low - start : high - start] = value[first : first + high - low]
 
-    def _counted(self, view: View) -> Iterator[torch.Tensor]:
-        """Return what this rank adds to a norm: of copies on several ranks, the first one's."""
-        schedule, memory = self.work.schedule, self.work.memory
-        flat, buffer = memory.flat(view), memory.program.by_name[view.buffer]
-        layout = schedule.layout_by_name.get(buffer.layout or "")
-        others = {
-            piece.parameter
-            for piece in (layout.pieces if layout is not None else ())
-            if any(self.work.coordinates.get(axis) for axis in piece.copies)
-        }
-        if not others:
-            yield flat
-            return
-        start = memory.extent(view)[0]
-        for part in held(schedule, buffer, self.work.coordinates):
-            low = max(start, part.position) - start
-            high = min(start + flat.numel(), part.position + part.size) - start
-            if low < high and part.parameter not in others:
-                yield flat[low:high]
-
     def _optimizer(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
         def tensors(role: Role) -> tuple[torch.Tensor, ...]:
             return tuple(self._flat(view) for view in self._views(compute, role))
@@ -358,12 +348,12 @@ class Computer:
                 )
                 return partial(optimizer.update, compute.rule, operands, dict(scalars))
             case Action.NORM:
-                counted = [
+                summed = [
                     tensor
                     for view in self._views(compute, Role.GRADIENT)
-                    for tensor in self._counted(view)
+                    for tensor in counted(self.work.memory, view)
                 ]
-                return partial(optimizer.sum_of_squares, counted, tensors(Role.OUTPUT)[0])
+                return partial(optimizer.sum_of_squares, summed, tensors(Role.OUTPUT)[0])
             case Action.FINITE:
                 return partial(optimizer.is_finite, gradients, tensors(Role.OUTPUT)[0])
             case Action.UNSCALE:
@@ -387,11 +377,15 @@ def _start(tensor: torch.Tensor) -> int:
 
 @dataclass(slots=True)
 class _Operands:
-    """Operands of a `Compute` by role, and where in the module its parameters are."""
+    """Operands of a `Compute` by role, and where in the module its parameters are.
+
+    `steady` says that memory of its parameters is the same in its backward.
+    """
 
     compute: Compute
     views: Mapping[Role, tuple[View, ...]]
     order: tuple[int, ...] | None = None
+    steady: bool = False
 
 
 def _buffer_versions(unit: TorchUnit) -> list[int]:

@@ -43,8 +43,9 @@ class Copier:
         if not self.memory.extent(copy.source)[1]:
             return
         for start, source in self.memory.pieces(copy.source):
-            whole = self.memory.own(copy.target)
-            yield source, whole[start : start + source.numel()].view(source.shape)
+            if not self.memory.is_allocated(copy.target.buffer):
+                self.memory.own(copy.target)
+            yield source, self.memory.shaped(copy.target, source.shape, start)
 
     def _by_parameter(self, copy: Copy) -> "Iterator[_Move]":
         memory = self.memory

@@ -1,12 +1,16 @@
 """The loss of a micro-batch without a step: units run forward, on parameters gathered for them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from zsim.schedule.operation import Action, Compute, Role, walk
-from zsim.schedule.schedule import Buffer, Program
+from zsim.backend.backend import RefusedError
+from zsim.schedule.operation import Action, Communication, Compute, Role, View
+from zsim.schedule.schedule import Buffer
+from zsim_torch.execute.collectives import IssuedCollective
 from zsim_torch.execute.executor import RankMachine
+from zsim_torch.execute.forward_pass import ForwardPass
 from zsim_torch.execute.whole_parameters import StateMemory, holders, whole
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import UnitRunError
@@ -17,45 +21,113 @@ from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
 
 class Evaluation:
-    """Runs the forwards of a step in their order; no more than a bucket is gathered for a unit."""
+    """Runs the forwards of a step in their order; no more than a bucket is gathered for a unit.
+
+    Ranks of the tensor axis exchange what they exchange in a step, and stages send what they send.
+    """
 
     def __init__(self, machine: RankMachine, units: Mapping[SegmentKey, TorchUnit]) -> None:
         self._machine = machine
         self._units = units
         self._memory = StateMemory(machine.memory)
         self._format = LaterUses.of(machine.program).parameters
+        self._pass = ForwardPass.of(machine.program)
         self._holder: dict[str, Buffer] = {}
         for buffer in holders(machine):
             for piece in machine.schedule.layout_by_name[buffer.layout or ""].pieces:
                 self._holder[piece.parameter] = buffer
         self._gathered: dict[str, dict[str, torch.Tensor]] = {}
+        self._values: dict[str, object] = {}
+        self._moved: set[str] = set()
 
-    def loss(self, batch: object) -> torch.Tensor:
+    @property
+    def is_shared(self) -> bool:
+        """Return whether ranks exchange what units make, so that sizes are those of a step."""
+        return self._pass.is_shared
+
+    def loss(self, batch: object) -> torch.Tensor | None:
         """Return the loss of this rank's micro-batch, in evaluation mode; every rank calls it.
 
+        It is None on stages that make none.
+
         Raises:
+            RefusedError: ranks exchange tensors of other sizes than in a step.
             UnitRunError: a unit reads what no unit has made.
         """
-        values: dict[str, object] = {}
-        outputs: list[torch.Tensor] = []
+        found: torch.Tensor | None = None
         with evaluating([unit.module for unit in self._units.values()]):
-            for compute in _forwards(self._machine.program):
-                if compute.action is Action.LOAD:
+            for operation in self._pass.operations:
+                if isinstance(operation, Communication):
+                    self._move(operation)
+                elif operation.action is Action.LOAD:
                     loaded = entering(batch, self._format)
-                    values |= {view.buffer: loaded for view in views_of(compute, Role.OUTPUT)}
-                    continue
-                outputs = self._run(compute, values)
-                views = views_of(compute, Role.OUTPUT)
-                values |= {view.buffer: made for view, made in zip(views, outputs, strict=False)}
+                    self._made([loaded] * len(operation.operands), operation)
+                else:
+                    outputs = self._run(operation)
+                    self._made(outputs, operation)
+                    if (operation.unit, operation.segment) == self._machine.computer.work.last:
+                        found = outputs[-1]
         self._gathered.clear()
-        return outputs[-1]
+        self._values.clear()
+        return found
 
-    def _run(self, compute: Compute, values: Mapping[str, object]) -> list[torch.Tensor]:
+    def _made(self, values: "list[object] | list[torch.Tensor]", compute: Compute) -> None:
+        names = [view.buffer for view in views_of(compute, Role.OUTPUT)]
+        self._values |= dict(zip(names, values, strict=False))
+        self._moved.difference_update(names)
+
+    def _run(self, compute: Compute) -> list[torch.Tensor]:
         unit = self._units[compute.unit, compute.segment]
-        names = [view.buffer for view in views_of(compute, Role.INPUT)]
-        if missing := [name for name in names if name not in values]:
-            raise UnitRunError(f"unit {unit.name}: it reads {missing[0]}, which no forward makes")
-        return autograd.evaluate(unit, self._parameters(unit), [values[name] for name in names])
+        inputs = [
+            self._input(compute, place, view.buffer)
+            for place, view in enumerate(views_of(compute, Role.INPUT))
+        ]
+        return autograd.evaluate(unit, self._parameters(unit), inputs)
+
+    def _input(self, compute: Compute, place: int, name: str) -> object:
+        """Return an input, where it was moved in the shape in which a step has it."""
+        if name not in self._values:
+            raise UnitRunError(f"unit {compute.unit}: it reads {name}, which no forward makes")
+        value = self._values[name]
+        shape = (
+            self._machine.computer.entered_shape(compute, place) if name in self._moved else None
+        )
+        return value.view(shape) if shape is not None and isinstance(value, torch.Tensor) else value
+
+    def _move(self, communication: Communication) -> None:
+        """Exchange values with other ranks, in memory of their own."""
+        source = target = None
+        if communication.reads is not None:
+            source = self._brought(communication.reads)
+        if (view := communication.writes) is not None:
+            target = self._flat(view)
+        moved = IssuedCollective(communication, source, target)
+        for work in self._machine.communicators.issue([moved]):
+            work.wait()
+        if view is not None:
+            self._values[view.buffer] = target
+            self._moved.add(view.buffer)
+
+    def _flat(self, view: View) -> torch.Tensor:
+        """Return memory for what `view` gets, a whole buffer."""
+        buffer = self._machine.program.by_name[view.buffer]
+        device = self._machine.memory.setting.device
+        return torch.empty(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype], device=device)
+
+    def _brought(self, view: View) -> torch.Tensor:
+        """Return what this rank brings, flat.
+
+        Raises:
+            RefusedError: it is not as large as in a step.
+        """
+        value = self._values[view.buffer]
+        assert isinstance(value, torch.Tensor)
+        if value.numel() != view.size:
+            raise RefusedError(
+                f"batches: they make {value.numel()} elements of {view.buffer}, those of training "
+                f"{view.size}; ranks that exchange it evaluate batches of the same shapes"
+            )
+        return value.contiguous().view(-1)
 
     def _parameters(self, unit: TorchUnit) -> list[torch.Tensor]:
         needed = {self._holder[name].name: self._holder[name] for name in unit.names}
@@ -69,10 +141,25 @@ class Evaluation:
         return [each.view(shape) for each, shape in zip(found, unit.shapes, strict=True)]
 
 
-def _forwards(program: Program) -> Iterator[Compute]:
-    """Yield the load and the forwards of the first micro-batch, in order."""
-    for operation in walk(program.step):
-        if not isinstance(operation, Compute) or operation.micro_batch != 0:
-            continue
-        if operation.action in (Action.LOAD, Action.FORWARD):
-            yield operation
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def shapes_of(batch: object) -> Shapes:
+    """Return the shapes of the tensors in a micro-batch."""
+    return tuple(tuple(each.shape) for each in tree_leaves(batch) if isinstance(each, torch.Tensor))
+
+
+def need_shapes(batches: Sequence[object], trained: Shapes | None) -> None:
+    """Return if batches have the shapes of training.
+
+    Every rank looks: one that refused alone would leave others waiting for it.
+
+    Raises:
+        RefusedError: one has not.
+    """
+    for number, shapes in enumerate(map(shapes_of, batches)):
+        if trained not in (None, shapes):
+            raise RefusedError(
+                f"batches: number {number} has tensors of shapes {shapes}, those of training "
+                f"{trained}; ranks that exchange tensors evaluate the same shapes"
+            )

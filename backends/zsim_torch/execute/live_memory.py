@@ -13,6 +13,7 @@ import torch
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Buffer, Program, Schedule
+from zsim_torch.execute.cut_parts import CutParts
 from zsim_torch.execute.host_memory import FileRange, HostBlock, HostPools
 from zsim_torch.execute.host_workers import Awaitable
 from zsim_torch.execute.range_file import RangeFile, aligned
@@ -92,6 +93,7 @@ class LiveMemory:
         self._promised: set[str] = set()
         self._storages: Counter[int] = Counter()
         """Buffers, or parts of them, that have their memory in a storage, by its address."""
+        self._cuts = CutParts(frozenset(program.persistent))
 
     def allocate(self, name: str) -> None:
         """`name` has memory; a produced one is only promised, and bound later.
@@ -167,9 +169,9 @@ class LiveMemory:
             return Remains(None, parts)
         if name not in self._flat and name not in self._held:
             raise MemoryFaultError(f"buffer {name}: freed without memory")
+        self._cuts.forget(name)
         flat = self._flat.pop(name, None)
-        if flat is not None:
-            self._forget((flat,))
+        self._forget(() if flat is None else (flat,))
         return Remains(flat, [], self._held.pop(name, None))
 
     def _forget(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -222,7 +224,7 @@ class LiveMemory:
     def busy(self, name: str) -> list[Awaitable]:
         """Return what still uses the memory of `name` since it was another buffer's."""
         held = self._held.get(name)
-        if held is None or not held.busy:
+        if held is None:
             return []
         held.busy = [each for each in held.busy if not each.is_over()]
         return held.busy
@@ -298,12 +300,20 @@ class LiveMemory:
         flat = self._flat.get(view.buffer)
         if flat is not None:
             return flat if size == flat.numel() else flat[start : start + size]
-        if view.buffer in self._promised and view.buffer not in self._parts:
-            # The first writer is no unit: it gets memory of the executor.
-            buffer = self.program.by_name[view.buffer]
-            self.bind(view.buffer, [ProducedPart(0, self._take(buffer))])
+        if view.buffer in self._promised and view.buffer not in self._parts:  # no unit writes it
+            taken = self._take(self.program.by_name[view.buffer])
+            self.bind(view.buffer, [ProducedPart(0, taken)])
         found = [tensor for _, tensor in self.pieces(view)]
         return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
+
+    def shaped(self, view: View, shape: torch.Size, start: int = 0) -> torch.Tensor:
+        """Return what `flat` does, from its element `start` on in `shape`; cut once if it stays."""
+        found = self._cuts.find(view, start, shape)
+        if found is None:
+            found = self.flat(view)[start : start + shape.numel()].view(shape)
+            if view.buffer in self._flat:
+                self._cuts.keep(view, start, found)
+        return found
 
     def pieces(self, view: View) -> Iterator[tuple[int, torch.Tensor]]:
         """Tensors that make up `view`, each with where it starts in the view.

@@ -4,7 +4,7 @@ Of a whole buffer each rank is believed in its own segment, which it updates: a 
 others have it. Parameters are believed in their masters where there are some.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from zsim.schedule.layout import Fragment
 from zsim.schedule.parameter_copy import held
 from zsim.schedule.schedule import Buffer, Kind, Program
 from zsim.zero.names import TENSOR
+from zsim_torch.execute.collectives import OwnGroup
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.torch_dtype import TORCH_DTYPE
@@ -60,11 +61,16 @@ def collect(machine: RankMachine) -> Iterator[tuple[str, torch.Tensor]]:
     same the last is believed. What ranks of the tensor axis have parts of comes as the part of this
     rank.
     """
-    for program in machine.schedule.programs:
-        own = program.role == machine.program.role
+    programs = machine.schedule.programs
+    for program in programs:
         for buffer in holders(machine, program):
-            flat = machine.memory.left(buffer.name) if own else None
-            for name, value in whole(machine, buffer, flat, program).items():
+            if len(programs) == 1:
+                found = whole(machine, buffer, machine.memory.left(buffer.name))
+            else:
+                own = program.role == machine.program.role
+                flat = machine.memory.left(buffer.name) if own else None
+                found = _joined(machine, buffer, _of_role(machine, buffer, flat, program))
+            for name, value in found.items():
                 yield name, value.cpu()
 
 
@@ -92,7 +98,7 @@ def own_part(machine: RankMachine, buffer: Buffer, rank: int | None = None) -> O
     schedule = machine.schedule
     coordinates = machine.coordinates if rank is None else schedule.mesh.coordinates(rank)
     layout = schedule.layout_by_name[buffer.layout or ""]
-    axis = cut_along(machine, buffer)
+    axis = cutalong(machine, buffer)
     if axis is None:
         return OwnPart(tuple(held(schedule, buffer, coordinates)), 0, buffer.elements)
     count = schedule.mesh.axis_size(axis)
@@ -102,7 +108,7 @@ def own_part(machine: RankMachine, buffer: Buffer, rank: int | None = None) -> O
     )
 
 
-def cut_along(machine: RankMachine, buffer: Buffer) -> str | None:
+def cutalong(machine: RankMachine, buffer: Buffer) -> str | None:
     """Return the axis along which ranks are believed in different parts of `buffer`, if any."""
     layout = machine.schedule.layout_by_name[buffer.layout or ""]
     if layout.cuts is not None and buffer.shard is None:
@@ -110,50 +116,80 @@ def cut_along(machine: RankMachine, buffer: Buffer) -> str | None:
     return buffer.shard or layout.axis
 
 
-def whole(
-    machine: RankMachine, buffer: Buffer, flat: torch.Tensor | None, program: Program | None = None
-) -> dict[str, torch.Tensor]:
-    """Return the parameters that `buffer` holds on all ranks, flat; `flat` is what it holds here.
+def whole(machine: RankMachine, buffer: Buffer, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the parameters that `buffer`, which is `flat` here, holds on all ranks, flat.
 
-    Every rank calls it, also those of other roles than that of the buffer's `program`, which hold
-    nothing. They are on the device.
+    Every rank that has the buffer calls it. They are on the device.
     """
-    layout = machine.schedule.layout_by_name[buffer.layout or ""]
+    axis = cutalong(machine, buffer)
+    if axis is None or not distributed.is_initialized():
+        own = own_part(machine, buffer)
+        part = flat[own.start : own.start + own.size].to(machine.memory.setting.device)
+        return _joined(machine, buffer, [(own.fragments, part)])
+    parts = _gathered(machine, buffer, flat, program=machine.program, member=along(machine, axis))
+    return _joined(machine, buffer, parts)
+
+
+def along(machine: RankMachine, axis: str) -> OwnGroup:
+    """Return the ranks that differ from this one along `axis` alone, or else all of its role."""
+    mesh = machine.schedule.mesh
+    for group in machine.schedule.groups:
+        if group.axes == mesh.parts(axis) and group.holds(mesh, machine.coordinates):
+            return machine.communicators.member(group.name)
+    return _all(machine)
+
+
+def _all(machine: RankMachine) -> OwnGroup:
+    mesh = machine.schedule.mesh
+    return OwnGroup(tuple(range(mesh.size)), mesh.rank(machine.coordinates), None)
+
+
+_Parts = Iterable[tuple[Sequence[Fragment], torch.Tensor]]
+"""Parts of ranks, each with the parts of parameters that it is."""
+
+
+def _of_role(
+    machine: RankMachine, buffer: Buffer, flat: torch.Tensor | None, program: Program
+) -> _Parts:
+    """Yield the parts of the ranks of `program`; those of others, which call it too, have none."""
     if flat is None:
         flat = torch.zeros(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
-    flat = flat.to(machine.memory.setting.device)
-    found = {piece.parameter: flat.new_zeros(piece.size) for piece in layout.pieces}
-    for fragments, part in _parts(machine, buffer, flat, program or machine.program):
+    return _gathered(machine, buffer, flat, program=program, member=_all(machine))
+
+
+def _gathered(
+    machine: RankMachine, buffer: Buffer, flat: torch.Tensor, *, program: Program, member: OwnGroup
+) -> Iterator[tuple[Sequence[Fragment], torch.Tensor]]:
+    """Yield the parts of the ranks of `member` that have `program`, and the parts of matrices."""
+    schedule, own = machine.schedule, own_part(machine, buffer)
+    mine = flat[own.start : own.start + own.size].to(machine.memory.setting.device).contiguous()
+    segments = [torch.empty_like(mine) for _ in member.ranks]
+    distributed.all_gather(segments, mine, group=member.process_group)
+    for rank, segment in zip(member.ranks, segments, strict=True):
+        there = schedule.mesh.coordinates(rank)
+        alike = there.get(TENSOR) == machine.coordinates.get(TENSOR)
+        if alike and schedule.program_of(rank).role == program.role:
+            yield own_part(machine, buffer, rank).fragments, segment
+
+
+def _joined(machine: RankMachine, buffer: Buffer, parts: _Parts) -> dict[str, torch.Tensor]:
+    """Return the parameters of `buffer` from the parts of ranks; what none has is zero."""
+    dtype, device = TORCH_DTYPE[buffer.dtype], machine.memory.setting.device
+    layout = machine.schedule.layout_by_name[buffer.layout or ""]
+    found = {
+        piece.parameter: torch.zeros(piece.size, dtype=dtype, device=device)
+        for piece in layout.pieces
+    }
+    for fragments, part in parts:
         for parameter, offset, position, size in fragments:
             found[parameter][offset : offset + size] = part[position : position + size]
     return found
 
 
-def _parts(
-    machine: RankMachine, buffer: Buffer, flat: torch.Tensor, program: Program
-) -> Iterator[tuple[Sequence[Fragment], torch.Tensor]]:
-    """Yield each rank's part of `buffer`, and which parts of parameters that is."""
-    schedule = machine.schedule
-    own = own_part(machine, buffer)
-    mine = flat[own.start : own.start + own.size]
-    alike = cut_along(machine, buffer) is None and len(schedule.programs) == 1
-    if alike or not distributed.is_initialized():
-        yield own.fragments, mine
-        return
-    segments = [torch.empty_like(mine) for _ in range(schedule.mesh.size)]
-    distributed.all_gather(segments, mine.contiguous())
-    for rank, segment in enumerate(segments):
-        there = schedule.mesh.coordinates(rank)
-        if schedule.program_of(rank).role != program.role:
-            continue
-        if there.get(TENSOR) == machine.coordinates.get(TENSOR):
-            yield own_part(machine, buffer, rank).fragments, segment
-
-
 def spread(machine: RankMachine, memory: StateMemory) -> None:
     """Give every persistent buffer what the ranks are believed in; every rank calls it."""
     for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER, Kind.MOMENT):
-        if buffer.shard is None and cut_along(machine, buffer) is not None:
+        if buffer.shard is None and cutalong(machine, buffer) is not None:
             _put(machine, buffer, whole(machine, buffer, memory.flat(buffer.name)), memory)
     masters = {buffer.name: buffer for buffer in persistent(machine, Kind.MASTER)}
     for buffer in holders(machine):

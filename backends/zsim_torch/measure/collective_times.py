@@ -14,7 +14,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, distributed
 
+from zsim.schedule.operation import Reduction
 from zsim_torch.execute.collectives import ALL_GATHER, REDUCE_SCATTER
+from zsim_torch.execute.gloo_exchange import GlooExchange
 from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.supervise.progress_record import note
@@ -117,15 +119,21 @@ def _collectives(
 ) -> Iterator[_Collective]:
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
     average = distributed.ReduceOp.AVG
+    exchange, world = GlooExchange(), distributed.group.WORLD
+    assert world is not None
     for size in sizes:
         count = max(1, size // 4 // ranks)
         whole, part = torch.ones(count * ranks, device=device), torch.ones(count, device=device)
 
         def gather(whole: Tensor = whole, part: Tensor = part) -> object:
-            return ALL_GATHER(whole, part, async_op=asynchronous)
+            if asynchronous:
+                return exchange.all_gather(whole, part, world)
+            return ALL_GATHER(whole, part)
 
         def scatter(whole: Tensor = whole, part: Tensor = part) -> object:
-            return REDUCE_SCATTER(part, whole, op=average, async_op=asynchronous)
+            if asynchronous:
+                return exchange.reduce_scatter(part, whole, world, Reduction.AVERAGE)
+            return REDUCE_SCATTER(part, whole, op=average)
 
         def reduce(whole: Tensor = whole) -> object:
             return distributed.all_reduce(whole, op=average, async_op=asynchronous)

@@ -8,7 +8,8 @@ with it the storage of the gathered bucket.
 What autograd wants to save of a parameter becomes a handle: which parameter, and which part of it.
 At backward the handle is bound to the buffer that holds the parameter then. So the buffer gathered
 for forward can be freed, and the one gathered for backward is another. The same goes for an input
-that the schedule gathers for each pass; one that it gathers for forward alone is copied.
+that the schedule gathers for each pass; one that it gathers for forward alone is copied. Where
+parameters stay in their memory, that is done in a unit's first visit alone, to look at it.
 """
 
 import weakref
@@ -23,6 +24,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_te
 from torch.utils.checkpoint import CheckpointFunction
 
 from zsim_torch.module.absent import AbsentParameterError, LeftMemory
+from zsim_torch.module.entered import ENTERED, edges_of, enter
 from zsim_torch.module.unit import TorchUnit
 
 RECOMPUTE_INSTEAD: Final = "let the schedule recompute (checkpointing full)"
@@ -32,42 +34,7 @@ class UnitRunError(RuntimeError):
     """A unit does what its schedule cannot follow; the message names the unit."""
 
 
-class _Enter(torch.autograd.Function):
-    """Tensors without history become outputs of one node, which holds nothing."""
-
-    @staticmethod
-    def forward(
-        ctx: object, anchor: torch.Tensor, tensors: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        """Return `tensors`, as outputs of this node."""
-        return tuple(each.detach() for each in tensors)
-
-    @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[None, None]:
-        """Never reached: gradients are taken at this node's edges."""
-        return None, None
-
-
-_ENTERED: Final = f"{_Enter.__name__}Backward"
-"""Name under which autograd calls the node of entered tensors."""
-
 _FORWARD: Final = "forward"
-_ANCHOR: Final = torch.empty(0, requires_grad=True)
-
-
-def _enter(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    if not tensors:
-        return ()
-    entered: tuple[torch.Tensor, ...] = _Enter.apply(_ANCHOR, tensors)  # type: ignore[no-untyped-call]
-    return entered
-
-
-def _edges(entered: Sequence[torch.Tensor]) -> list[GradientEdge]:
-    """Return the edges of tensors that were entered together: one node, which the first keeps."""
-    if not entered:
-        return []
-    node, _, token = get_gradient_edge(entered[0])
-    return [GradientEdge(node, number, token) for number in range(len(entered))]
 
 
 class _Handle(NamedTuple):
@@ -93,6 +60,14 @@ class _Kept(NamedTuple):
 
     tensor: torch.Tensor
     version: int
+
+
+_CHANGED: Final = "modified by an inplace operation"
+"""Words of autograd's own error about a tensor that it has saved."""
+
+
+def _changed(unit: str) -> str:
+    return f"unit {unit}: a tensor that its backward needs was changed in place"
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -174,9 +149,7 @@ class _Saving:
         """Return the part of the parameter where it is now, or the tensor that was kept."""
         if isinstance(packed, _Kept):
             if version(packed.tensor) != packed.version:
-                raise UnitRunError(
-                    f"unit {self.unit}: a tensor that its backward needs was changed in place"
-                )
+                raise UnitRunError(_changed(self.unit))
             return packed.tensor
         if self.views is None:
             raise UnitRunError(f"unit {self.unit}: its backward reads parameters outside its turn")
@@ -274,7 +247,7 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
     """Bind the parameters of a unit to `views`, and refuse all other reads of them.
 
     Raises:
-        UnitRunError: there is one.
+        UnitRunError: there is one, or something that was saved was changed in place.
     """
     assert record.saving is not None
     record.saving.views = views
@@ -287,6 +260,10 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
             f"(torch.utils.checkpoint? a hook?); {RECOMPUTE_INSTEAD}, save tensors with "
             "ctx.save_for_backward"
         ) from error
+    except RuntimeError as error:
+        if _CHANGED not in str(error):
+            raise
+        raise UnitRunError(_changed(record.unit.name)) from error
     finally:
         record.saving.views = None
 
@@ -296,7 +273,7 @@ def evaluate(
 ) -> list[torch.Tensor]:
     """Run `unit` without a graph and return its outputs."""
     with torch.enable_grad():
-        entered = _enter(views)  # so that one that is kept is known again
+        entered = enter(views)  # so that one that is kept is known again
     with torch.no_grad(), _forward_of(unit):
         return [output.detach() for output in call(unit, entered, inputs)]
 
@@ -308,16 +285,20 @@ def forward(
     differentiated: Sequence[int],
     *,
     entries: Mapping[int, InputEntry] | None = None,
+    steady: bool = False,
 ) -> tuple[list[torch.Tensor], Record]:
     """Run `unit` and return outputs without history, and what its backward needs.
 
     `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
     gradients the backward will give. Inputs are kept for it as they are, but for those `entries`.
+    Where parameters are `steady`, their memory is theirs until backward, and autograd keeps them
+    itself: what it saves is looked at one by one else, which takes as long as a small layer.
     """
+    steady = steady and not entries
     record = Record(unit)
     with torch.enable_grad():
         given = list(inputs)
-        record.saving = _Saving(unit, views)
+        record.saving = _Saving(unit, () if steady else views)
         for position, entry in (entries or {}).items():
             value = given[position]
             assert isinstance(value, torch.Tensor)
@@ -329,8 +310,8 @@ def forward(
                 raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
             read.append(value)
         trained = unit.trained(range(len(unit.names)))
-        entered = _enter([*(views[place] for place in trained), *read])
-        own = _edges(entered)
+        entered = enter([*(views[place] for place in trained), *read])
+        own = edges_of(entered)
         parameters = [view.detach() for view in views] if unit.frozen else list(views)
         record.parameters = [None] * len(views)
         for place, parameter in zip(trained, entered, strict=False):
@@ -341,7 +322,8 @@ def forward(
             given[position] = value
         record.inputs = own[len(trained) :]
         del entered, read
-        hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
+        saving = record.saving
+        hooks = nullcontext() if steady else saved_tensors_hooks(saving.pack, saving.unpack)
         with _forward_of(unit), hooks:
             outputs = call(unit, parameters, given)
     record.saving.end_forward()
@@ -365,7 +347,7 @@ def _need_own_inputs(record: Record) -> None:
         node = waiting.pop()
         if node in seen or node in own:
             continue
-        if type(node).__name__ == _ENTERED:
+        if type(node).__name__ == ENTERED:
             raise UnitRunError(
                 f"unit {record.unit.name}: its forward reads what another forward was given or "
                 "made, past its inputs (a module or function that kept it?): the gradient is lost"

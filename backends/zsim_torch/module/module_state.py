@@ -1,13 +1,16 @@
 """State of a module beside its parameters: its mode, and buffers, which DDP makes equal."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import distributed, nn
 
+from zsim.schedule.operation import Compute, walk
+from zsim.schedule.schedule import Schedule
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.module.autograd import version
+from zsim_torch.module.unit import TorchUnit
 
 
 @contextmanager
@@ -52,16 +55,22 @@ class SharedBuffers:
             buffer.data = buffer.data.to(device)
         self._versions = self._now()
 
-    def share(self) -> None:
-        """Give all ranks what rank 0 has, if the step has changed it; every rank calls it."""
-        joined = distributed.is_initialized() and distributed.get_world_size() > 1
+    def share(self, first: int = 0, group: distributed.ProcessGroup | None = None) -> None:
+        """Give all ranks what rank `first` has, if the step has changed it; every rank calls it.
+
+        With a `group` these are its ranks: a stage of a pipeline changes buffers for itself.
+        """
+        joined = distributed.is_initialized() and distributed.get_world_size(group) > 1
         if joined and self._versions != self._now():
             for buffer in self._buffers:
-                sent = buffer.detach().contiguous()
-                distributed.broadcast(sent, src=0)
-                if sent.data_ptr() != buffer.data_ptr():
-                    buffer.data.copy_(sent)
+                _broadcast(buffer, first, group)
         self._versions = self._now()
+
+    def settle(self, owners: Mapping[int, int]) -> None:
+        """Give all ranks each buffer of stages from the rank that `owners` has for its `id`."""
+        for buffer in self._buffers:
+            if id(buffer) in owners:
+                _broadcast(buffer, owners[id(buffer)], None)
 
     def back(self) -> None:
         """Put buffers where they were before the run."""
@@ -70,3 +79,31 @@ class SharedBuffers:
 
     def _now(self) -> list[int]:
         return [version(buffer) for buffer in self._buffers]
+
+
+def _broadcast(buffer: torch.Tensor, first: int, group: distributed.ProcessGroup | None) -> None:
+    sent = buffer.detach().contiguous()
+    distributed.broadcast(sent, src=first, group=group)
+    if sent.data_ptr() != buffer.data_ptr():
+        buffer.data.copy_(sent)
+
+
+def buffer_owners(schedule: Schedule, units: Sequence[TorchUnit]) -> dict[int, int]:
+    """Return the first rank of the stage that has a buffer of a unit, by the `id` of the buffer.
+
+    Without stages all ranks have all, and rank 0 is believed.
+    """
+    found: dict[int, int] = {}
+    if len(schedule.programs) == 1:
+        return found
+    ranks = range(schedule.mesh.size)
+    roles = [schedule.program_of(rank).role for rank in ranks]
+    for program in schedule.programs:
+        run = {
+            (each.unit, each.segment) for each in walk(program.step) if isinstance(each, Compute)
+        }
+        for unit in units:
+            if unit.key in run:
+                for buffer in unit.module.buffers():
+                    found.setdefault(id(buffer), roles.index(program.role))
+    return found

@@ -4,6 +4,8 @@ Column-parallel layers are cut by rows of their weights, row-parallel ones by co
 vocabulary by rows behind which zeros make the parts equal (Shoeybi et al. 2019, section 3).
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import torch
@@ -18,6 +20,19 @@ from zsim.zero.names import TENSOR
 ROW_PARALLEL: Final = ("proj.weight", "down.weight")
 COLUMN_PARALLEL: Final = ("qkv", "q", "k", "v", "gate", "up")
 VOCABULARY: Final = (TOKENS, "head.weight")
+
+
+class PartBox(NamedTuple):
+    """Rows of a rank's part, from `row` on, as a box of the whole parameter."""
+
+    row: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of_rows(cls, row: int, first: int, count: int, others: Sequence[int]) -> "PartBox":
+        """Return whole rows, `count` of them from `first` on, each of the shape `others`."""
+        return cls(row, (first, *[0] * len(others)), (count, *others))
 
 
 class TensorPlace(NamedTuple):
@@ -37,25 +52,56 @@ class TensorPlace(NamedTuple):
         """Return this rank's part of the parameter `name`, or all of it where ranks have copies."""
         if self.ranks == 1:
             return whole
+        parts = [
+            whole[tuple(map(_extent, box.offsets, box.sizes))]
+            for box in self.boxes(shape, name, whole.shape)
+        ]
         if name in VOCABULARY:
-            return self._rows(_padded(whole, self.ranks))
+            missing = -(-len(whole) // self.ranks) - sum(map(len, parts))
+            parts.append(whole.new_zeros(missing, whole.shape[1]))
+        return torch.cat(parts) if whole.dim() else whole
+
+    def boxes(self, shape: Transformer, name: str, whole: Sequence[int]) -> tuple[PartBox, ...]:
+        """Return where the rows of this rank's part lie in the parameter, of the shape `whole`.
+
+        Rows of zeros behind a table of the vocabulary lie nowhere.
+        """
+        rows, *others = whole or (1,)
+        if name in VOCABULARY:
+            most = -(-rows // self.ranks)
+            first = min(self.number * most, rows)
+            return (PartBox.of_rows(0, first, min(most, rows - first), others),)
         if name.endswith(ROW_PARALLEL):
-            return whole.chunk(self.ranks, 1)[self.number].contiguous()
+            columns = others[0] // self.ranks
+            return (PartBox(0, (0, self.number * columns), (rows, columns)),)
         layer = name.split(".")[-2]
         if layer not in COLUMN_PARALLEL:
-            return whole
-        parts: tuple[Tensor, ...] = (whole,)
+            return (PartBox.of_rows(0, 0, rows, others),)
+        parts = [rows]
         if layer == "qkv":
             queries, keys = shape.attention_heads, shape.shared_heads
-            heads = [shape.head_width * each for each in (queries, keys, keys)]
-            parts = torch.split(whole, heads)
-        return torch.cat([self._rows(part) for part in parts])
+            parts = [shape.head_width * each for each in (queries, keys, keys)]
+        found: list[PartBox] = []
+        for part, start in zip(parts, accumulate(parts, initial=0), strict=False):
+            own = part // self.ranks
+            found.append(
+                PartBox.of_rows(start // self.ranks, start + self.number * own, own, others)
+            )
+        return tuple(found)
 
-    def _rows(self, whole: Tensor) -> Tensor:
-        return whole.chunk(self.ranks)[self.number]
+    def whole_shape(self, shape: Transformer, name: str, own: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the whole parameter, where this rank's part has the shape `own`."""
+        if self.ranks == 1 or not own:
+            return tuple(own)
+        rows, *others = own
+        if name in VOCABULARY:
+            rows = shape.vocab_size
+        elif name.endswith(ROW_PARALLEL):
+            others = [self.ranks * others[0]]
+        elif name.split(".")[-2] in COLUMN_PARALLEL:
+            rows *= self.ranks
+        return (rows, *others)
 
 
-def _padded(whole: Tensor, count: int) -> Tensor:
-    """Return `whole` with rows of zeros behind it, so that `count` divides them."""
-    missing = -len(whole) % count
-    return torch.cat([whole, whole.new_zeros(missing, whole.shape[1])]) if missing else whole
+def _extent(offset: int, size: int) -> slice:
+    return slice(offset, offset + size)

@@ -19,7 +19,7 @@ from zsim.model.transformer.ends import PLACES, TOKENS
 from zsim.schedule.mesh import Mesh
 from zsim.zero.names import PIPELINE
 from zsim_torch.module.norm import norm
-from zsim_torch.module.tensor_part import TensorPlace
+from zsim_torch.module.tensor_part import PartBox, TensorPlace
 from zsim_torch.module.transformer import (
     Embedding,
     TransformerBlock,
@@ -57,6 +57,13 @@ class SegmentedDecoder(nn.Module):
         )
         for name, parameter in maker.held.items():
             _register(self, name, parameter)
+        self._shape, self._place = shape, place
+
+    def part_of(self, name: str) -> tuple[tuple[int, ...], tuple[PartBox, ...]]:
+        """Return the shape of the whole parameter `name`, and where this rank's part lies in it."""
+        place, shape = self._place, self._shape
+        whole = place.whole_shape(shape, name, self.get_parameter(name).shape)
+        return whole, place.boxes(shape, name, whole)
 
 
 def is_segmented(model: Model, mesh: Mesh) -> bool:

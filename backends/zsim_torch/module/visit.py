@@ -1,11 +1,20 @@
 """Visits of units, as the `Compute` operations of a program tell them before any runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from zsim.dtype import DType
-from zsim.schedule.operation import Action, Compute, Role, View, walk
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
+    Action,
+    Compute,
+    Operation,
+    Role,
+    StreamOperation,
+    View,
+    walk,
+)
 from zsim.schedule.parameter_copy import held
 from zsim.schedule.schedule import Buffer, Program, Schedule
 from zsim_torch.module.autograd import UnitRunError
@@ -26,7 +35,8 @@ class LaterUses:
 
     Visits that are `given_again` have a backward that reads the inputs of the forward.
     `parameters` is the format that units have their parameters in, None without any. Buffers
-    `without_gradient` are outputs of forwards that have no backward.
+    `without_gradient` are outputs of forwards that have no backward. Buffers that are `steady` stay
+    from step to step, and nothing writes them from the first forward to the last backward.
     """
 
     recomputed: frozenset[Visit]
@@ -35,6 +45,7 @@ class LaterUses:
     batches: frozenset[str]
     parameters: DType | None
     without_gradient: frozenset[str] = frozenset()
+    steady: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> "LaterUses":
@@ -72,7 +83,25 @@ class LaterUses:
             frozenset(batches),
             formats[0] if formats else None,
             frozenset(name for name, visit in outputs.items() if visit not in gradients),
+            frozenset(program.persistent) - _written_between(tuple(walk(program.step))),
         )
+
+
+def _written_between(operations: Sequence[Operation]) -> set[str]:
+    """Return buffers that operations write from the first forward to the last backward."""
+    places = [
+        place
+        for place, operation in enumerate(operations)
+        if isinstance(operation, Compute)
+        and operation.action in (Action.FORWARD, Action.BACKWARD, Action.RECOMPUTE)
+    ]
+    return {
+        access.view.buffer
+        for operation in (operations[places[0] : places[-1]] if places else ())
+        if isinstance(operation, StreamOperation)
+        for access in accesses(operation)
+        if access.writes
+    }
 
 
 def visit_of(compute: Compute) -> Visit:

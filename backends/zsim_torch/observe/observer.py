@@ -12,7 +12,7 @@ the backend does inside. Collectives of one element are counted apart.
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -21,6 +21,7 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zsim.units import format_bytes
+from zsim_torch.observe.watchers import Exchange, watching
 
 
 class Maker(StrEnum):
@@ -122,11 +123,21 @@ class Traffic:
     def see(self, operator: str, arguments: tuple[Any, ...]) -> None:
         """Count a call of the operator `operator` of torch.distributed's own operators."""
         group = process_group_of(arguments)
-        ranks = group.size()
-        for kind, whole, sends in _handed(operator, arguments, ranks):
-            key = (group.group_desc, kind, whole.numel() == 1)
-            self.count[key] += 1
-            self.bytes[key] += sends * whole.element_size()
+        for kind, whole, sends in _handed(operator, arguments, group.size()):
+            self._count(group.group_desc, kind, whole, sends)
+
+    def see_exchange(self, exchange: Exchange) -> None:
+        """Count a collective that is made of several calls."""
+        whole, part = exchange.source, exchange.target
+        if exchange.kind == "all_gather":
+            whole, part = part, whole
+        sends = (exchange.group.size() - 1) * part.numel()
+        self._count(exchange.group.group_desc, exchange.kind, whole, sends)
+
+    def _count(self, group: str, kind: str, whole: torch.Tensor, sends: int) -> None:
+        key = (group, kind, whole.numel() == 1)
+        self.count[key] += 1
+        self.bytes[key] += sends * whole.element_size()
 
     def clear(self) -> None:
         """Nothing was seen."""
@@ -193,6 +204,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.traffic = Traffic()
         self._maker = Maker.OTHER
         self._grad = torch.autograd.grad
+        self._life = ExitStack()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -224,6 +236,11 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{format_bytes(budget)}"
             )
 
+    def see_exchange(self, exchange: Exchange) -> Callable[[], None]:
+        """Count a collective that is made of several calls, which are not seen themselves."""
+        self.traffic.see_exchange(exchange)
+        return lambda: None
+
     def see_host(self, tensor: torch.Tensor) -> None:
         """Note memory of a pool of the host: it is not of the device, whatever looks at it."""
         self.meter.see(tensor, Maker.HOST)
@@ -240,12 +257,14 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         """From now on results of `torch.autograd.grad` are claimed, and operators watched."""
         torch.autograd.grad = self._watched_grad
+        self._life.enter_context(watching(self))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:  # noqa: ANN401  (passed on as it is)
         """Watch no longer."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._life.close()
         torch.autograd.grad = self._grad
 
     def _watched_grad(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

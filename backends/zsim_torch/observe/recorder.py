@@ -9,16 +9,15 @@ Sums are taken before a collective is handed over, and after somebody has waited
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Self
 
 import torch
 from torch import distributed
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zsim.trace.witness import (
     Call,
@@ -41,13 +40,11 @@ from zsim_torch.observe.dispatched import (
     sides_of,
 )
 from zsim_torch.observe.observer import process_group_of, tensors_in
+from zsim_torch.observe.watchers import Exchange, unwatched, watching
 
 BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SHIFT: Final = 0x9E3779B9
 """Added to a bit pattern before it is cubed, so that zeros count."""
-
-unwatched = _disable_current_modes
-"""Context in which no mode sees an operator: what tools of ours do beside a run."""
 
 
 @dataclass(slots=True)
@@ -96,6 +93,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open: dict[int, tuple[distributed.Work, list[_Open]]] = {}
         self._wait = distributed.Work.wait
         self._waits = False
+        self._life = ExitStack()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -116,12 +114,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return done
 
         setattr(distributed.Work, "wait", waited)  # noqa: B010  (pybind's class lets us)
+        self._life.enter_context(watching(self))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:  # noqa: ANN401  (passed on as it is)
         """Watch no longer."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._life.close()
         setattr(distributed.Work, "wait", self._wait)  # noqa: B010
 
     def mark(self, step: int, operation: str) -> None:
@@ -249,6 +249,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._open[id(waiting)] = waiting, opened
         return result
+
+    def see_exchange(self, exchange: Exchange) -> Callable[[], None]:
+        """Note a collective that is made of several calls: what it was given, and leaves."""
+        group = exchange.group
+        shared = WitnessedCollective(
+            kind=exchange.kind,
+            communicator=group.group_name,
+            ranks=tuple(distributed.get_process_group_ranks(group)),
+            dtype="",
+            reduction=exchange.reduction,
+            peer=None,
+            tick=self._next(),
+        )
+        with unwatched():
+            opened = self._hand_over(shared, exchange.source, exchange.target)
+        return partial(self._finish, [opened])
 
     def _hand_over(
         self, shared: WitnessedCollective, source: torch.Tensor | None, target: torch.Tensor | None

@@ -1,16 +1,21 @@
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_training import Case, Result, all_by_schedule, by_schedule
 
 from zsim.memory import book
+from zsim.schedule.operation import View
 from zsim.schedule.schedule import Kind, Place
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
-from zsim_torch.execute.live_memory import LiveMemory, Remains
+from zsim_torch.execute.host_memory import HostPools
+from zsim_torch.execute.live_memory import LiveMemory, MemorySetting, Remains
 from zsim_torch.rank_result import state_peak
 from zsim_torch.supervise.ranks import RankPool
 
@@ -134,3 +139,29 @@ def test_activations_and_the_rest_are_listed_beside() -> None:
     result: Result = by_schedule(one(0))
     assert result.observed["live_bytes_peak/other"] > 0
     assert result.observed["live_bytes_peak/all"] >= result.observed["live_bytes_peak/state"]
+
+
+def test_a_part_of_a_buffer_that_stays_is_cut_once_and_goes_with_it() -> None:
+    schedule = Case(Strategy(zero=Zero(stage=0, bucket_elements=60))).schedule()
+    (program,) = schedule.programs
+    setting = MemorySetting(
+        device=torch.device("cpu"),
+        making=nullcontext,
+        on_home=lambda _: nullcontext(),
+        pools=HostPools(schedule, program, folder=Path(), device=torch.device("cpu"), poison=False),
+        on_host=lambda _: None,
+        poison=False,
+    )
+    memory = LiveMemory(schedule, program, schedule.mesh.coordinates(0), setting)
+    name = next(each for each in program.persistent if program.by_name[each].elements >= 8)
+    view = View(buffer=name, start=1, size=6)
+    memory.allocate(name)
+    cut = memory.shaped(view, torch.Size((2, 2)), 1)
+    assert memory.shaped(view, torch.Size((2, 2)), 1) is cut
+    memory.flat(view).copy_(torch.arange(6))
+    assert cut.tolist() == [[1, 2], [3, 4]]
+    assert memory.shaped(view, torch.Size((4,)), 1).tolist() == [1, 2, 3, 4]
+    gone = weakref.ref(cut.untyped_storage())
+    del cut
+    memory.drop(name, memory.take_away(name), None, travelled=False)
+    assert gone() is None

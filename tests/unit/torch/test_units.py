@@ -324,6 +324,22 @@ def test_autocast_is_refused_outside_and_found_inside() -> None:
         trained(net())
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_what_a_later_forward_changes_in_place_is_found_too(stage: int) -> None:
+    """Parameters of stage 0 stay where they are: autograd keeps them itself after the first."""
+
+    class Later:
+        calls = 0
+
+        def __call__(self, _: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return made.exp().mul_(2) if self.calls > 3 else made.exp() * 2
+
+    module = net(lambda: Unit(Later()))
+    with pytest.raises(UnitRunError, match="unit first: a tensor that its backward needs"):
+        trained(module, STRATEGY.but({"zero.stage": stage}))
+
+
 def test_a_tensor_that_backward_needs_may_not_change_in_place() -> None:
     module = net(lambda: Unit(lambda _, made: made.exp().mul_(2)))
     with pytest.raises(UnitRunError, match="unit first: a tensor that its backward needs"):

@@ -1,0 +1,46 @@
+"""The transformer of a job as this rank has it: its module, units and initial values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import distributed, nn
+
+from zsim.backend.backend import Job, RefusedError
+from zsim_torch.execute.compute import Initial
+from zsim_torch.module.tensor_part import TensorPlace
+from zsim_torch.module.transformer import initial_value, transformer
+from zsim_torch.module.transformer_segment import SegmentedDecoder, is_segmented
+from zsim_torch.module.unit import UnitChoice
+
+
+@dataclass(frozen=True, slots=True)
+class JobModule:
+    """A module without values, on "meta", its units, and what its parameters begin with."""
+
+    module: nn.Module
+    units: Sequence[UnitChoice]
+    initial: Initial
+
+    @classmethod
+    def of(cls, job: Job, *, seed: int) -> "JobModule":
+        """Return that of this rank: along a tensor axis it has its part of each matrix.
+
+        Raises:
+            RefusedError: the model of the job is no transformer.
+        """
+        shape = job.model.architecture
+        if shape is None:
+            raise RefusedError("model: its units are not those of a transformer, so nothing runs")
+        rank = distributed.get_rank() if distributed.is_initialized() else 0
+        place = TensorPlace.of(job.schedule, job.schedule.mesh.coordinates(rank))
+        whole = transformer(shape, seed=None)
+        sizes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+
+        def initial(name: str) -> torch.Tensor:
+            return place.part(shape, name, initial_value(shape, name, sizes[name], seed=seed))
+
+        if is_segmented(job.model, job.schedule.mesh):
+            segmented = SegmentedDecoder(job.model, place)
+            return cls(segmented, segmented.units, initial)
+        return cls(whole, whole.units, initial)

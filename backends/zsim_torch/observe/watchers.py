@@ -1,0 +1,55 @@
+"""Watchers of collectives that are made of several calls of torch.distributed.
+
+A mode under torch's dispatcher sees calls. Where the executor makes one collective of several, it
+says so to those who watch, with the tensors that the collective reads and writes.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import distributed
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
+)
+
+
+class Exchange(NamedTuple):
+    """A collective of `kind` in a group: the tensors that it is given, whole and this rank's."""
+
+    kind: str
+    group: distributed.ProcessGroup
+    source: torch.Tensor
+    target: torch.Tensor
+    reduction: str = ""
+
+
+class Watcher(Protocol):
+    """Somebody who notes collectives."""
+
+    def see_exchange(self, exchange: Exchange) -> Callable[[], object]:
+        """Note one that is handed over; what is returned is called when its target is whole."""
+        ...
+
+
+_watching: list[Watcher] = []
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Generator[None]:
+    """Let `watcher` see exchanges inside."""
+    _watching.append(watcher)
+    try:
+        yield
+    finally:
+        _watching.remove(watcher)
+
+
+def seen(exchange: Exchange) -> list[Callable[[], object]]:
+    """Tell all who watch of an exchange; returns what is to be called at its end."""
+    return [watcher.see_exchange(exchange) for watcher in _watching]
+
+
+unwatched = _disable_current_modes
+"""Context in which no mode sees an operator: what tools of ours, or parts of a collective, do."""
