@@ -157,6 +157,7 @@ class _Hunt:
             is_answer=value is not None and outcome.fits and not is_late,
             memory_bytes=outcome.memory_bytes,
             memory_share=share,
+            lacks_memory=not outcome.fits and not outcome.refusal,
         )
         self.search.tell(*pick, trial)
         self.tried.append(
@@ -175,11 +176,18 @@ class _Hunt:
         found = [LossReason("cannot be", why, count) for why, count in _alike(self.pool.refused)]
         search = self.search
         out = [place for place in range(len(self.pool.groups)) if search.is_bounded_out(place)]
-        left = sum(len(self.pool.groups[place].knobs) - search.tried(place) for place in out)
+        left = sum(
+            len(self.pool.groups[place].knobs) - search.tried(place) - search.passed_over(place)
+            for place in out
+        )
         if left:
             found.append(
                 LossReason("cannot win", "their lower bound is no better than the best", left)
             )
+        over = sum(map(search.passed_over, range(len(self.pool.groups))))
+        if over:
+            why = "their knobs add to the memory of a setting that does not fit"
+            found.append(LossReason("cannot fit", why, over))
         simulated: Counter[str] = Counter()
         for each in self.tried:
             if each.outcome.refusal:
@@ -221,6 +229,7 @@ def _searched(
             settings=len(group.knobs),
             family=f"{group.family} {group.fleet.gpus}",
             likely=group.likely,
+            larger=group.larger,
         )
         for group, bound in zip(pool.groups, pool.bounds, strict=True)
     ]

@@ -1,21 +1,31 @@
 """Settings that are bounded and simulated, one by one, for the search of the best one."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import inf
 from typing import Any
 
 from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
 from zsim.closed_form.step_bounds import (
+    Exchange,
+    ExchangeSeconds,
+    KernelTime,
+    KernelTimes,
     LinkCut,
+    Speeds,
+    TensorSeconds,
     busy_s,
+    data_exchange_s,
     device_bytes,
     exchange_s,
     host_state_bytes,
     host_update_s,
+    least_exchange_s,
     offload_s,
+    tensor_s,
 )
-from zsim.cluster.cluster import Cluster
+from zsim.cluster.cluster import Cluster, Gpu
 from zsim.cluster.host_side import HostKernel
 from zsim.compute.roofline import kernel_ps
 from zsim.files.installed import kernel_profile, network_profile, topology
@@ -23,12 +33,16 @@ from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.link_load import bandwidths
+from zsim.network.tuner import choose, least_link_s
 from zsim.prediction.trust import trust
-from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
+from zsim.runtimes.registry import copied_bytes, file_bytes, host_bytes, wire_bytes
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Strategy
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 
 NAME = "best"
@@ -109,7 +123,8 @@ class Bounder:
     def __init__(self) -> None:
         self._topology = cache(topology)
         self._models: dict[object, Model] = {}
-        self._kernels: dict[int, tuple[float, tuple[Kernel, ...]]] = {}
+        self._kernels: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
+        self._sums: dict[object, tuple[float, object]] = {}
 
     def bound_of_all(self, settings: Iterable[Mapping[str, Any]]) -> SettingBound:
         """Return what no run of settings goes below that differ in knobs of their runtime alone.
@@ -143,7 +158,7 @@ class Bounder:
         if model.frozen and runtime is not None and not runtime.takes_frozen:
             why = f"model.frozen: {type(runtime).__name__} trains every parameter here"
             return SettingBound(why_not=why)
-        memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(0)
+        memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(_groups(strategy))
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
             return SettingBound(why_not=why, is_full=True)
@@ -157,12 +172,19 @@ class Bounder:
         cut = cut_of(cluster)
         updating = host_update_s(model, strategy, cut)
         moved = offload_s(host_bytes(model, strategy), file_bytes(model, strategy), strategy, cut)
-        busy = busy_s(model, strategy, self._seconds(cluster), cut) + updating
-        seconds = max(
-            busy,
-            exchange_s(wire_bytes(model, strategy), strategy, cut),
-            moved,
+        speeds, lines, between = (
+            self._speeds(found),
+            wire_bytes(model, strategy),
+            exchange_seconds(found),
         )
+        busy = updating + busy_s(
+            model,
+            strategy,
+            speeds,
+            lambda part: copied_bytes(part, strategy),
+            exchanged_s=data_exchange_s(lines, strategy, cut, between),
+        )
+        seconds = max(busy, exchange_s(lines, strategy, cut, between), moved)
         return SettingBound(step_time_s=seconds, busy_s=busy, memory_bytes=memory)
 
     def _model(self, found: ResolvedScenario) -> Model:
@@ -180,16 +202,89 @@ class Bounder:
             self._models[key] = found.make_model()
         return self._models[key]
 
-    def _seconds(self, cluster: Cluster) -> Callable[[tuple[Kernel, ...]], float]:
-        def of(kernels: tuple[Kernel, ...]) -> float:
+    def _speeds(self, found: ResolvedScenario) -> Speeds:
+        """Return what a rank does in which time, in the simulation."""
+        gpu = found.cluster.gpu
+        copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
+        is_measured = gpu.measured is not None
+        return Speeds(
+            kernels=self._kernel_times(gpu),
+            tensor=self._tensor_seconds(found),
+            copied_bytes_per_s=inf if is_measured else copied,
+            collective_share=0.0 if is_measured else float(gpu.collective_share),
+        )
+
+    def _kernel_times(self, gpu: Gpu) -> KernelTimes:
+        def of(kernels: tuple[Kernel, ...]) -> KernelTime:
             known = self._kernels.get(id(kernels))
             if known is None:
-                taken = sum(kernel_ps(each, cluster.gpu) for each in kernels)
+                times = [(each.kind, kernel_ps(each, gpu)) for each in kernels]
+                moving = sum(ps for kind, ps in times if not kind.multiplies_matrices)
+                second = PICOSECONDS_PER_SECOND
+                found = KernelTime(sum(ps for _, ps in times) / second, moving / second)
                 # The kernels are kept, so that no others get their id.
-                known = self._kernels[id(kernels)] = (taken / PICOSECONDS_PER_SECOND, kernels)
+                known = self._kernels[id(kernels)] = (found, kernels)
             return known[0]
 
         return of
+
+    def _tensor_seconds(self, found: ResolvedScenario) -> TensorSeconds:
+        """Return what collectives of the tensor axis take, each kind of which is asked once."""
+        cluster = found.cluster
+
+        def of(collective: str, size_bytes: int, ranks: int) -> float:
+            if not _is_tuned(found) or ranks > cluster.gpus_per_node * cluster.nodes_per_domain:
+                return tensor_s(collective, size_bytes, ranks, cluster.switch_link.bytes_per_s)
+            key = (id(cluster.network), cluster.name, collective, size_bytes, ranks)
+            if key not in self._sums:
+                self._sums[key] = _alone_s(cluster, collective, size_bytes, ranks), cluster.network
+            return self._sums[key][0]
+
+        return of
+
+
+def _is_tuned(found: ResolvedScenario) -> bool:
+    """Tell whether fitted constants choose the algorithm, and nothing else says how long it is."""
+    forced = found.decision is not None and found.decision.algorithm is not None
+    return found.cluster.network is not None and not forced and found.cluster.gpu.measured is None
+
+
+def _alone_s(cluster: Cluster, collective: str, size_bytes: int, ranks: int) -> float:
+    """Return the seconds of a collective among GPUs of a domain, with the links to itself."""
+    assert cluster.network is not None
+    shape = GroupShape(ranks=ranks)
+    links = bandwidths(cluster, shape)
+    chosen = choose(cluster.network, Collective(collective), size_bytes, shape, links=links)
+    taken_ps = chosen.time_ps(size_bytes, gpu_bytes_per_s=links.gpu, node_bytes_per_s=links.node)
+    return taken_ps / PICOSECONDS_PER_SECOND
+
+
+def exchange_seconds(found: ResolvedScenario) -> ExchangeSeconds:
+    """Return what the bytes of collectives take at least on the links of a cluster."""
+    cluster = found.cluster
+    cut, tuned = cut_of(cluster), _is_tuned(found)
+
+    def of(exchange: Exchange) -> tuple[float, float]:
+        if not tuned or not exchange.domains:
+            return least_exchange_s(exchange, cut)
+        assert cluster.network is not None
+        shape = GroupShape(ranks=exchange.ranks, nodes=exchange.domains)
+        near, far = least_link_s(
+            cluster.network,
+            Collective(exchange.collective),
+            round(exchange.size_bytes),
+            shape,
+            links=bandwidths(cluster, shape),
+        )
+        return (near, 0.0) if exchange.domains == 1 else (0.0, far)
+
+    return of
+
+
+def _groups(strategy: Strategy) -> int:
+    """Return of how many communicators a rank is at least."""
+    parallel = strategy.parallel
+    return sum(degree > 1 for degree in (parallel.data, parallel.tensor))
 
 
 def _lacking_drives(found: ResolvedScenario) -> str | None:

@@ -16,15 +16,30 @@ def clipped_once(model: Model, strategy: Strategy) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedBytes:
+    """Bytes of device memory that copies read and write in a step, at least.
+
+    Attributes:
+        compute: of copies between the kernels of forward and backward, on their stream.
+        beside: of copies on other streams.
+    """
+
+    compute: int = 0
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataVolume:
     """The own part of a runtime: parameters and gradients, and how many norms it reduces.
 
-    `host` is what it copies between device and host, `files` what it reads and writes; None is what
+    `copied` is what it copies on the device, of parameters and gradients. `host` is what it copies
+    between device and host, `files` what it reads and writes; None is what
     `[offload]` says of zsim's own stages.
     """
 
     data: Callable[[Model, Strategy], list[WireBytes]]
     norms: Callable[[Model, Strategy], int] = clipped_once
+    copied: Callable[[Model, Strategy], CopiedBytes] | None = None
     host: Callable[[Model, Strategy], HostBytes] | None = None
     files: Callable[[Model, Strategy], FileBytes | None] | None = None
 

@@ -40,6 +40,7 @@ class SettingBranch:
         family: groups of one family are as far above their bounds.
         likely: how many times its bound a setting is expected to come to, before one of the family
             was tried.
+        larger: by setting, those that need as much memory as it does, or more.
     """
 
     bound: float
@@ -47,6 +48,7 @@ class SettingBranch:
     settings: int
     family: str
     likely: float = 1.0
+    larger: Sequence[frozenset[int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +60,25 @@ class Trial:
         is_answer: whether it fits and keeps every limit.
         memory_bytes: device memory that it needs.
         memory_share: the same over what there is.
+        lacks_memory: whether it could not be run because there is too little.
     """
 
     value: float | None
     is_answer: bool
+    lacks_memory: bool = False
     memory_bytes: int = 0
     memory_share: float = 0.0
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a branch was tried."""
+    """How far a branch was tried; `left` are settings that wait, the next one last."""
 
+    left: list[int]
     started: int = 0
     unfit: int = 0
     ended: int = 0
+    passed_over: int = 0
     first: Trial | None = None
 
 
@@ -95,7 +101,7 @@ class Search:
     _front_picks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._progress = [_Progress() for _ in self.branches]
+        self._progress = [_Progress([*reversed(range(each.settings))]) for each in self.branches]
         self._ratios, self._beside = defaultdict(list), defaultdict(list)
 
     def next(self) -> tuple[int, int] | None:
@@ -112,7 +118,7 @@ class Search:
             return None
         progress = self._progress[found]
         progress.started += 1
-        return found, progress.started - 1
+        return found, progress.left.pop()
 
     def tell(self, branch: int, number: int, trial: Trial) -> None:
         """Take in what a setting came to."""
@@ -129,6 +135,10 @@ class Search:
             self._least_memory = min(self._least_memory, trial.memory_bytes)
         else:
             progress.unfit += 1
+        if trial.lacks_memory and known.larger:
+            over = known.larger[number].intersection(progress.left)
+            progress.left = [each for each in progress.left if each not in over]
+            progress.passed_over += len(over)
 
     @property
     def gap(self) -> float:
@@ -136,7 +146,7 @@ class Search:
         left = [
             branch.bound
             for branch, progress in zip(self.branches, self._progress, strict=True)
-            if progress.ended < branch.settings
+            if progress.ended + progress.passed_over < branch.settings
         ]
         if self.best == inf:
             return 1.0 if left else 0.0
@@ -145,7 +155,7 @@ class Search:
     def open_settings(self) -> int:
         """Return how many settings were not tried and may still win."""
         return sum(
-            branch.settings - progress.ended
+            branch.settings - progress.ended - progress.passed_over
             for branch, progress in zip(self.branches, self._progress, strict=True)
             if self._may_win(branch)
         )
@@ -157,6 +167,10 @@ class Search:
     def tried(self, branch: int) -> int:
         """Return how many settings of a branch were tried."""
         return self._progress[branch].ended
+
+    def passed_over(self, branch: int) -> int:
+        """Return how many were not, because one that needs no more memory lacked some."""
+        return self._progress[branch].passed_over
 
     def _may_win(self, branch: SettingBranch) -> bool:
         return self.best == inf or branch.bound < self.best * (1 - self.tolerance)
@@ -197,7 +211,7 @@ class Search:
         """Tell whether a branch has a setting left; the first goes alone, the others follow it."""
         progress = self._progress[index]
         waits = progress.started > 0 and progress.first is None
-        return progress.started < self.branches[index].settings and not waits
+        return bool(progress.left) and not waits
 
     def _estimate(self, index: int) -> float:
         """Return what the next setting of a branch may come to: what the first of it did, or so."""

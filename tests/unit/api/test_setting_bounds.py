@@ -6,10 +6,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
+from zsim.api.forecast import RUN_FAULTS, forecast, settled_source
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.setting_trial import Bounder, tried
+from zsim.calibration.training_verdict import RunForecast
+from zsim.compute.roofline import touched_bytes
+from zsim.files.source import settled
 from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, SettingSpace
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.registry import copied_bytes, runtimes
+from zsim.scenario.tables import from_tables
+from zsim.schedule.host_traffic import leaves_device
+from zsim.schedule.operation import Copy
+from zsim.schedule.schedule import Place
 from zsim.study.axis import changed
 
 FLEETS = ("8xh100", "16xh100", "4xa100", "16xv100", "4x4090", "16xa100", "32xv100")
@@ -18,6 +26,13 @@ FLEETS = ("8xh100", "16xh100", "4xa100", "16xv100", "4x4090", "16xa100", "32xv10
 @composite
 def drawn_settings(draw: DrawFn) -> tuple[list[dict[str, Any]], int]:
     """Draw a group of settings of a small model, and which of them runs."""
+    every, number, _ = draw(drawn_groups())
+    return every, number
+
+
+@composite
+def drawn_groups(draw: DrawFn) -> tuple[list[dict[str, Any]], int, SettingGroup]:
+    """Draw the same, with the group that they are of."""
     fleet = gpu_fleet(draw(st.sampled_from(FLEETS)))
     heads = draw(st.sampled_from((4, 8)))
     tables: dict[str, Any] = {
@@ -56,7 +71,7 @@ def drawn_settings(draw: DrawFn) -> tuple[list[dict[str, Any]], int]:
     groups = [each for each in space.groups() if isinstance(each, SettingGroup)]
     group = draw(st.sampled_from(groups))
     every = [changed(tables, group.setting(number)) for number in range(len(group.knobs))]
-    return every, draw(st.integers(0, len(every) - 1))
+    return every, draw(st.integers(0, len(every) - 1)), group
 
 
 def need_bounded(every: list[dict[str, Any]], number: int) -> None:
@@ -75,3 +90,45 @@ def test_no_run_goes_below_the_bounds_of_its_group(
     case: tuple[list[dict[str, Any]], int],
 ) -> None:
     need_bounded(*case)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drawn_groups(), st.data())
+def test_knobs_that_are_said_to_add_to_memory_take_none_away(
+    case: tuple[list[dict[str, Any]], int, SettingGroup], data: st.DataObject
+) -> None:
+    every, number, group = case
+    if not (larger := group.larger[number]):
+        return
+    other = data.draw(st.sampled_from(sorted(larger)))
+    one, more = forecast(every[number], None), forecast(every[other], None)
+    if isinstance(one, RunForecast) and isinstance(more, RunForecast):
+        assert more.peak_allocated_bytes >= one.peak_allocated_bytes
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drawn_settings())
+def test_schedules_copy_what_closed_forms_say_or_more(
+    case: tuple[list[dict[str, Any]], int],
+) -> None:
+    every, number = case
+    try:
+        job = settled_source(every[number]).job()
+    except RUN_FAULTS:
+        return
+    strategy = settled("drawn", from_tables(every[number]))[0].strategy
+    if strategy.parallel.pipeline > 1:
+        return
+    schedule, least = job.schedule, copied_bytes(job.model, strategy)
+    places = {pool.name: pool.place for pool in schedule.pools}
+    for program in schedule.programs:
+        copies = [
+            (each.stream, touched_bytes(each, program))
+            for each in program.by_id.values()
+            if isinstance(each, Copy)
+            and places[program.by_name[each.target.buffer].pool] is Place.DEVICE
+            and leaves_device(each, program, places) is None
+        ]
+        on_compute = sum(size for stream, size in copies if stream == "compute")
+        assert on_compute >= least.compute
+        assert sum(size for _, size in copies) >= least.compute + least.beside

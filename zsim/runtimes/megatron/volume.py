@@ -7,7 +7,7 @@ tokens those that are not cut are summed over the tensor axis as one.
 
 from math import lcm
 
-from zsim.closed_form.data_volume import DataVolume, all_reduces
+from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.runtimes.megatron.options import Megatron
@@ -47,4 +47,13 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-VOLUME = DataVolume(data=data)
+def copied(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return the bytes of adding each micro-batch's gradients to what collects them."""
+    compute = strategy.train.precision.compute.size_bytes
+    wide = DType.FP32.size_bytes if strategy.options(Megatron).grad_reduce_in_fp32 else compute
+    times = strategy.train.gradient_accumulation_steps
+    elements = sum(each.elements for each in model.parameters)
+    return CopiedBytes(compute=times * elements * (compute + 2 * wide))
+
+
+VOLUME = DataVolume(data=data, copied=copied)
