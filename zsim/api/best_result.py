@@ -40,7 +40,8 @@ class TriedSetting:
         changes: what it says, by key of a scenario.
         gpus: that it runs on.
         outcome: what it came to.
-        value: what is minimized; None where it could not be run.
+        value: what is minimized, of the step time that is expected: as much longer than predicted
+            as judged runs like it took in the median; None where it could not be run.
         is_late: whether the training would take longer than it may.
     """
 
@@ -57,10 +58,14 @@ class TriedSetting:
         return self.value is not None and self.outcome.fits and not self.is_late
 
     @property
-    def order(self) -> tuple[bool, float, int, str]:
-        """Key by which settings are sorted: the best first, of equal ones that with less memory."""
-        value = inf if self.value is None else self.value
-        return (not self.is_answer, value, self.outcome.memory_bytes, repr(self.changes))
+    def order(self) -> tuple[bool, bool, float, int, str]:
+        """Key by which settings are sorted: the best first, of equal ones that with less memory.
+
+        Those at the edge of memory come after all others.
+        """
+        value, outcome = inf if self.value is None else self.value, self.outcome
+        last = (value, outcome.memory_bytes, repr(self.changes))
+        return (not self.is_answer, outcome.is_tight, *last)
 
     def name(self) -> str:
         """Return the setting in words."""
@@ -149,6 +154,12 @@ class BestResult(AnswerInFacts):
     def best(self) -> TriedSetting | None:
         """The best setting; None if none fits."""
         return self.answers[0] if self.answers else None
+
+    @cached_property
+    def best_judged(self) -> TriedSetting | None:
+        """The best setting whose error judged runs like it state; None where none was tried."""
+        known = (each for each in self.answers if each.outcome.error is not None)
+        return next(known, None)
 
     @cached_property
     def ten(self) -> tuple[TriedSetting, ...]:
@@ -274,10 +285,29 @@ class BestResult(AnswerInFacts):
                 f"{format_bytes(found.usable_bytes)} usable on {self.gpu}",
             ),
         ]
+        if found.slower >= LONGER:
+            lines.append(("expected", f"{_longer(best)} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
             lines.append(("the training", budget.text()))
         lines += [("optimality", self._optimality()), ("search", searched), *self._tied()]
-        return [*lines, ("trust", found.trust)]
+        return [*lines, ("trust", found.trust), *self._judged()]
+
+    def _judged(self) -> list[tuple[str, str]]:
+        """Return the best setting that is like judged runs, where the best is like none."""
+        assert self.best is not None
+        if self.best.outcome.error is not None:
+            return []
+        other = self.best_judged
+        if other is None:
+            return [("like judged runs", "none of the settings that fit")]
+        outcome = other.outcome
+        return [
+            (
+                "like judged runs",
+                f"{other.name()}: {format_seconds(outcome.step_time_s)}, {self.more(other):+.1%}; "
+                f"{outcome.trust}",
+            )
+        ]
 
     def _nearest(self) -> list[tuple[str, str]]:
         """Return the setting that lacks least memory, where none fits."""
@@ -342,6 +372,8 @@ class BestResult(AnswerInFacts):
         if each is self.best:
             return "best" if each.outcome.error is not None else "best, unjudged"
         verdict = {True: ", tie", False: "", None: ", unjudged"}[self.is_tie(each)]
+        verdict += ", next to no memory left" if each.outcome.is_tight else ""
+        verdict += f", {_longer(each)}" if each.outcome.slower >= LONGER else ""
         return f"{self.more(each):+.1%}{verdict}"
 
     def _losses_text(self) -> str:
@@ -358,6 +390,9 @@ class BestResult(AnswerInFacts):
             "title": self.title,
             "objective": self.objective,
             "best": None if best is None else self._object(best),
+            "best_like_judged": (
+                None if self.best_judged is None else self._object(self.best_judged)
+            ),
             "gap": self.gap,
             "settings": self.settings,
             "simulated": len(self.tried),
@@ -382,6 +417,8 @@ class BestResult(AnswerInFacts):
             "usable_memory_bytes": each.outcome.usable_bytes,
             "value": each.value,
             "error": each.outcome.error,
+            "judged_took_times_as_long": each.outcome.slower,
+            "leaves_no_memory": each.outcome.is_tight,
             "tie": None if each is self.best else self.is_tie(each),
             "trust": each.outcome.trust,
             "budget": None if budget is None else budget.to_dict(),
@@ -391,5 +428,12 @@ class BestResult(AnswerInFacts):
         name = None if self.best is None else self.best.name()
         return f"BestResult(title={self.title!r}, best={name!r}, gap={self.gap:.3f})"
 
+
+def _longer(each: TriedSetting) -> str:
+    return f"judged ones took {each.outcome.slower:.2g} times as long"
+
+
+LONGER = 1.05
+"""Times as long as predicted from which it is said that judged runs took longer."""
 
 UNJUDGED = " (unlike every run that was judged)"

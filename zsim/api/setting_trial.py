@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
+from zsim.calibration.choice import is_tight
 from zsim.closed_form.step_bounds import (
     Exchange,
     ExchangeSeconds,
@@ -36,6 +37,9 @@ from zsim.model.model import Model, ModelError
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.link_load import bandwidths
 from zsim.network.tuner import choose, least_link_s
+from zsim.prediction.evidence import judged_runs
+from zsim.prediction.likeness import Likeness, alike
+from zsim.prediction.run_features import features
 from zsim.prediction.trust import trust
 from zsim.runtimes.registry import copied_bytes, file_bytes, host_bytes, wire_bytes
 from zsim.scenario.resolve import resolve
@@ -57,6 +61,8 @@ class SettingBound:
         busy_s: seconds of these in which a rank computes: knobs do not change them.
         why_not: why there is no run at all, in one line; empty if there may be one.
         is_full: whether that is for lack of memory: larger micro-batches need more.
+        is_judged: whether enough judged runs are like it that its error can be stated.
+        slower: how many times as long as predicted they took, in the median.
     """
 
     step_time_s: float = 0.0
@@ -64,6 +70,8 @@ class SettingBound:
     memory_bytes: int = 0
     why_not: str = ""
     is_full: bool = False
+    is_judged: bool = False
+    slower: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +84,7 @@ class SettingOutcome:
         usable_bytes: what there is.
         trust: how far the times can be trusted, as a sentence.
         error: of nine of ten judged runs like it; None where none was judged.
+        slower: how many times as long as predicted such runs took, in the median.
     """
 
     refusal: str = ""
@@ -85,6 +94,12 @@ class SettingOutcome:
     fits: bool = False
     trust: str = ""
     error: float | None = None
+    slower: float = 1.0
+
+    @property
+    def is_tight(self) -> bool:
+        """True if it fits, and leaves next to no memory."""
+        return self.fits and is_tight(self.memory_bytes, self.usable_bytes)
 
 
 def tried(tables: Mapping[str, Any]) -> SettingOutcome:
@@ -106,6 +121,7 @@ def tried(tables: Mapping[str, Any]) -> SettingOutcome:
         fits=found.fits,
         trust=trusted.text,
         error=trusted.error,
+        slower=trusted.slower,
     )
 
 
@@ -185,7 +201,14 @@ class Bounder:
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
         )
         seconds = max(busy, exchange_s(lines, strategy, cut, between), moved)
-        return SettingBound(step_time_s=seconds, busy_s=busy, memory_bytes=memory)
+        like = _like(found, model)
+        return SettingBound(
+            step_time_s=seconds,
+            busy_s=busy,
+            memory_bytes=memory,
+            is_judged=like is not None and like.bound is not None,
+            slower=1.0 if like is None else like.slower,
+        )
 
     def _model(self, found: ResolvedScenario) -> Model:
         strategy = found.strategy
@@ -241,6 +264,15 @@ class Bounder:
             return self._sums[key][0]
 
         return of
+
+
+def _like(found: ResolvedScenario, model: Model) -> Likeness | None:
+    """Return judged runs like a setting; None where no judged run can be. Knobs change none."""
+    gpu = found.cluster.gpu
+    if gpu.measured is not None or gpu.kernels is None:
+        return None
+    asked = features(found.strategy, model, found.cluster)
+    return None if isinstance(asked, str) else alike(asked, judged_runs())
 
 
 def _is_tuned(found: ResolvedScenario) -> bool:
