@@ -15,7 +15,7 @@ from zsim.api.best_question import BestOptions, Question, question_of
 from zsim.api.best_result import BestResult, LossReason, TriedSetting
 from zsim.api.scenario import Changed
 from zsim.api.setting_trial import Bounder, SettingBound, SettingOutcome, tried
-from zsim.calibration.choice import TIGHT
+from zsim.calibration.setting_choice import TIGHT
 from zsim.planner.search import Search, SettingBranch, Trial
 from zsim.planner.space import RefusedSettings, SettingGroup
 from zsim.workers.crew import InProcess, cores

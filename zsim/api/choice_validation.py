@@ -10,20 +10,20 @@ from zsim.api.answer import Answer, Progress, tell_nobody
 from zsim.api.answer_text import table_text
 from zsim.api.forecast import forecasts
 from zsim.api.trust_validation import scenario_features
-from zsim.calibration.choice import (
+from zsim.calibration.judged_rows import sweep_of
+from zsim.calibration.published import Published
+from zsim.calibration.setting_choice import (
     AXES,
     LEAST_SETTINGS,
     NEAR,
-    Choice,
     PublishedSetting,
+    SettingChoice,
     choices,
     gpus_of,
     is_tight,
     name_of,
     tokens_of,
 )
-from zsim.calibration.judged_rows import sweep_of
-from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.cluster.cluster import Gpu
 from zsim.files.measurements import published_runs
@@ -44,7 +44,7 @@ class ChoiceValidation(Answer):
         knows_failures: whether runs without a result are among the settings.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[SettingChoice, ...]
     knows_failures: bool
 
     @property
@@ -179,13 +179,13 @@ def _setting(run: Published) -> PublishedSetting:
     )
 
 
-def _cells(found: Choice) -> tuple[str, ...]:
+def _cells(found: SettingChoice) -> tuple[str, ...]:
     chosen = found.chosen
     counts = (f"{chosen.gpus:,}", f"{found.settings:,}", f"{found.share:.1%}")
     return (chosen.model, chosen.hardware, *counts)
 
 
-def _miss(found: Choice) -> str:
+def _miss(found: SettingChoice) -> str:
     """Return what was chosen where another setting was much faster, and how both are predicted."""
     chosen, best = found.chosen, found.best
     return (
@@ -198,7 +198,7 @@ def _off(setting: PublishedSetting) -> str:
     return "" if setting.error is None else f" (predicted {setting.error:+.0%})"
 
 
-def _object(found: Choice) -> Mapping[str, object]:
+def _object(found: SettingChoice) -> Mapping[str, object]:
     return {
         "publication": found.chosen.publication,
         "hardware": found.chosen.hardware,

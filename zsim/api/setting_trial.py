@@ -6,15 +6,16 @@ from functools import cache, lru_cache
 from math import inf
 from typing import Any
 
+from zsim.analysis.collective_bounds import CollectiveBounds
 from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
-from zsim.calibration.choice import is_tight
+from zsim.calibration.setting_choice import is_tight
 from zsim.closed_form.step_bounds import (
     Exchange,
     ExchangeSeconds,
     KernelTime,
     KernelTimes,
     LinkCut,
-    Speeds,
+    RankSpeeds,
     TensorSeconds,
     busy_s,
     data_exchange_s,
@@ -34,9 +35,6 @@ from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
-from zsim.network.algorithm.activity import Collective, GroupShape
-from zsim.network.link_load import bandwidths
-from zsim.network.tuner import choose, least_link_s
 from zsim.prediction.evidence import judged_runs
 from zsim.prediction.likeness import Likeness, alike
 from zsim.prediction.run_features import features
@@ -140,7 +138,7 @@ class Bounder:
         self._topology = cache(topology)
         self._models: dict[object, Model] = {}
         self._kernels: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
-        self._sums: dict[object, tuple[float, object]] = {}
+        self._times: dict[object, CollectiveBounds] = {}
 
     def bound_of_all(self, settings: Iterable[Mapping[str, Any]]) -> SettingBound:
         """Return what no run of settings goes below that differ in knobs of their runtime alone.
@@ -188,15 +186,12 @@ class Bounder:
         cut = cut_of(cluster)
         updating = host_update_s(model, strategy, cut)
         moved = offload_s(host_bytes(model, strategy), file_bytes(model, strategy), strategy, cut)
-        speeds, lines, between = (
-            self._speeds(found),
-            wire_bytes(model, strategy),
-            exchange_seconds(found),
-        )
+        lines = wire_bytes(model, strategy)
+        between = exchange_seconds(cluster, self._collective_bounds(found))
         busy = updating + busy_s(
             model,
             strategy,
-            speeds,
+            self._speeds(found),
             lambda part: copied_bytes(part, strategy),
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
         )
@@ -225,14 +220,14 @@ class Bounder:
             self._models[key] = found.make_model()
         return self._models[key]
 
-    def _speeds(self, found: ResolvedScenario) -> Speeds:
+    def _speeds(self, found: ResolvedScenario) -> RankSpeeds:
         """Return what a rank does in which time, in the simulation."""
         gpu = found.cluster.gpu
         copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
         is_measured = gpu.measured is not None
-        return Speeds(
+        return RankSpeeds(
             kernels=self._kernel_times(gpu),
-            tensor=self._tensor_seconds(found),
+            tensor=tensor_seconds(found.cluster, self._collective_bounds(found)),
             copied_bytes_per_s=inf if is_measured else copied,
             collective_share=0.0 if is_measured else float(gpu.collective_share),
         )
@@ -251,19 +246,42 @@ class Bounder:
 
         return of
 
-    def _tensor_seconds(self, found: ResolvedScenario) -> TensorSeconds:
-        """Return what collectives of the tensor axis take, each kind of which is asked once."""
+    def _collective_bounds(self, found: ResolvedScenario) -> CollectiveBounds | None:
+        """Return times of collectives; None where no constants choose their algorithm."""
         cluster = found.cluster
+        forced = found.decision is not None and found.decision.algorithm is not None
+        if cluster.network is None or forced or cluster.gpu.measured is not None:
+            return None
+        key = (id(cluster.network), cluster.name, cluster.nodes)
+        known = self._times.get(key)
+        if known is None or known.cluster.network is not cluster.network:
+            known = self._times[key] = CollectiveBounds(cluster)
+        return known
 
-        def of(collective: str, size_bytes: int, ranks: int) -> float:
-            if not _is_tuned(found) or ranks > cluster.gpus_per_node * cluster.nodes_per_domain:
-                return tensor_s(collective, size_bytes, ranks, cluster.switch_link.bytes_per_s)
-            key = (id(cluster.network), cluster.name, collective, size_bytes, ranks)
-            if key not in self._sums:
-                self._sums[key] = _alone_s(cluster, collective, size_bytes, ranks), cluster.network
-            return self._sums[key][0]
 
-        return of
+def tensor_seconds(cluster: Cluster, times: CollectiveBounds | None) -> TensorSeconds:
+    """Return what collectives of the tensor axis take."""
+
+    def of(collective: str, size_bytes: int, ranks: int) -> float:
+        if times is None or ranks > cluster.gpus_per_node * cluster.nodes_per_domain:
+            return tensor_s(collective, size_bytes, ranks, cluster.switch_link.bytes_per_s)
+        return times.alone_s(collective, size_bytes, ranks)
+
+    return of
+
+
+def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> ExchangeSeconds:
+    """Return what the bytes of collectives take at least on the links of a cluster."""
+    cut = cut_of(cluster)
+
+    def of(exchange: Exchange) -> tuple[float, float]:
+        if times is None or not exchange.domains:
+            return least_exchange_s(exchange, cut)
+        return times.moving_s(
+            exchange.collective, exchange.size_bytes, exchange.ranks, exchange.domains
+        )
+
+    return of
 
 
 def _like(found: ResolvedScenario, model: Model) -> Likeness | None:
@@ -273,44 +291,6 @@ def _like(found: ResolvedScenario, model: Model) -> Likeness | None:
         return None
     asked = features(found.strategy, model, found.cluster)
     return None if isinstance(asked, str) else alike(asked, judged_runs())
-
-
-def _is_tuned(found: ResolvedScenario) -> bool:
-    """Tell whether fitted constants choose the algorithm, and nothing else says how long it is."""
-    forced = found.decision is not None and found.decision.algorithm is not None
-    return found.cluster.network is not None and not forced and found.cluster.gpu.measured is None
-
-
-def _alone_s(cluster: Cluster, collective: str, size_bytes: int, ranks: int) -> float:
-    """Return the seconds of a collective among GPUs of a domain, with the links to itself."""
-    assert cluster.network is not None
-    shape = GroupShape(ranks=ranks)
-    links = bandwidths(cluster, shape)
-    chosen = choose(cluster.network, Collective(collective), size_bytes, shape, links=links)
-    taken_ps = chosen.time_ps(size_bytes, gpu_bytes_per_s=links.gpu, node_bytes_per_s=links.node)
-    return taken_ps / PICOSECONDS_PER_SECOND
-
-
-def exchange_seconds(found: ResolvedScenario) -> ExchangeSeconds:
-    """Return what the bytes of collectives take at least on the links of a cluster."""
-    cluster = found.cluster
-    cut, tuned = cut_of(cluster), _is_tuned(found)
-
-    def of(exchange: Exchange) -> tuple[float, float]:
-        if not tuned or not exchange.domains:
-            return least_exchange_s(exchange, cut)
-        assert cluster.network is not None
-        shape = GroupShape(ranks=exchange.ranks, nodes=exchange.domains)
-        near, far = least_link_s(
-            cluster.network,
-            Collective(exchange.collective),
-            round(exchange.size_bytes),
-            shape,
-            links=bandwidths(cluster, shape),
-        )
-        return (near, 0.0) if exchange.domains == 1 else (0.0, far)
-
-    return of
 
 
 def _groups(strategy: Strategy) -> int:

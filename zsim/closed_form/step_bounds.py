@@ -85,7 +85,7 @@ def tensor_s(collective: str, size_bytes: int, ranks: int, bytes_per_s: int) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
+class RankSpeeds:
     """What a rank does in which time.
 
     Attributes:
@@ -102,7 +102,7 @@ class Speeds:
 
 
 @dataclass(slots=True)
-class _Work:
+class _RankWork:
     """What a rank does in a row: kernels, how often each, and collectives of the tensor axis."""
 
     kernels: Counter[KernelTime] = field(default_factory=Counter[KernelTime])
@@ -125,9 +125,9 @@ class _Clock:
     kernels: KernelTimes
     tensor: TensorSeconds
 
-    def work(self, model: Model) -> _Work:
+    def work(self, model: Model) -> _RankWork:
         """Return what a model, or a stage, does for one micro-batch: forward, again, backward."""
-        found, again = _Work(), set[str]()
+        found, again = _RankWork(), set[str]()
         if not self.strategy.activations.early_stop:
             again = recomputed(model, self.strategy)
         for unit in model.units:
@@ -186,7 +186,7 @@ class _Clock:
 def busy_s(
     model: Model,
     strategy: Strategy,
-    speeds: Speeds,
+    speeds: RankSpeeds,
     copied: Callable[[Model], CopiedBytes],
     *,
     exchanged_s: float,

@@ -79,7 +79,7 @@ class PublishedSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SettingChoice:
     """What is chosen in a group, and what would have been best.
 
     Attributes:
@@ -110,7 +110,7 @@ class Choice:
         return self.of_all.step_s is not None
 
 
-def choices(settings: Iterable[PublishedSetting]) -> list[Choice]:
+def choices(settings: Iterable[PublishedSetting]) -> list[SettingChoice]:
     """Return the choice of each group that has enough settings with a result."""
     groups: defaultdict[tuple[str, str, str, int], list[PublishedSetting]] = defaultdict(list)
     for each in settings:
@@ -122,11 +122,11 @@ def choices(settings: Iterable[PublishedSetting]) -> list[Choice]:
     ]
 
 
-def _choice(own: Sequence[PublishedSetting]) -> Choice | None:
+def _choice(own: Sequence[PublishedSetting]) -> SettingChoice | None:
     known = [each for each in own if each.step_s is not None]
     if len(known) < LEAST_SETTINGS or not any(each.predicted_s for each in known):
         return None
-    return Choice(
+    return SettingChoice(
         settings=len(known),
         chosen=max(known, key=lambda each: each.rank),
         of_all=max(own, key=lambda each: each.rank),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
-from zsim.calibration.choice import LEAST_SETTINGS, NEAR, PublishedSetting, choices
+from zsim.calibration.setting_choice import LEAST_SETTINGS, NEAR, PublishedSetting, choices
 
 TIMES = st.floats(0.1, 100)
 
