@@ -17,9 +17,9 @@ NEAR = 0.1
 
 TIGHT = 0.97
 """Share of the usable memory beyond which a run is at the edge of it. Peaks are predicted within
-3 % in the median (docs/validation.md). Of five published runs that are predicted to take more, two
-took three times as long as others like them: an allocator that finds no memory gives back its
-cache and begins again."""
+3 % in the median (docs/validation.md). Of five published runs of 8B that are predicted to take more,
+three took three to eight times as long as predicted: an allocator that finds no memory gives back
+its cache and begins again."""
 
 AXES = ("data", "tensor", "pipeline", "replicate")
 
