@@ -17,7 +17,7 @@ NEAR = 0.1
 
 TIGHT = 0.97
 """Share of the usable memory beyond which a run is at the edge of it. Peaks are predicted within
-3 % in the median (docs/validation.md). Of five published runs of 8B that are predicted to take more,
+3 % in the median (docs/validation.md). Of five published runs of 8B that are predicted to take more
 three took three to eight times as long as predicted: an allocator that finds no memory gives back
 its cache and begins again."""
 

@@ -72,7 +72,7 @@ TensorSeconds = Callable[[str, int, int], float]
 of the whole tensor, and the ranks."""
 
 
-def tensor_s(collective: str, size_bytes: int, ranks: int, bytes_per_s: int) -> float:
+def tensor_s(collective: str, size_bytes: float, ranks: int, bytes_per_s: int) -> float:
     """Return the least seconds of a collective within a domain whose GPUs have such links.
 
     It is that of a ring, or of a switch that does an all-reduce on the way.
