@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from zsim.api.answer_text import facts_text, table_text
 from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
-from zsim.api.setting_trial import NAME, SettingOutcome
+from zsim.api.setting_trial import NAME
 from zsim.api.training_budget import Price, TrainingBudget
+from zsim.api.tried_setting import LONGER, TriedSetting
 from zsim.files.source import settled
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
@@ -29,74 +29,6 @@ SHOWN = 10
 
 REASONS_SHOWN = 8
 """Reasons that it lists."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriedSetting:
-    """A setting that was simulated.
-
-    Attributes:
-        group: number of its group; settings of one differ in knobs of their runtime.
-        changes: what it says, by key of a scenario.
-        gpus: that it runs on.
-        outcome: what it came to.
-        value: what is minimized, of the step time that is expected: as much longer than predicted
-            as judged runs like it took in the median; None where it could not be run.
-        is_late: whether the training would take longer than it may.
-    """
-
-    group: int
-    changes: Mapping[str, object]
-    gpus: int
-    outcome: SettingOutcome
-    value: float | None
-    is_late: bool = False
-
-    @property
-    def is_answer(self) -> bool:
-        """True if it fits and keeps every limit."""
-        return self.value is not None and self.outcome.fits and not self.is_late
-
-    @property
-    def order(self) -> tuple[bool, bool, float, int, str]:
-        """Key by which settings are sorted: the best first, of equal ones that with less memory.
-
-        Those at the edge of memory come after all others.
-        """
-        value, outcome = inf if self.value is None else self.value, self.outcome
-        last = (value, outcome.memory_bytes, repr(self.changes))
-        return (not self.is_answer, outcome.is_tight, *last)
-
-    def name(self) -> str:
-        """Return the setting in words."""
-        runtime = self.changes["zero.emulate"]
-        parts = [f"{runtime} stage {self.changes['zero.stage']}"]
-        for key, word in AXES.items():
-            if (degree := self.changes.get(key, 1)) != 1:
-                parts.append(f"{word} {degree}")
-        micro, times = (self.changes[f"train.{key}"] for key in BATCHES)
-        parts.append(f"batch {micro} x {times}")
-        parts.append(f"checkpoints {self.changes['activations.checkpointing']}")
-        prefix = f"zero.{runtime}."
-        parts += [
-            f"{key.removeprefix(prefix)}={_word(value)}"
-            for key, value in self.changes.items()
-            if key.startswith(prefix)
-        ]
-        return ", ".join(parts)
-
-
-AXES = {
-    "parallel.tensor": "tensor",
-    "parallel.pipeline": "pipeline",
-    "parallel.replicate": "replicas",
-    "parallel.data": "data",
-}
-BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +218,7 @@ class BestResult(AnswerInFacts):
             ),
         ]
         if found.slower >= LONGER:
-            lines.append(("expected", f"{_longer(best)} as predicted, in the median"))
+            lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
             lines.append(("the training", budget.text()))
         lines += [("optimality", self._optimality()), ("search", searched), *self._tied()]
@@ -373,7 +305,7 @@ class BestResult(AnswerInFacts):
             return "best" if each.outcome.error is not None else "best, unjudged"
         verdict = {True: ", tie", False: "", None: ", unjudged"}[self.is_tie(each)]
         verdict += ", next to no memory left" if each.outcome.is_tight else ""
-        verdict += f", {_longer(each)}" if each.outcome.slower >= LONGER else ""
+        verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
         return f"{self.more(each):+.1%}{verdict}"
 
     def _losses_text(self) -> str:
@@ -428,12 +360,5 @@ class BestResult(AnswerInFacts):
         name = None if self.best is None else self.best.name()
         return f"BestResult(title={self.title!r}, best={name!r}, gap={self.gap:.3f})"
 
-
-def _longer(each: TriedSetting) -> str:
-    return f"judged ones took {each.outcome.slower:.2g} times as long"
-
-
-LONGER = 1.05
-"""Times as long as predicted from which it is said that judged runs took longer."""
 
 UNJUDGED = " (unlike every run that was judged)"

@@ -12,9 +12,10 @@ from typing import Final, Unpack
 
 from zsim.api.answer import Progress, tell_nobody
 from zsim.api.best_question import BestOptions, Question, question_of
-from zsim.api.best_result import BestResult, LossReason, TriedSetting
+from zsim.api.best_result import BestResult, LossReason
 from zsim.api.scenario import Changed
 from zsim.api.setting_trial import Bounder, SettingBound, SettingOutcome, tried
+from zsim.api.tried_setting import TriedSetting
 from zsim.calibration.setting_choice import TIGHT
 from zsim.planner.search import Search, SettingBranch, Trial
 from zsim.planner.space import RefusedSettings, SettingGroup

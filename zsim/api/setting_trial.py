@@ -9,6 +9,7 @@ from typing import Any
 from zsim.analysis.collective_bounds import CollectiveBounds
 from zsim.api.forecast import FEW, RUN_FAULTS, accumulating, forecast, settled_source
 from zsim.calibration.setting_choice import is_tight
+from zsim.closed_form.memory_bounds import device_bytes, host_state_bytes
 from zsim.closed_form.step_bounds import (
     Exchange,
     ExchangeSeconds,
@@ -19,9 +20,7 @@ from zsim.closed_form.step_bounds import (
     TensorSeconds,
     busy_s,
     data_exchange_s,
-    device_bytes,
     exchange_s,
-    host_state_bytes,
     host_update_s,
     least_exchange_s,
     offload_s,
