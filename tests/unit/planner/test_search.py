@@ -116,7 +116,7 @@ def test_a_front_has_what_nothing_else_covers(points: list[tuple[float, float]])
 
 
 def test_settings_that_need_more_than_one_that_lacks_memory_are_passed_over() -> None:
-    larger = (frozenset({1, 3}), frozenset({3}), frozenset(), frozenset())
+    larger: list[frozenset[int]] = [frozenset({1, 3}), frozenset({3}), frozenset(), frozenset()]
     branch = SettingBranch(bound=1.0, memory_bytes=1, settings=4, family="one", larger=larger)
     search = Search([branch], usable_bytes=1)
     tried: list[int] = []
