@@ -44,7 +44,7 @@ mypy pyright: .venv/installed
 bench-predicted: .venv/installed  ## predicted steps of the ranks at hand beside measured ones; nothing else may run
 	.venv/bin/python -m benchmarks.predicted
 
-bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages, pipelines
+bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages, pipelines, the planner
 	.venv-run/bin/python benchmarks/step_96_layers.py
 	.venv-run/bin/python benchmarks/check.py
 	.venv-run/bin/python -m benchmarks.scale
@@ -52,6 +52,7 @@ bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072
 	.venv-run/bin/python -m benchmarks.allocator
 	.venv-run/bin/python -m benchmarks.page
 	.venv-run/bin/python -m benchmarks.pipeline
+	.venv-run/bin/python -m benchmarks.best
 
 bench-real: .venv/installed  ## real steps on Gloo beside DDP, ZeroRedundancyOptimizer and FSDP2: ratios of time and memory
 	.venv/bin/python -m benchmarks.real 2

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from zsim.api.answer_text import facts_text, table_text
 from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
-from zsim.api.setting_trial import NAME, SettingOutcome
+from zsim.api.setting_trial import NAME
 from zsim.api.torchtitan_text import torchtitan_text
 from zsim.api.training_budget import Price, TrainingBudget
+from zsim.api.tried_setting import LONGER, TriedSetting
 from zsim.files.source import settled
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
@@ -30,69 +30,6 @@ SHOWN = 10
 
 REASONS_SHOWN = 8
 """Reasons that it lists."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriedSetting:
-    """A setting that was simulated.
-
-    Attributes:
-        group: number of its group; settings of one differ in knobs of their runtime.
-        changes: what it says, by key of a scenario.
-        gpus: that it runs on.
-        outcome: what it came to.
-        value: what is minimized; None where it could not be run.
-        is_late: whether the training would take longer than it may.
-    """
-
-    group: int
-    changes: Mapping[str, object]
-    gpus: int
-    outcome: SettingOutcome
-    value: float | None
-    is_late: bool = False
-
-    @property
-    def is_answer(self) -> bool:
-        """True if it fits and keeps every limit."""
-        return self.value is not None and self.outcome.fits and not self.is_late
-
-    @property
-    def order(self) -> tuple[bool, float, int, str]:
-        """Key by which settings are sorted: the best first, of equal ones that with less memory."""
-        value = inf if self.value is None else self.value
-        return (not self.is_answer, value, self.outcome.memory_bytes, repr(self.changes))
-
-    def name(self) -> str:
-        """Return the setting in words."""
-        runtime = self.changes["zero.emulate"]
-        parts = [f"{runtime} stage {self.changes['zero.stage']}"]
-        for key, word in AXES.items():
-            if (degree := self.changes.get(key, 1)) != 1:
-                parts.append(f"{word} {degree}")
-        micro, times = (self.changes[f"train.{key}"] for key in BATCHES)
-        parts.append(f"batch {micro} x {times}")
-        parts.append(f"checkpoints {self.changes['activations.checkpointing']}")
-        prefix = f"zero.{runtime}."
-        parts += [
-            f"{key.removeprefix(prefix)}={_word(value)}"
-            for key, value in self.changes.items()
-            if key.startswith(prefix)
-        ]
-        return ", ".join(parts)
-
-
-AXES = {
-    "parallel.tensor": "tensor",
-    "parallel.pipeline": "pipeline",
-    "parallel.replicate": "replicas",
-    "parallel.data": "data",
-}
-BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +87,12 @@ class BestResult(AnswerInFacts):
     def best(self) -> TriedSetting | None:
         """The best setting; None if none fits."""
         return self.answers[0] if self.answers else None
+
+    @cached_property
+    def best_judged(self) -> TriedSetting | None:
+        """The best setting whose error judged runs like it state; None where none was tried."""
+        known = (each for each in self.answers if each.outcome.error is not None)
+        return next(known, None)
 
     @cached_property
     def ten(self) -> tuple[TriedSetting, ...]:
@@ -278,10 +221,29 @@ class BestResult(AnswerInFacts):
                 f"{format_bytes(found.usable_bytes)} usable on {self.gpu}",
             ),
         ]
+        if found.slower >= LONGER:
+            lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
             lines.append(("the training", budget.text()))
         lines += [("optimality", self._optimality()), ("search", searched), *self._tied()]
-        return [*lines, ("trust", found.trust)]
+        return [*lines, ("trust", found.trust), *self._judged()]
+
+    def _judged(self) -> list[tuple[str, str]]:
+        """Return the best setting that is like judged runs, where the best is like none."""
+        assert self.best is not None
+        if self.best.outcome.error is not None:
+            return []
+        other = self.best_judged
+        if other is None:
+            return [("like judged runs", "none of the settings that fit")]
+        outcome = other.outcome
+        return [
+            (
+                "like judged runs",
+                f"{other.name()}: {format_seconds(outcome.step_time_s)}, {self.more(other):+.1%}; "
+                f"{outcome.trust}",
+            )
+        ]
 
     def _nearest(self) -> list[tuple[str, str]]:
         """Return the setting that lacks least memory, where none fits."""
@@ -346,6 +308,8 @@ class BestResult(AnswerInFacts):
         if each is self.best:
             return "best" if each.outcome.error is not None else "best, unjudged"
         verdict = {True: ", tie", False: "", None: ", unjudged"}[self.is_tie(each)]
+        verdict += ", next to no memory left" if each.outcome.is_tight else ""
+        verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
         return f"{self.more(each):+.1%}{verdict}"
 
     def _losses_text(self) -> str:
@@ -362,6 +326,9 @@ class BestResult(AnswerInFacts):
             "title": self.title,
             "objective": self.objective,
             "best": None if best is None else self._object(best),
+            "best_like_judged": (
+                None if self.best_judged is None else self._object(self.best_judged)
+            ),
             "gap": self.gap,
             "settings": self.settings,
             "simulated": len(self.tried),
@@ -386,6 +353,8 @@ class BestResult(AnswerInFacts):
             "usable_memory_bytes": each.outcome.usable_bytes,
             "value": each.value,
             "error": each.outcome.error,
+            "judged_took_times_as_long": each.outcome.slower,
+            "leaves_no_memory": each.outcome.is_tight,
             "tie": None if each is self.best else self.is_tie(each),
             "trust": each.outcome.trust,
             "budget": None if budget is None else budget.to_dict(),

@@ -6,14 +6,17 @@ from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import perf_counter  # noqa: TID251  (a search ends after the seconds that it is given)
 from typing import Final, Unpack
 
 from zsim.api.answer import Progress, tell_nobody
 from zsim.api.best_question import BestOptions, Question, question_of
-from zsim.api.best_result import BestResult, LossReason, TriedSetting
+from zsim.api.best_result import BestResult, LossReason
 from zsim.api.scenario import Changed
 from zsim.api.setting_trial import Bounder, SettingBound, SettingOutcome, tried
+from zsim.api.tried_setting import TriedSetting
+from zsim.calibration.setting_choice import TIGHT
 from zsim.planner.search import Search, SettingBranch, Trial
 from zsim.planner.space import RefusedSettings, SettingGroup
 from zsim.workers.crew import InProcess, cores
@@ -149,7 +152,7 @@ class _Hunt:
         gpus = group.fleet.gpus
         value = None
         if outcome.fits:
-            value = self.question.value(outcome.step_time_s, gpus)
+            value = self.question.value(outcome.step_time_s * outcome.slower, gpus)
         is_late = self.question.is_late(outcome.step_time_s)
         share = outcome.memory_bytes / outcome.usable_bytes if outcome.usable_bytes else 1.0
         trial = Trial(
@@ -157,6 +160,8 @@ class _Hunt:
             is_answer=value is not None and outcome.fits and not is_late,
             memory_bytes=outcome.memory_bytes,
             memory_share=share,
+            is_tight=outcome.is_tight,
+            lacks_memory=not outcome.fits and not outcome.refusal,
         )
         self.search.tell(*pick, trial)
         self.tried.append(
@@ -175,11 +180,18 @@ class _Hunt:
         found = [LossReason("cannot be", why, count) for why, count in _alike(self.pool.refused)]
         search = self.search
         out = [place for place in range(len(self.pool.groups)) if search.is_bounded_out(place)]
-        left = sum(len(self.pool.groups[place].knobs) - search.tried(place) for place in out)
+        left = sum(
+            len(self.pool.groups[place].knobs) - search.tried(place) - search.passed_over(place)
+            for place in out
+        )
         if left:
             found.append(
                 LossReason("cannot win", "their lower bound is no better than the best", left)
             )
+        over = sum(map(search.passed_over, range(len(self.pool.groups))))
+        if over:
+            why = "their knobs add to the memory of a setting that does not fit"
+            found.append(LossReason("cannot fit", why, over))
         simulated: Counter[str] = Counter()
         for each in self.tried:
             if each.outcome.refusal:
@@ -188,6 +200,10 @@ class _Hunt:
                 simulated["out of memory in the simulation"] += 1
             elif each.is_late:
                 simulated["takes longer than --within"] += 1
+            elif each.outcome.is_tight and search.best < inf:
+                simulated[f"takes more than {TIGHT:.0%} of the memory, which may not do"] += 1
+            elif each.outcome.slower >= MUCH and each.value != search.best:
+                simulated["judged runs like it took much longer than predicted"] += 1
             elif each.value is not None and each.value > search.best:
                 simulated[f"not the least {MEASURE[self.question.objective]}"] += 1
         found += [LossReason("simulated", why, count) for why, count in _alike(simulated)]
@@ -195,6 +211,9 @@ class _Hunt:
             found.append(LossReason("not reached", "the time for the search was over", left))
         return tuple(found)
 
+
+MUCH: Final = 1.5
+"""Judged runs that took so many times as long as predicted are said to have taken much longer."""
 
 MEASURE: Final = {"time": "step time", "cost": "cost", "energy": "energy", "gpus": "GPUs"}
 
@@ -216,11 +235,13 @@ def _searched(
 ) -> BestResult:
     branches = [
         SettingBranch(
-            bound=question.value(bound.step_time_s, group.fleet.gpus),
+            bound=question.value(bound.step_time_s * bound.slower, group.fleet.gpus),
             memory_bytes=bound.memory_bytes,
             settings=len(group.knobs),
             family=f"{group.family} {group.fleet.gpus}",
             likely=group.likely,
+            is_judged=bound.is_judged,
+            larger=group.larger,
         )
         for group, bound in zip(pool.groups, pool.bounds, strict=True)
     ]

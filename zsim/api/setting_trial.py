@@ -1,10 +1,12 @@
 """Settings that are bounded and simulated, one by one, for the search of the best one."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import inf
 from typing import Any
 
+from zsim.analysis.collective_bounds import CollectiveBounds
 from zsim.api.forecast import (
     RUN_FAULTS,
     accumulating,
@@ -12,16 +14,25 @@ from zsim.api.forecast import (
     settled_source,
     simulated_micro_batches,
 )
+from zsim.calibration.setting_choice import is_tight
+from zsim.closed_form.memory_bounds import device_bytes, host_state_bytes
 from zsim.closed_form.step_bounds import (
+    Exchange,
+    ExchangeSeconds,
+    KernelTime,
+    KernelTimes,
     LinkCut,
+    RankSpeeds,
+    TensorSeconds,
     busy_s,
-    device_bytes,
+    data_exchange_s,
     exchange_s,
-    host_state_bytes,
     host_update_s,
+    least_exchange_s,
     offload_s,
+    tensor_s,
 )
-from zsim.cluster.cluster import Cluster
+from zsim.cluster.cluster import Cluster, Gpu
 from zsim.cluster.host_side import HostKernel
 from zsim.compute.roofline import kernel_ps
 from zsim.files.installed import kernel_profile, network_profile, topology
@@ -29,12 +40,16 @@ from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
+from zsim.prediction.evidence import judged_runs
+from zsim.prediction.likeness import Likeness, alike
+from zsim.prediction.run_features import features
 from zsim.prediction.trust import trust
-from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
+from zsim.runtimes.registry import copied_bytes, file_bytes, host_bytes, wire_bytes
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Strategy
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 
 NAME = "best"
@@ -49,6 +64,8 @@ class SettingBound:
         busy_s: seconds of these in which a rank computes: knobs do not change them.
         why_not: why there is no run at all, in one line; empty if there may be one.
         is_full: whether that is for lack of memory: larger micro-batches need more.
+        is_judged: whether enough judged runs are like it that its error can be stated.
+        slower: how many times as long as predicted they took, in the median.
     """
 
     step_time_s: float = 0.0
@@ -56,6 +73,8 @@ class SettingBound:
     memory_bytes: int = 0
     why_not: str = ""
     is_full: bool = False
+    is_judged: bool = False
+    slower: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +87,7 @@ class SettingOutcome:
         usable_bytes: what there is.
         trust: how far the times can be trusted, as a sentence.
         error: of nine of ten judged runs like it; None where none was judged.
+        slower: how many times as long as predicted such runs took, in the median.
     """
 
     refusal: str = ""
@@ -77,6 +97,12 @@ class SettingOutcome:
     fits: bool = False
     trust: str = ""
     error: float | None = None
+    slower: float = 1.0
+
+    @property
+    def is_tight(self) -> bool:
+        """True if it fits, and leaves next to no memory."""
+        return self.fits and is_tight(self.memory_bytes, self.usable_bytes)
 
 
 def tried(tables: Mapping[str, Any]) -> SettingOutcome:
@@ -98,6 +124,7 @@ def tried(tables: Mapping[str, Any]) -> SettingOutcome:
         fits=found.fits,
         trust=trusted.text,
         error=trusted.error,
+        slower=trusted.slower,
     )
 
 
@@ -114,7 +141,8 @@ class Bounder:
     def __init__(self) -> None:
         self._topology = cache(topology)
         self._models: dict[object, Model] = {}
-        self._kernels: dict[int, tuple[float, tuple[Kernel, ...]]] = {}
+        self._kernels: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
+        self._times: dict[object, CollectiveBounds] = {}
 
     def bound_of_all(self, settings: Iterable[Mapping[str, Any]]) -> SettingBound:
         """Return what no run of settings goes below that differ in knobs of their runtime alone.
@@ -148,7 +176,7 @@ class Bounder:
         if model.frozen and runtime is not None and not runtime.takes_frozen:
             why = f"model.frozen: {type(runtime).__name__} trains every parameter here"
             return SettingBound(why_not=why)
-        memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(0)
+        memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(_groups(strategy))
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
             return SettingBound(why_not=why, is_full=True)
@@ -162,13 +190,24 @@ class Bounder:
         cut = cut_of(cluster)
         updating = host_update_s(model, strategy, cut)
         moved = offload_s(host_bytes(model, strategy), file_bytes(model, strategy), strategy, cut)
-        busy = busy_s(model, strategy, self._seconds(cluster), cut) + updating
-        seconds = max(
-            busy,
-            exchange_s(wire_bytes(model, strategy), strategy, cut),
-            moved,
+        lines = wire_bytes(model, strategy)
+        between = exchange_seconds(cluster, self._collective_bounds(found))
+        busy = updating + busy_s(
+            model,
+            strategy,
+            self._speeds(found),
+            lambda part: copied_bytes(part, strategy),
+            exchanged_s=data_exchange_s(lines, strategy, cut, between),
         )
-        return SettingBound(step_time_s=seconds, busy_s=busy, memory_bytes=memory)
+        seconds = max(busy, exchange_s(lines, strategy, cut, between), moved)
+        like = _like(found, model)
+        return SettingBound(
+            step_time_s=seconds,
+            busy_s=busy,
+            memory_bytes=memory,
+            is_judged=like is not None and like.bound is not None,
+            slower=1.0 if like is None else like.slower,
+        )
 
     def _model(self, found: ResolvedScenario) -> Model:
         strategy = found.strategy
@@ -185,16 +224,83 @@ class Bounder:
             self._models[key] = found.make_model()
         return self._models[key]
 
-    def _seconds(self, cluster: Cluster) -> Callable[[tuple[Kernel, ...]], float]:
-        def of(kernels: tuple[Kernel, ...]) -> float:
+    def _speeds(self, found: ResolvedScenario) -> RankSpeeds:
+        """Return what a rank does in which time, in the simulation."""
+        gpu = found.cluster.gpu
+        copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
+        is_measured = gpu.measured is not None
+        return RankSpeeds(
+            kernels=self._kernel_times(gpu),
+            tensor=tensor_seconds(found.cluster, self._collective_bounds(found)),
+            copied_bytes_per_s=inf if is_measured else copied,
+            collective_share=0.0 if is_measured else float(gpu.collective_share),
+        )
+
+    def _kernel_times(self, gpu: Gpu) -> KernelTimes:
+        def of(kernels: tuple[Kernel, ...]) -> KernelTime:
             known = self._kernels.get(id(kernels))
             if known is None:
-                taken = sum(kernel_ps(each, cluster.gpu) for each in kernels)
+                times = [(each.kind, kernel_ps(each, gpu)) for each in kernels]
+                moving = sum(ps for kind, ps in times if not kind.multiplies_matrices)
+                second = PICOSECONDS_PER_SECOND
+                found = KernelTime(sum(ps for _, ps in times) / second, moving / second)
                 # The kernels are kept, so that no others get their id.
-                known = self._kernels[id(kernels)] = (taken / PICOSECONDS_PER_SECOND, kernels)
+                known = self._kernels[id(kernels)] = (found, kernels)
             return known[0]
 
         return of
+
+    def _collective_bounds(self, found: ResolvedScenario) -> CollectiveBounds | None:
+        """Return times of collectives; None where no constants choose their algorithm."""
+        cluster = found.cluster
+        forced = found.decision is not None and found.decision.algorithm is not None
+        if cluster.network is None or forced or cluster.gpu.measured is not None:
+            return None
+        key = (id(cluster.network), cluster.name, cluster.nodes)
+        known = self._times.get(key)
+        if known is None or known.cluster.network is not cluster.network:
+            known = self._times[key] = CollectiveBounds(cluster)
+        return known
+
+
+def tensor_seconds(cluster: Cluster, times: CollectiveBounds | None) -> TensorSeconds:
+    """Return what collectives of the tensor axis take."""
+
+    def of(collective: str, size_bytes: int, ranks: int) -> float:
+        if times is None or ranks > cluster.gpus_per_node * cluster.nodes_per_domain:
+            return tensor_s(collective, size_bytes, ranks, cluster.switch_link.bytes_per_s)
+        return times.alone_s(collective, size_bytes, ranks)
+
+    return of
+
+
+def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> ExchangeSeconds:
+    """Return what the bytes of collectives take at least on the links of a cluster."""
+    cut = cut_of(cluster)
+
+    def of(exchange: Exchange) -> tuple[float, float]:
+        if times is None or not exchange.domains:
+            return least_exchange_s(exchange, cut)
+        return times.moving_s(
+            exchange.collective, exchange.size_bytes, exchange.ranks, exchange.domains
+        )
+
+    return of
+
+
+def _like(found: ResolvedScenario, model: Model) -> Likeness | None:
+    """Return judged runs like a setting; None where no judged run can be. Knobs change none."""
+    gpu = found.cluster.gpu
+    if gpu.measured is not None or gpu.kernels is None:
+        return None
+    asked = features(found.strategy, model, found.cluster)
+    return None if isinstance(asked, str) else alike(asked, judged_runs())
+
+
+def _groups(strategy: Strategy) -> int:
+    """Return of how many communicators a rank is at least."""
+    parallel = strategy.parallel
+    return sum(degree > 1 for degree in (parallel.data, parallel.tensor))
 
 
 def _lacking_drives(found: ResolvedScenario) -> str | None:

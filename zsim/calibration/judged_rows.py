@@ -28,7 +28,7 @@ def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> 
     return JudgedRun(
         publication=TABLES[run.file].publication,
         citation=run.source.rpartition("; ")[2],
-        sweep=sha256("\0".join(map(str, run.sweep)).encode()).hexdigest()[:8],
+        sweep=sweep_of(run),
         step_s=rounded(run.step_time_s),
         predicted_step_s=rounded(forecast.step_time_s),
         peak_bytes=run.peak_bytes,
@@ -36,6 +36,11 @@ def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> 
         features=features,
         settings=flat({name: table for name, table in tables.items() if name != "title"}),
     )
+
+
+def sweep_of(run: Published) -> str:
+    """Return the name that the table has for the sweep of `run`."""
+    return sha256("\0".join(map(str, run.sweep)).encode()).hexdigest()[:8]
 
 
 def rounded(seconds: float) -> float:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from zsim.api.answer import Answer
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
-TRUST = "trust"
+TRUST, BEST = "trust", "best"
 PARTS = 20
-KINDS = (NETWORK, TRAINING, MEMORY, PAPER, TRUST)
+KINDS = (NETWORK, TRAINING, MEMORY, PAPER, TRUST, BEST)
 
 
 def validate(
@@ -62,6 +62,8 @@ def validate(
         raise MistakeError(f"--data: {data}: {PAPER} takes none, its figures ship")
     if what == TRUST:
         return _trust(data, picture, to, as_json=json)
+    if what == BEST:
+        return _best(data, picture, as_json=json)
     if what != PAPER and data is None:
         raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
     if what == NETWORK and picture is not None:
@@ -114,6 +116,18 @@ def _trust(data: Path | None, picture: Path | None, to: Path | None, *, as_json:
         found = validate_trust(data, progress=told if sys.stderr.isatty() else _say)
     with answer_before(outputs((to, found.write))):
         print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _best(data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
+    """Judge which published setting is ranked first, by the table that ships or a folder."""
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+    from zsim.api.choice_validation import validate_best
+
+    with progress("published settings") as told:
+        found = validate_best(data, progress=told if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
     return Code.DONE
 
 

@@ -17,17 +17,32 @@ def clipped_once(model: Model, strategy: Strategy) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedBytes:
+    """Bytes of device memory that copies read and write in a step, at least.
+
+    Attributes:
+        compute: of copies between the kernels of forward and backward, on their stream.
+        beside: of copies on other streams.
+    """
+
+    compute: int = 0
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataVolume:
     """The own part of a runtime: parameters and gradients, and how many norms it reduces.
 
-    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units. `host`
-    is what it copies between device and host, `files` what it reads and writes; None is what
-    `[offload]` says of zsim's own stages.
+    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units. `copied`
+    is what it copies on the device, of parameters and gradients. `host` is what it copies between
+    device and host, `files` what it reads and writes; None is what `[offload]` says of zsim's own
+    stages.
     """
 
     data: Callable[[Model, Strategy], list[WireBytes]]
     of_stage: Callable[[Stage, Strategy], list[WireBytes]] | None = None
     norms: Callable[[Model, Strategy], int] = clipped_once
+    copied: Callable[[Model, Strategy], CopiedBytes] | None = None
     host: Callable[[Model, Strategy], HostBytes] | None = None
     files: Callable[[Model, Strategy], FileBytes | None] | None = None
 

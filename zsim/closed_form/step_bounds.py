@@ -1,22 +1,24 @@
 """Lower bounds of a step from model and strategy alone: what no schedule of them can beat.
 
 Compute: kernels of a micro-batch run one after the other on a GPU, each at least as long as alone,
-and sums over the tensor axis between them. Bytes: what ranks must exchange passes the narrowest cut
-around a node, or around a GPU. Memory: what persists, and the activations that are kept where the
-last backward begins. Searches leave out settings whose bound is worse than what they have found
-(branch and bound: Land and Doig 1960).
+collectives of the tensor axis and copies between them; collectives of the data axis slow those that
+they are beside. Bytes: what ranks must exchange passes the narrowest cut around a node, or around a
+GPU. Searches leave out settings whose bound is worse than what they have found (branch and bound:
+Land and Doig 1960).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zsim.closed_form.checkpoint import recomputed
+from zsim.closed_form.data_volume import CopiedBytes
+from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
 from zsim.model.kernel import Kernel
-from zsim.model.model import BATCH, Model, Segment, Unit, Value
+from zsim.model.model import Model, Segment, Value
 from zsim.model.pipeline_stages import stages
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
-from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
 ALONE_IN_RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -50,107 +52,265 @@ class LinkCut:
 
 ADAM_MOMENTS = 2
 
-KernelSeconds = Callable[[tuple[Kernel, ...]], float]
-"""Seconds that kernels take one after the other, nothing beside them."""
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Seconds that kernels of an operation take one after the other, nothing beside them.
+
+    In `moving_s` of them kernels run that only move memory.
+    """
+
+    seconds: float
+    moving_s: float
+
+
+KernelTimes = Callable[[tuple[Kernel, ...]], KernelTime]
+
+TensorSeconds = Callable[[str, int, int], float]
+"""Seconds that a collective of the tensor axis takes with the links to itself: its name, the bytes
+of the whole tensor, and the ranks."""
+
+
+def tensor_s(collective: str, size_bytes: float, ranks: int, bytes_per_s: int) -> float:
+    """Return the least seconds of a collective within a domain whose GPUs have such links.
+
+    It is that of a ring, or of a switch that does an all-reduce on the way.
+    """
+    laps = ALONE_IN_RING[collective]
+    passed = laps * (ranks - 1) / ranks
+    if collective in SWITCHED:
+        passed = min(passed, 1 + 1 / ranks)
+    return size_bytes * passed / bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpeeds:
+    """What a rank does in which time.
+
+    Attributes:
+        kernels: times of the kernels of an operation.
+        tensor: of collectives of the tensor axis.
+        copied_bytes_per_s: bytes that a copy on the device reads and writes in a second.
+        collective_share: part of a GPU that a collective takes from kernels that compute.
+    """
+
+    kernels: KernelTimes
+    tensor: TensorSeconds
+    copied_bytes_per_s: float
+    collective_share: float = 0.0
+
+
+@dataclass(slots=True)
+class _RankWork:
+    """What a rank does in a row: kernels, how often each, and collectives of the tensor axis."""
+
+    kernels: Counter[KernelTime] = field(default_factory=Counter[KernelTime])
+    tensor_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it, nothing beside it."""
+        return self.tensor_s + sum(each.seconds * count for each, count in self.kernels.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clock:
-    """Times of what a rank does in a row: kernels, and collectives of the tensor axis."""
+    """Times of what a rank does in a row: kernels, and collectives of the tensor axis.
+
+    Runtimes have both on one stream: what follows a collective of the tensor axis reads its result.
+    """
 
     strategy: Strategy
-    seconds: KernelSeconds
-    gpu: int
+    kernels: KernelTimes
+    tensor: TensorSeconds
 
-    def stage_s(self, model: Model) -> float:
-        """Return the seconds of all units of a model, or of a stage, for one micro-batch."""
-        again = set[str]()
+    def work(self, model: Model) -> _RankWork:
+        """Return what a model, or a stage, does for one micro-batch: forward, again, backward."""
+        found, again = _RankWork(), set[str]()
         if not self.strategy.activations.early_stop:
             again = recomputed(model, self.strategy)
-        last = model.units[-1]
-        return sum(
-            self._unit_s(model, unit, again=unit.name in again, followed=unit is not last)
-            for unit in model.units
-        )
+        for unit in model.units:
+            for segment in unit.segments:
+                exchanged = self._forward_s(model, segment)
+                found.kernels[self.kernels(segment.forward)] += 1
+                found.tensor_s += exchanged
+                if unit.name in again:
+                    found.kernels[self.kernels(segment.forward_kernels(again=True))] += 1
+                    found.tensor_s += exchanged
+                if model.runs_backward(segment):
+                    found.kernels[self.kernels(segment.backward)] += 1
+                    found.tensor_s += self._backward_s(model, segment)
+        return found
 
-    def _unit_s(self, model: Model, unit: Unit, *, again: bool, followed: bool) -> float:
-        """Return the seconds of a unit: forward, again, backward.
-
-        Nothing waits for what the last one sums; a recomputation need not wait for the gradient of
-        the block behind it.
-        """
-        last, total = unit.segments[-1], 0.0
-        for segment in unit.segments:
-            total += self.seconds(segment.forward)
-            if segment is not last or followed:
-                total += self._summed_s(model, segment)
-            if again:
-                total += self.seconds(segment.forward_kernels(again=True))
-                total += self._summed_s(model, segment) if segment is not last else 0.0
-            if model.runs_backward(segment):
-                total += self.seconds(segment.backward)
-                if segment is not unit.segments[0]:
-                    total += self._summed_back_s(model, segment)
+    def _forward_s(self, model: Model, segment: Segment) -> float:
+        """Return the seconds in which inputs are gathered and outputs summed."""
+        if model.tensor == 1:
+            return 0.0
+        total = self._read_s(model, segment)
+        if segment.reduces_output:
+            total += sum(self._summed_s(model, value) for value in segment.outputs)
         return total
 
-    def _summed_s(self, model: Model, segment: Segment) -> float:
-        """Return the seconds in which the outputs of a segment are summed over the tensor axis."""
-        if not segment.reduces_output:
+    def _backward_s(self, model: Model, segment: Segment) -> float:
+        """Return the seconds in which inputs are gathered again and gradients summed."""
+        if model.tensor == 1:
             return 0.0
-        return sum(self._sum_s(model, value) for value in segment.outputs)
+        total = self._read_s(model, segment) if segment.saves_input else 0.0
+        if segment.reduces_output:
+            total += sum(
+                self._gathered_s(model, value) for value in segment.outputs if value.tensor_sharded
+            )
+        if segment.reduces_input_gradient:
+            values = [model.values[name] for name in segment.inputs]
+            total += sum(self._summed_s(model, each) for each in values if each.requires_gradient)
+        return total
 
-    def _summed_back_s(self, model: Model, segment: Segment) -> float:
-        """Return the seconds in which the gradients of its inputs are."""
-        if not segment.reduces_input_gradient:
+    def _read_s(self, model: Model, segment: Segment) -> float:
+        """Return the seconds in which what a segment reads whole is gathered."""
+        if not segment.reads_whole:
             return 0.0
         values = [model.values[name] for name in segment.inputs]
-        return sum(self._sum_s(model, value) for value in values if value.requires_gradient)
+        return sum(self._gathered_s(model, value) for value in values if value.tensor_sharded)
 
-    def _sum_s(self, model: Model, value: Value) -> float:
-        """Return the seconds of one sum, which a switch may do on its way."""
-        ranks = model.tensor
-        if ranks == 1:
-            return 0.0
+    def _gathered_s(self, model: Model, value: Value) -> float:
+        return self.tensor("all_gather", value.size_bytes * model.tensor, model.tensor)
+
+    def _summed_s(self, model: Model, value: Value) -> float:
+        """Return the seconds of one sum, of which each rank keeps its tokens if they are cut."""
         if value.tensor_sharded:
-            return value.size_bytes * (ranks - 1) / self.gpu
-        return value.size_bytes * min(2 * (ranks - 1) / ranks, 1 + 1 / ranks) / self.gpu
+            return self.tensor("reduce_scatter", value.size_bytes * model.tensor, model.tensor)
+        return self.tensor("all_reduce", value.size_bytes, model.tensor)
 
 
-def busy_s(model: Model, strategy: Strategy, seconds: KernelSeconds, cut: LinkCut) -> float:
-    """Return the seconds in which the busiest rank computes or sums over the tensor axis, at least.
+def busy_s(
+    model: Model,
+    strategy: Strategy,
+    speeds: RankSpeeds,
+    copied: Callable[[Model], CopiedBytes],
+    *,
+    exchanged_s: float,
+) -> float:
+    """Return the seconds in which the busiest rank computes, copies or sums, at least.
 
-    In a pipeline, a stage waits for the first micro-batch to come down, and the first stage for the
-    last one to come back, through one chunk of each (Narayanan et al. 2021, section 2.2).
+    Collectives of the data axis, which take `exchanged_s` or more, slow kernels beside them. In a
+    pipeline, a stage waits for the first micro-batch to come down, and the first stage for the last
+    one to come back, through one chunk of each (Narayanan et al. 2021, section 2.2).
     """
-    clock = _Clock(strategy=strategy, seconds=seconds, gpu=cut.gpu)
+    clock = _Clock(strategy=strategy, kernels=speeds.kernels, tensor=speeds.tensor)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
-    if count == 1:
-        return times * clock.stage_s(model)
-    made = stages(model, strategy)
-    each = [clock.stage_s(stage.model) for stage in made]
-    first = [clock.stage_s(stage.chunks[0].model) for stage in made]
-    return max(times * own + sum(first[:index]) for index, own in enumerate(each))
+    if count > 1:
+        made = stages(model, strategy)
+        each = [clock.work(stage.model).seconds for stage in made]
+        first = [clock.work(stage.chunks[0].model).seconds for stage in made]
+        copies = [copied(stage.model).compute / speeds.copied_bytes_per_s for stage in made]
+        return max(
+            times * own + copies[index] + sum(first[:index]) for index, own in enumerate(each)
+        )
+    work, moved = clock.work(model), copied(model)
+    copies_s = moved.compute / speeds.copied_bytes_per_s
+    if not work.tensor_s:  # copies on other streams find no time in which no kernel runs
+        copies_s += moved.beside / speeds.copied_bytes_per_s
+    tensor_s = times * work.tensor_s
+    kernels = [(each, times * many) for each, many in work.kernels.items()]
+    kernels.append((KernelTime(copies_s, copies_s), 1))
+    slowed_s = _slowed_s(kernels, exchanged_s - tensor_s, speeds.collective_share)
+    return times * work.seconds + copies_s + slowed_s
 
 
-def exchange_s(lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut) -> float:
+def _slowed_s(kernels: Iterable[tuple[KernelTime, int]], beside_s: float, share: float) -> float:
+    """Return by how long collectives of `beside_s` seconds slow kernels, at least.
+
+    A collective takes `share` of the processors from a kernel that computes, and none from one that
+    moves memory, as long as it is under way. So the least is where it is beside those that move
+    most. Each second that a kernel is slowed by may itself be one beside a collective.
+    """
+    total, left = 0.0, beside_s
+    for each, many in sorted(kernels, key=lambda pair: -pair[0].moving_s / (pair[0].seconds or 1)):
+        if left <= 0 or not each.seconds:
+            continue
+        taken = min(left, each.seconds * many)
+        total += share * (1 - each.moving_s / each.seconds) * taken
+        left -= taken
+    return total / (1 + share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective over the ranks of a group: its name, the bytes of the whole tensor, the group.
+
+    `ranks` are spread evenly over so many `domains`; 0 where they are not. So many groups as
+    `sharers` are in a domain.
+    """
+
+    collective: str
+    size_bytes: float
+    ranks: int
+    domains: int
+    sharers: int = 1
+
+
+ExchangeSeconds = Callable[[Exchange], tuple[float, float]]
+"""Seconds that its bytes take at least on the link of a GPU, and on the NICs of a domain.
+
+What leaves a domain need not pass the link of a GPU, so one of the two is 0."""
+
+
+def least_exchange_s(exchange: Exchange, cut: LinkCut) -> tuple[float, float]:
+    """Return the same by the bandwidths of links alone, whatever the algorithm.
+
+    Of a tensor that is spread over k domains, each needs all but the k-th part that it has.
+    """
+    ranks, domains = exchange.ranks, exchange.domains
+    if domains == 1:
+        return tensor_s(exchange.collective, exchange.size_bytes, ranks, cut.gpu), 0.0
+    if not domains:
+        return 0.0, 0.0
+    sharers = exchange.sharers * ALONE_IN_RING[exchange.collective]
+    return 0.0, sharers * exchange.size_bytes * (domains - 1) / domains / cut.domain
+
+
+def exchange_s(
+    lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: ExchangeSeconds
+) -> float:
     """Return the seconds that the bytes of a step take through the narrowest cut, at least.
 
     `lines` are ring-equivalent bytes of a rank, of a pipeline by stage.
     """
     by_role: dict[str, tuple[float, float]] = {}
     for line in lines:
-        if line.scalar or line.collective not in ALONE_IN_RING:
-            continue
-        ranks, stride = _group(line.group, strategy)
-        if ranks < 2:
-            continue
-        near, far = by_role.get(line.role, (0.0, 0.0))
-        switched = (ranks + 1) / (2 * (ranks - 1)) if line.collective in SWITCHED else 1
-        near += line.bytes * min(switched, 1)
-        far += _leaving(line.bytes, (ranks, stride), strategy.ranks, cut.gpus_per_domain)
-        by_role[line.role] = near, far
-    return max(
-        (max(near / cut.gpu, far / cut.domain) for near, far in by_role.values()), default=0.0
+        if (exchange := _exchange(line, strategy, cut)) is not None:
+            near, far = by_role.get(line.role, (0.0, 0.0))
+            near_s, far_s = seconds(exchange)
+            by_role[line.role] = near + near_s, far + far_s
+    return max((max(each) for each in by_role.values()), default=0.0)
+
+
+def data_exchange_s(
+    lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: ExchangeSeconds
+) -> float:
+    """Return the seconds in which a collective over the data axis is under way, at least.
+
+    Those of one communicator are so one after the other.
+    """
+    found = (_exchange(line, strategy, cut) for line in lines if line.group == "data")
+    return sum(max(seconds(exchange)) for exchange in found if exchange is not None)
+
+
+def _exchange(line: WireBytes, strategy: Strategy, cut: LinkCut) -> Exchange | None:
+    """Return the collectives of a line as one; None if it has none that counts."""
+    if line.scalar or line.collective not in ALONE_IN_RING:
+        return None
+    ranks, stride = _group(line.group, strategy)
+    if ranks < 2:
+        return None
+    laps = ALONE_IN_RING[line.collective]
+    domains, sharers = _domains(ranks, stride, strategy.ranks, cut.gpus_per_domain)
+    return Exchange(
+        collective=line.collective,
+        size_bytes=line.bytes * ranks / (ranks - 1) / laps,
+        ranks=ranks,
+        domains=domains,
+        sharers=sharers,
     )
 
 
@@ -170,19 +330,17 @@ def _group(name: str, strategy: Strategy) -> tuple[int, int]:
             return 1, 1
 
 
-def _leaving(sent: int, group: tuple[int, int], world: int, domain: int) -> float:
-    """Return the bytes that leave a domain of GPUs, whose ranks send so many each around a ring.
+def _domains(ranks: int, stride: int, world: int, domain: int) -> tuple[int, int]:
+    """Return over how many domains of GPUs a group is spread, and how many groups a domain has.
 
-    Of a tensor that is spread over k domains, each needs all but the k-th part that it has. Groups
-    that do not divide domains evenly count nothing.
+    (0, 0) where it is not spread evenly.
     """
-    ranks, stride = group
+    if ranks * stride <= domain and domain % (ranks * stride) == 0:
+        return 1, 1
     inside = max(1, domain // stride) if domain % stride == 0 else 0
     if not inside or world <= domain or ranks <= inside or ranks % inside:
-        return 0.0
-    domains = ranks // inside
-    groups = min(domain, world) // inside
-    return groups * sent * ranks / (ranks - 1) * (domains - 1) / domains
+        return 0, 0
+    return ranks // inside, min(domain, world) // inside
 
 
 def offload_s(host: HostBytes, files: FileBytes | None, strategy: Strategy, cut: LinkCut) -> float:
@@ -199,76 +357,6 @@ def offload_s(host: HostBytes, files: FileBytes | None, strategy: Strategy, cut:
     return max(found)
 
 
-def device_bytes(model: Model, strategy: Strategy) -> int:
-    """Return the bytes of device memory that a rank holds at its peak, at least.
-
-    Where the backward of the last unit begins: parameters where a stage does not cut them, masters
-    and moments as far as they are cut, activations of the micro-batches in flight, and what the
-    last unit works in. What schedules hold on top (gradients, buckets, other gathered parameters)
-    is left out.
-    """
-    count, times = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
-    if count == 1:
-        working = _working(model, model.units[-1], strategy)
-        return _states(model, strategy) + kept_activations(model, strategy) + working
-    return max(
-        _states(stage.model, strategy)
-        + min(count - stage.index, times) * kept_activations(stage.model, strategy)
-        for stage in stages(model, strategy)
-    )
-
-
-def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
-    """Return the bytes that the last segment of a unit works in, with its gathered parameters."""
-    last = unit.segments[-1]
-    gathered = 0
-    if strategy.zero.stage == 3:
-        size = strategy.train.precision.compute.size_bytes
-        read = set(last.parameters)
-        gathered = sum(each.elements for each in unit.parameters if each.name in read) * size
-    return last.backward_workspace_bytes + gathered
-
-
-def _states(model: Model, strategy: Strategy) -> int:
-    held = sum(each.elements for each in model.parameters)
-    trained = sum(each.elements for each in model.parameters if not each.frozen)
-    precision, stage = strategy.train.precision, strategy.zero.stage
-    parameters = 0 if stage == 3 else held * precision.compute.size_bytes
-    if _leaves_device(strategy):
-        return parameters
-    kept = strategy.moments + (1 if strategy.keeps_master or stage == 3 else 0)
-    shard = trained // strategy.parallel.data if stage else trained
-    return parameters + kept * shard * precision.optimizer.size_bytes
-
-
-def _leaves_device(strategy: Strategy) -> bool:
-    """Tell whether some states are not kept on the device."""
-    runtime, offload = strategy.zero.emulate, strategy.offload
-    if runtime is not None:
-        return bool(runtime.tiers(stage=strategy.zero.stage))
-    return offload.optimizer is not MemoryTier.DEVICE
-
-
-def kept_activations(model: Model, strategy: Strategy) -> int:
-    """Return the bytes that a micro-batch keeps for its backward, at least.
-
-    What segments save, and their inputs as far as backward reads them; of blocks that are run
-    again, what they are given.
-    """
-    total, inputs, again = 0, set[str](), recomputed(model, strategy)
-    for unit in model.units:
-        if unit.name in again:
-            own = {value.name for segment in unit.segments for value in segment.outputs}
-            given = {name for segment in unit.segments for name in segment.inputs} - own
-            inputs |= set() if strategy.moves_checkpoints else given
-            continue
-        for segment in unit.segments:
-            if model.runs_backward(segment):
-                total += segment.saved_bytes
-                inputs |= set(segment.inputs) if segment.saves_input else set()
-    return total + sum(model.values[name].size_bytes for name in inputs - {BATCH})
-
-
 def host_update_s(model: Model, strategy: Strategy, cut: LinkCut) -> float:
     """Return the seconds in which CPUs update the states that are in host memory, at least.
 
@@ -280,19 +368,3 @@ def host_update_s(model: Model, strategy: Strategy, cut: LinkCut) -> float:
     size = strategy.train.precision.optimizer.size_bytes * (strategy.moments + 1)
     sharers = min(cut.gpus_per_domain, strategy.ranks)
     return held / size * ADAM_TRAFFIC * sharers / cut.adam
-
-
-def host_state_bytes(model: Model, strategy: Strategy) -> int:
-    """Return the bytes of masters and moments that a rank keeps in host memory, at least."""
-    if strategy.zero.emulate is None:
-        on_host = strategy.offload.optimizer is MemoryTier.HOST
-    else:
-        tiers = strategy.zero.emulate.tiers(stage=strategy.zero.stage)
-        of_states = [tier for option, tier in tiers.items() if "param" not in option]
-        on_host = bool(of_states) and all(tier is MemoryTier.HOST for tier in of_states)
-    if not on_host:
-        return 0
-    trained = sum(each.elements for each in model.parameters if not each.frozen)
-    shard = trained // strategy.parallel.data if strategy.zero.stage else trained
-    kept = strategy.moments + (1 if strategy.keeps_master else 0)
-    return kept * shard * strategy.train.precision.optimizer.size_bytes

@@ -124,7 +124,7 @@ class LinkLoads:
             collective=collective,
             size_bytes=size_bytes,
             shape=shape,
-            links=self._bandwidths(shape),
+            links=bandwidths(self.cluster, shape),
             near_ps=self.ways.near_ps,
             far_ps=self.ways.far_ps,
             chunks=self.decision.chunks,
@@ -137,15 +137,14 @@ class LinkLoads:
             return algorithms()[first_able(collective, shape)].activity(request, network)
         return choose(network, collective, size_bytes, shape, links=request.links)
 
-    def _bandwidths(self, shape: GroupShape) -> Bandwidths:
-        """Return those of a GPU's link, and of the NICs of a domain that the group uses."""
-        cluster = self.cluster
-        gpus = cluster.gpus_per_node * cluster.nodes_per_domain
-        nics = cluster.nics_per_node * cluster.nodes_per_domain * cluster.nic_link.bytes_per_s
-        used = min(Fraction(1), shape.ranks_per_node / gpus)
-        return Bandwidths(
-            gpu=cluster.switch_link.bytes_per_s,
-            node=max(1, int(nics * used)),
-            pair=max(cluster.nics_per_node // cluster.gpus_per_node, 1)
-            * cluster.nic_link.bytes_per_s,
-        )
+
+def bandwidths(cluster: Cluster, shape: GroupShape) -> Bandwidths:
+    """Return those of a GPU's link, and of the NICs of a domain that a group of `shape` uses."""
+    gpus = cluster.gpus_per_node * cluster.nodes_per_domain
+    nics = cluster.nics_per_node * cluster.nodes_per_domain * cluster.nic_link.bytes_per_s
+    used = min(Fraction(1), shape.ranks_per_node / gpus)
+    return Bandwidths(
+        gpu=cluster.switch_link.bytes_per_s,
+        node=max(1, int(nics * used)),
+        pair=max(cluster.nics_per_node // cluster.gpus_per_node, 1) * cluster.nic_link.bytes_per_s,
+    )

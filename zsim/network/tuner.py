@@ -82,6 +82,33 @@ def alone_s(
     return max(device_ps / PICOSECONDS_PER_SECOND, host_s)
 
 
+def least_link_s(
+    profile: NetworkProfile,
+    collective: Collective,
+    size_bytes: int,
+    shape: GroupShape,
+    *,
+    links: Bandwidths,
+) -> tuple[float, float]:
+    """Return the least seconds on a GPU's link and on a node's NICs, over all algorithms.
+
+    Neither counts what passes before bytes flow. Several collectives of `size_bytes` together take
+    no less.
+    """
+    request = Request(collective=collective, size_bytes=size_bytes, shape=shape, links=links)
+    per_node = ranks_on_a_node(shape)
+    found: list[tuple[float, float]] = []
+    for algorithm in algorithms().values():
+        done = algorithm.link_bytes(collective, shape)
+        if done is None or not algorithm.is_considered(profile, per_node):
+            continue
+        terms = algorithm.terms(request, done)
+        for protocol in algorithm.protocols:
+            took = algorithm.timing(profile, protocol, terms)
+            found.append((took.gpu_s, took.node_s))
+    return min(near for near, _ in found), min(far for _, far in found)
+
+
 def ranks_on_a_node(shape: GroupShape) -> int:
     """Return the ranks on the fullest node, as far as the shape knows."""
     return -(-shape.ranks // shape.nodes)

@@ -19,6 +19,12 @@ FRONT_STEP = 0.85
 FRONT_MOST = 12
 """No more trials than these look for less memory."""
 
+JUDGED_EVERY = 4
+"""One of so many trials looks for the best of those that were judged."""
+
+JUDGED_MOST = 12
+"""No more trials than these do."""
+
 UNFIT_STEP = 0.05
 """A setting that did not fit puts off others of its group by such a share."""
 
@@ -40,6 +46,8 @@ class SettingBranch:
         family: groups of one family are as far above their bounds.
         likely: how many times its bound a setting is expected to come to, before one of the family
             was tried.
+        is_judged: whether measurements of others say how far off its values may be.
+        larger: by setting, those that need as much memory as it does, or more.
     """
 
     bound: float
@@ -47,6 +55,8 @@ class SettingBranch:
     settings: int
     family: str
     likely: float = 1.0
+    is_judged: bool = False
+    larger: Sequence[frozenset[int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +68,27 @@ class Trial:
         is_answer: whether it fits and keeps every limit.
         memory_bytes: device memory that it needs.
         memory_share: the same over what there is.
+        is_tight: whether it fits with next to no memory left: it is an answer where no other is.
+        lacks_memory: whether it could not be run because there is too little.
     """
 
     value: float | None
     is_answer: bool
+    is_tight: bool = False
+    lacks_memory: bool = False
     memory_bytes: int = 0
     memory_share: float = 0.0
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a branch was tried."""
+    """How far a branch was tried; `left` are settings that wait, the next one last."""
 
+    left: list[int]
     started: int = 0
     unfit: int = 0
     ended: int = 0
+    passed_over: int = 0
     first: Trial | None = None
 
 
@@ -87,15 +103,17 @@ class Search:
     usable_bytes: int
     tolerance: float = 0.01
     best: float = inf
+    best_judged: float = inf
     _progress: list[_Progress] = field(init=False)
     _ratios: defaultdict[str, list[float]] = field(init=False)
     _beside: defaultdict[str, list[float]] = field(init=False)
     _least_memory: float = field(init=False, default=inf)
     _picks: int = field(init=False, default=0)
     _front_picks: int = field(init=False, default=0)
+    _judged_picks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._progress = [_Progress() for _ in self.branches]
+        self._progress = [_Progress([*reversed(range(each.settings))]) for each in self.branches]
         self._ratios, self._beside = defaultdict(list), defaultdict(list)
 
     def next(self) -> tuple[int, int] | None:
@@ -106,13 +124,16 @@ class Search:
             found = self._smallest_pick()
         elif self._picks % FRONT_EVERY == 0:
             found = self._front_pick()
+        elif self._picks % JUDGED_EVERY == 0:
+            found = self._judged_pick()
         found = self._best_pick() if found is None else found
+        found = self._judged_pick() if found is None else found
         found = self._front_pick() if found is None else found
         if found is None:
             return None
         progress = self._progress[found]
         progress.started += 1
-        return found, progress.started - 1
+        return found, progress.left.pop()
 
     def tell(self, branch: int, number: int, trial: Trial) -> None:
         """Take in what a setting came to."""
@@ -124,11 +145,17 @@ class Search:
             self._beside[known.family].append(trial.memory_bytes - known.memory_bytes)
         if trial.value is not None:
             self._ratios[known.family].append(trial.value / known.bound if known.bound else 1.0)
-        if trial.is_answer and trial.value is not None:
+        if trial.is_answer and trial.value is not None and not trial.is_tight:
             self.best = min(self.best, trial.value)
+            if known.is_judged:
+                self.best_judged = min(self.best_judged, trial.value)
             self._least_memory = min(self._least_memory, trial.memory_bytes)
         else:
             progress.unfit += 1
+        if trial.lacks_memory and known.larger:
+            over = known.larger[number].intersection(progress.left)
+            progress.left = [each for each in progress.left if each not in over]
+            progress.passed_over += len(over)
 
     @property
     def gap(self) -> float:
@@ -136,7 +163,7 @@ class Search:
         left = [
             branch.bound
             for branch, progress in zip(self.branches, self._progress, strict=True)
-            if progress.ended < branch.settings
+            if progress.ended + progress.passed_over < branch.settings
         ]
         if self.best == inf:
             return 1.0 if left else 0.0
@@ -145,7 +172,7 @@ class Search:
     def open_settings(self) -> int:
         """Return how many settings were not tried and may still win."""
         return sum(
-            branch.settings - progress.ended
+            branch.settings - progress.ended - progress.passed_over
             for branch, progress in zip(self.branches, self._progress, strict=True)
             if self._may_win(branch)
         )
@@ -157,6 +184,10 @@ class Search:
     def tried(self, branch: int) -> int:
         """Return how many settings of a branch were tried."""
         return self._progress[branch].ended
+
+    def passed_over(self, branch: int) -> int:
+        """Return how many were not, because one that needs no more memory lacked some."""
+        return self._progress[branch].passed_over
 
     def _may_win(self, branch: SettingBranch) -> bool:
         return self.best == inf or branch.bound < self.best * (1 - self.tolerance)
@@ -193,11 +224,26 @@ class Search:
         self._front_picks += 1
         return min(estimates)[1]
 
+    def _judged_pick(self) -> int | None:
+        """Return a branch that was judged and may be the best of those."""
+        if self._judged_picks >= JUDGED_MOST:
+            return None
+        most = self.best_judged * (1 - self.tolerance)
+        estimates = [
+            (self._estimate(index), index)
+            for index, branch in enumerate(self.branches)
+            if branch.is_judged and branch.bound < most and self._has_next(index)
+        ]
+        if not estimates:
+            return None
+        self._judged_picks += 1
+        return min(estimates)[1]
+
     def _has_next(self, index: int) -> bool:
         """Tell whether a branch has a setting left; the first goes alone, the others follow it."""
         progress = self._progress[index]
         waits = progress.started > 0 and progress.first is None
-        return progress.started < self.branches[index].settings and not waits
+        return bool(progress.left) and not waits
 
     def _estimate(self, index: int) -> float:
         """Return what the next setting of a branch may come to: what the first of it did, or so."""

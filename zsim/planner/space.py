@@ -102,6 +102,19 @@ class SettingGroup:
     changes: Changes
     knobs: tuple[Changes, ...]
 
+    @property
+    def larger(self) -> tuple[frozenset[int], ...]:
+        """For each setting those of the same knobs and others that only add to its memory."""
+        pairs = [set(each.items()) for each in self.knobs]
+        return tuple(
+            frozenset(
+                number
+                for number, other in enumerate(pairs)
+                if own < other and all(key.partition(".")[2] in ADDS for key, _ in other - own)
+            )
+            for own in pairs
+        )
+
     def setting(self, number: int) -> dict[str, object]:
         """Return all changes of one of its settings."""
         return {**self.fleet.changes, **self.changes, **self.knobs[number]}
@@ -333,6 +346,21 @@ def _nanotron(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
     if degrees[0] == 1:
         return {}
     return {"tp_recompute_allgather": (True, False)}
+
+
+ADDS = frozenset(
+    {
+        "fsdp2.reshard_after_forward",
+        "fsdp2.gradient_sync",
+        "fsdp2.forward_prefetch",
+        "nanotron.tp_recompute_allgather",
+    }
+)
+"""Options whose other values keep more in memory, or for longer, than their defaults do.
+
+The peak of a small model may come out less than a thousandth lower all the same. What fits by so
+little is at the edge of memory, which is ranked last.
+"""
 
 
 KNOBS: Mapping[str, Callable[[Fleet, int, tuple[int, int, int]], Knobs]] = {

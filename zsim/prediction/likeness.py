@@ -75,6 +75,16 @@ class Likeness:
         return median(self.errors)
 
     @property
+    def slower(self) -> float:
+        """Return how many times as long as predicted they took, in the median; 1 if no longer.
+
+        Too few to state an error say nothing.
+        """
+        if self.bound is None:
+            return 1.0
+        return max(1.0, median(1 / (1 + error) for error in self.errors))
+
+    @property
     def bound(self) -> float | None:
         """Return the error that nine of ten predictions stay within; None of too few runs."""
         ordered = sorted(map(abs, self.errors))

@@ -1,7 +1,7 @@
 """Trust in a prediction, as a sentence: which judged runs are like it, and how far off they are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
@@ -45,10 +45,13 @@ class Trust:
         text: in one sentence.
         error: relative error that nine of ten predictions like it stay within; None where nobody
             knows.
+        slower: how many times as long as predicted judged runs like it took, in the median; 1 where
+            they took no longer, or nobody knows.
     """
 
     text: str
     error: float | None = None
+    slower: float = 1.0
 
 
 def trust(job: Job, aside: Sequence[str] = ()) -> Trust:
@@ -63,7 +66,7 @@ def trust(job: Job, aside: Sequence[str] = ()) -> Trust:
     if cluster.network is not None:
         wires = "collectives take fitted constants too"
     found = _by_likeness(job, JudgedQuantity.STEP_TIME, aside)
-    return Trust(text=f"{found.text}; {wires}", error=found.error)
+    return replace(found, text=f"{found.text}; {wires}")
 
 
 def memory_trust(job: Job) -> Trust:
@@ -100,7 +103,7 @@ def judged_by(
         if nearest is None:
             return Trust(text=NONE)
         return Trust(text=f"{NONE}: {', '.join(words)}; the nearest are of {nearest.publication}")
-    return Trust(text=_sentence(asked, found, quantity), error=found.bound)
+    return Trust(text=_sentence(asked, found, quantity), error=found.bound, slower=found.slower)
 
 
 def _sentence(asked: RunFeatures, found: Likeness, quantity: JudgedQuantity) -> str:

@@ -10,6 +10,7 @@ from functools import cache
 
 from zsim import closed_form
 from zsim.closed_form import DataVolume
+from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.zero_stages import VOLUME
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model, ModelError
@@ -99,6 +100,12 @@ def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
     """
     volume = runtime_of(strategy).volume(strategy)
     return closed_form.wire_bytes(model, strategy, volume)
+
+
+def copied_bytes(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return by closed form what a rank copies on its device in a step, at least."""
+    copied = runtime_of(strategy).volume(strategy).copied
+    return CopiedBytes() if copied is None else copied(model, strategy)
 
 
 def host_bytes(model: Model, strategy: Strategy) -> HostBytes:

@@ -366,7 +366,7 @@ def _runtime(arguments: Arguments) -> None:
         arguments.say(f"zero.megatron.{field}", value, name)
 
 
-def _virtual_stages(arguments: _Arguments, options: dict[str, tuple[str, object]]) -> None:
+def _virtual_stages(arguments: Arguments, options: dict[str, tuple[str, object]]) -> None:
     """Put the layers of a virtual stage into `options`, given as they are or by virtual stages."""
     field = "num_layers_per_virtual_pipeline_stage"
     by_layers, by_stages = field.replace("_", "-"), "num-virtual-stages-per-pipeline-rank"
@@ -377,15 +377,14 @@ def _virtual_stages(arguments: _Arguments, options: dict[str, tuple[str, object]
     size = "microbatch-group-size-per-virtual-pipeline-stage"
     group = arguments.whole(size)
     if each is not None and chunks is not None:
-        raise ScenarioError(f"{FIELD}: --{by_layers}: contradicts --{by_stages}")
+        raise arguments.wrong(by_layers, f"contradicts {arguments.called(by_stages)}")
     if chunks is not None:
         if not isinstance(layers, int) or not isinstance(stages, int) or layers % (stages * chunks):
-            why = f"{chunks} must divide the layers of a stage"
-            raise ScenarioError(f"{FIELD}: --{by_stages}: {why}")
+            raise arguments.wrong(by_stages, f"{chunks} must divide the layers of a stage")
         each = layers // (stages * chunks)
     if each is None or (isinstance(stages, int) and layers == each * stages):
         return  # one chunk, where messages never overlap
     if group is not None and group != stages:
-        raise ScenarioError(f"{FIELD}: --{size}: {group} is not modelled, only {stages}")
+        raise arguments.wrong(size, f"{group} is not modelled, only {stages}")
     options[field] = (by_layers if chunks is None else by_stages, each)
     options["overlap_p2p_comm"] = ("no-overlap-p2p-communication", overlaps)

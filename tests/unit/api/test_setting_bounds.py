@@ -1,15 +1,24 @@
 """No simulated run of a setting is faster, or takes less memory, than its bounds say."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
+from zsim.api.forecast import RUN_FAULTS, forecast, settled_source
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.setting_trial import Bounder, tried
+from zsim.calibration.training_verdict import RunForecast
+from zsim.compute.roofline import touched_bytes
+from zsim.files.source import settled
 from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, SettingSpace
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.registry import copied_bytes, runtimes
+from zsim.scenario.tables import from_tables
+from zsim.schedule.host_traffic import leaves_device
+from zsim.schedule.operation import Copy
+from zsim.schedule.schedule import Place
 from zsim.study.axis import changed
 
 FLEETS = ("8xh100", "16xh100", "4xa100", "16xv100", "4x4090", "16xa100", "32xv100")
@@ -18,6 +27,15 @@ FLEETS = ("8xh100", "16xh100", "4xa100", "16xv100", "4x4090", "16xa100", "32xv10
 @composite
 def drawn_settings(draw: DrawFn) -> tuple[list[dict[str, Any]], int]:
     """Draw a group of settings of a small model, and which of them runs."""
+    every, number, _ = draw(drawn_groups())
+    return every, number
+
+
+@composite
+def drawn_groups(
+    draw: DrawFn, names: Sequence[str] = ()
+) -> tuple[list[dict[str, Any]], int, SettingGroup]:
+    """Draw the same, with the group that they are of."""
     fleet = gpu_fleet(draw(st.sampled_from(FLEETS)))
     heads = draw(st.sampled_from((4, 8)))
     tables: dict[str, Any] = {
@@ -37,7 +55,7 @@ def drawn_settings(draw: DrawFn) -> tuple[list[dict[str, Any]], int]:
         tables.pop("compute", None)
         tables.pop("network", None)
     known = runtimes()
-    name = draw(st.sampled_from(sorted(known)))
+    name = draw(st.sampled_from(names or sorted(known)))
     options = known[name].options
     per_node = min(fleet.gpus, fleet.cluster.gpus_per_node)
     space = SettingSpace(
@@ -56,7 +74,7 @@ def drawn_settings(draw: DrawFn) -> tuple[list[dict[str, Any]], int]:
     groups = [each for each in space.groups() if isinstance(each, SettingGroup)]
     group = draw(st.sampled_from(groups))
     every = [changed(tables, group.setting(number)) for number in range(len(group.knobs))]
-    return every, draw(st.integers(0, len(every) - 1))
+    return every, draw(st.integers(0, len(every) - 1)), group
 
 
 def need_bounded(every: list[dict[str, Any]], number: int) -> None:
@@ -75,3 +93,46 @@ def test_no_run_goes_below_the_bounds_of_its_group(
     case: tuple[list[dict[str, Any]], int],
 ) -> None:
     need_bounded(*case)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drawn_groups(names=("fsdp2", "nanotron")), st.data())
+def test_knobs_that_are_said_to_add_to_memory_take_none_away(
+    case: tuple[list[dict[str, Any]], int, SettingGroup], data: st.DataObject
+) -> None:
+    every, number, group = case
+    if not (larger := group.larger[number]):
+        return
+    other = data.draw(st.sampled_from(sorted(larger)))
+    one, more = forecast(every[number], None), forecast(every[other], None)
+    if isinstance(one, RunForecast) and isinstance(more, RunForecast):
+        # Less by next to nothing is at the edge of memory where the other lacks some.
+        assert more.peak_allocated_bytes >= 0.99 * one.peak_allocated_bytes
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drawn_settings())
+def test_schedules_copy_what_closed_forms_say_or_more(
+    case: tuple[list[dict[str, Any]], int],
+) -> None:
+    every, number = case
+    try:
+        job = settled_source(every[number]).job()
+    except RUN_FAULTS:
+        return
+    strategy = settled("drawn", from_tables(every[number]))[0].strategy
+    if strategy.parallel.pipeline > 1:
+        return
+    schedule, least = job.schedule, copied_bytes(job.model, strategy)
+    places = {pool.name: pool.place for pool in schedule.pools}
+    for program in schedule.programs:
+        copies = [
+            (each.stream, touched_bytes(each, program))
+            for each in program.by_id.values()
+            if isinstance(each, Copy)
+            and places[program.by_name[each.target.buffer].pool] is Place.DEVICE
+            and leaves_device(each, program, places) is None
+        ]
+        on_compute = sum(size for stream, size in copies if stream == "compute")
+        assert on_compute >= least.compute
+        assert sum(size for _, size in copies) >= least.compute + least.beside

@@ -113,3 +113,28 @@ def test_a_front_has_what_nothing_else_covers(points: list[tuple[float, float]])
             other != point and other[0] <= point[0] and other[1] <= point[1] for other in points
         )
         assert (point in kept) is not covered
+
+
+def test_settings_that_need_more_than_one_that_lacks_memory_are_passed_over() -> None:
+    larger: list[frozenset[int]] = [frozenset({1, 3}), frozenset({3}), frozenset(), frozenset()]
+    branch = SettingBranch(bound=1.0, memory_bytes=1, settings=4, family="one", larger=larger)
+    search = Search([branch], usable_bytes=1)
+    tried: list[int] = []
+    while (pick := search.next()) is not None:
+        tried.append(pick[1])
+        search.tell(*pick, Trial(value=None, is_answer=False, lacks_memory=pick[1] == 0))
+    assert tried == [0, 2]
+    assert search.passed_over(0) == 2
+    assert search.open_settings() == 0
+
+
+def test_what_leaves_no_memory_is_no_best_to_bound_by() -> None:
+    branches = [
+        SettingBranch(bound=bound, memory_bytes=1, settings=1, family="one") for bound in (1.0, 2.0)
+    ]
+    search = Search(branches, usable_bytes=1)
+    for value in (1.0, 3.0):
+        pick = search.next()
+        assert pick is not None
+        search.tell(*pick, Trial(value=value, is_answer=True, is_tight=value == 1.0))
+    assert search.best == 3.0

@@ -16,6 +16,7 @@ from zsim.prediction.likeness import (
     LEVEL,
     NEAREST,
     JudgedQuantity,
+    Likeness,
     alike,
     not_shown,
 )
@@ -79,6 +80,16 @@ def test_the_bound_is_an_error_of_a_like_run_that_nine_of_ten_draws_stay_within(
         within = sum(abs(error) <= (found.bound or 0) for error in found.errors)
         # One more draw of the same kind is any of count + 1 ranks with the same chance.
         assert within / (count + 1) >= LEVEL > (within - 1) / (count + 1)
+
+
+@given(st.lists(st.floats(-0.9, 3), min_size=1, max_size=30))
+def test_like_runs_say_how_much_longer_they_took_and_never_less(errors: list[float]) -> None:
+    found = Likeness(runs=(), errors=tuple(errors))
+    assert found.slower >= 1
+    if found.bound is None or found.bias >= 0:
+        assert found.slower == 1
+    elif len(errors) % 2:
+        assert found.slower == pytest.approx(1 / (1 + found.bias))
 
 
 def test_errors_drawn_alike_stay_within_the_bound_as_often_as_it_says() -> None:

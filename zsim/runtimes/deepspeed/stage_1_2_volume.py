@@ -6,7 +6,7 @@ at most `reduce_bucket_size` elements at a time: once a step in stage 1, in ever
 stage 2.
 """
 
-from zsim.closed_form.data_volume import DataVolume, all_reduces, closed_before
+from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces, closed_before
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.options import DeepSpeed
@@ -104,6 +104,18 @@ def _padded(group: list[Parameter], ranks: int) -> int:
     return -(-_elements(group) // (2 * ranks)) * 2 * ranks
 
 
+def copied(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return the bytes of gradients that are flattened and divided before their reduction."""
+    compute = strategy.train.precision.compute
+    wire = (strategy.options(DeepSpeed).communication_data_type or compute).size_bytes
+    times = strategy.train.gradient_accumulation_steps if strategy.zero.stage == 2 else 1
+    trained = sum(each.elements for each in model.parameters if not each.frozen)
+    return CopiedBytes(beside=times * trained * (compute.size_bytes + wire))
+
+
 VOLUME = DataVolume(
-    host=host, data=data, norms=lambda model, strategy: len(grouped(model, strategy))
+    host=host,
+    data=data,
+    norms=lambda model, strategy: len(grouped(model, strategy)),
+    copied=copied,
 )

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from zsim.closed_form.checkpoint import goes_back
-from zsim.closed_form.data_volume import DataVolume
+from zsim.closed_form.data_volume import CopiedBytes, DataVolume
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
@@ -242,4 +242,22 @@ def _read_ahead(uses: Uses, unread: set[str], most: int, free: int) -> set[str]:
     return found
 
 
-VOLUME = DataVolume(data=data, norms=norms, host=host, files=files)
+def copied(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return the bytes of gradients that are put into a bucket, put together by rank and divided.
+
+    One that is larger than a bucket is put together at once.
+    """
+    options, compute = strategy.options(DeepSpeed), strategy.train.precision.compute
+    if strategy.parallel.data == 1:
+        return CopiedBytes()
+    size = compute.size_bytes
+    wire = (options.communication_data_type or compute).size_bytes
+    found = 0
+    for each in model.parameters:
+        if not each.frozen:
+            fits = each.elements <= options.reduce_bucket_size
+            found += each.elements * ((2 * size if fits else 0) + size + 3 * wire)
+    return CopiedBytes(beside=strategy.train.gradient_accumulation_steps * found)
+
+
+VOLUME = DataVolume(data=data, norms=norms, host=host, files=files, copied=copied)

@@ -4,7 +4,7 @@ One for each block and one for all other parameters. FULL_SHARD gathers a block 
 again for backward, SHARD_GRAD_OP once; the root is gathered once.
 """
 
-from zsim.closed_form.data_volume import DataVolume, all_reduces, wrapped
+from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces, wrapped
 from zsim.model.model import Model
 from zsim.runtimes.fsdp1.options import FSDP1, ShardingStrategy
 from zsim.schedule.schedule import WireBytes
@@ -38,4 +38,20 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-VOLUME = DataVolume(data=data)
+def copied(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return the bytes of copies of gradients into flat ones, and of their cast and division.
+
+    An odd number of ranks divides after the reduction alone.
+    """
+    options, size = strategy.options(FSDP1), strategy.train.precision.compute.size_bytes
+    wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
+    micro_batches = strategy.train.gradient_accumulation_steps
+    trained = sum(each.elements for each in model.parameters)
+    each = (size + wire if wire != size else 0) + (2 * wire if strategy.replicas % 2 == 0 else 0)
+    reductions = 1 if options.no_sync else micro_batches
+    return CopiedBytes(
+        compute=micro_batches * trained * 2 * size, beside=reductions * trained * each
+    )
+
+
+VOLUME = DataVolume(data=data, copied=copied)

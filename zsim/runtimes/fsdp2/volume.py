@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from math import prod
 
 from zsim.closed_form.checkpoint import goes_back
-from zsim.closed_form.data_volume import DataVolume, all_reduces, over_tokens, wrapped
+from zsim.closed_form.data_volume import (
+    CopiedBytes,
+    DataVolume,
+    all_reduces,
+    over_tokens,
+    wrapped,
+)
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.schedule.schedule import HostBytes, WireBytes
@@ -157,4 +163,27 @@ def host(model: Model, strategy: Strategy) -> HostBytes:
     )
 
 
-VOLUME = DataVolume(data=data, host=host)
+def copied(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return the bytes of copies out of what was gathered, and of gradients for their reduction.
+
+    Whole gradients of several micro-batches are added up in the format of the reduction before.
+    """
+    options, size = strategy.options(FSDP2), strategy.train.precision.compute.size_bytes
+    wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
+    if strategy.parallel.data == 1:
+        return CopiedBytes()
+    inside, outside = wrapped(model)
+    elements = [
+        sum(each.elements for each in own) for own in (outside, *(own for _, own in inside))
+    ]
+    times = [each.whole + each.inner for each in gathers(model, strategy)]
+    found = sum(each * many for each, many in zip(elements, times, strict=True)) * 2 * size
+    trained = sum(each.elements for each in model.parameters if not each.frozen)
+    micro_batches = strategy.train.gradient_accumulation_steps
+    if options.gradient_sync is Sync.LAST and micro_batches > 1:
+        added = (size + wire) + (micro_batches - 1) * (size + 2 * wire)
+        return CopiedBytes(compute=found + trained * (added + 2 * wire))
+    return CopiedBytes(compute=found + micro_batches * trained * (size + wire))
+
+
+VOLUME = DataVolume(data=data, host=host, copied=copied)

@@ -71,3 +71,8 @@ class Megatron(RuntimeOptions):
         return Formats(
             compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
         )
+
+    def gradient_bytes(self, *, compute: DType, data: int) -> int:
+        """Return those of the buffer in which gradients are collected and reduced."""
+        del data
+        return (DType.FP32 if self.grad_reduce_in_fp32 else compute).size_bytes

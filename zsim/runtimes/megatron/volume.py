@@ -10,7 +10,7 @@ and its gradients are summed over the first and the last stage as well.
 from collections.abc import Set
 from math import lcm
 
-from zsim.closed_form.data_volume import DataVolume, all_reduces
+from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
@@ -89,4 +89,13 @@ def _reduced(strategy: Strategy) -> DType:
     return DType.FP32 if in_fp32 else strategy.train.precision.compute
 
 
-VOLUME = DataVolume(data=data, of_stage=of_stage)
+def copied(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return the bytes of adding each micro-batch's gradients to what collects them."""
+    compute = strategy.train.precision.compute.size_bytes
+    wide = _reduced(strategy).size_bytes
+    times = strategy.train.gradient_accumulation_steps
+    elements = sum(each.elements for each in model.parameters)
+    return CopiedBytes(compute=times * elements * (compute + 2 * wide))
+
+
+VOLUME = DataVolume(data=data, of_stage=of_stage, copied=copied)

@@ -59,3 +59,7 @@ class Nanotron(RuntimeOptions):
         return Formats(
             compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
         )
+
+    def gradient_bytes(self, *, compute: DType, data: int) -> int:
+        """Return those of the fp32 buffer, and with several replicas of buckets for reduction."""
+        return DType.FP32.size_bytes + (compute.size_bytes if data > 1 else 0)

@@ -5,7 +5,13 @@ model, closed before they would hold more than `ddp_bucket_cap_mb`. With hidden 
 those that are not cut are one bucket, which is summed over the tensor axis first.
 """
 
-from zsim.closed_form.data_volume import DataVolume, all_reduces, closed_before, use_counts
+from zsim.closed_form.data_volume import (
+    CopiedBytes,
+    DataVolume,
+    all_reduces,
+    closed_before,
+    use_counts,
+)
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.runtimes.nanotron.options import Nanotron
@@ -46,4 +52,11 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-VOLUME = DataVolume(data=data)
+def copied(model: Model, strategy: Strategy) -> CopiedBytes:
+    """Return the bytes of adding each micro-batch's gradients to those in fp32."""
+    each = strategy.train.precision.compute.size_bytes + 2 * FP32
+    times = strategy.train.gradient_accumulation_steps
+    return CopiedBytes(compute=times * sum(one.elements for one in model.parameters) * each)
+
+
+VOLUME = DataVolume(data=data, copied=copied)

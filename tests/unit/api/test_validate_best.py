@@ -1,0 +1,24 @@
+"""`zsim validate best`: what zsim ranks first among settings that others published."""
+
+from zsim.api.choice_validation import validate_best
+
+
+def test_in_four_of_five_groups_the_choice_is_within_a_tenth_of_the_published_best() -> None:
+    found = validate_best()
+    assert len(found.choices) >= 10
+    assert found.good >= 0.8 * len(found.choices)
+    assert f"{found.good} of {len(found.choices)} groups" in found.text()
+    missed = [each for each in found.choices if not each.is_good]
+    assert all(each.best.name in found.text() for each in missed)
+
+
+def test_each_choice_is_told_with_what_was_published_and_predicted() -> None:
+    found = validate_best()
+    told = found.to_dict()
+    assert told["good"] == found.good
+    rows = told["choices"]
+    assert isinstance(rows, list)
+    for row in rows:
+        assert row["settings"] >= 10
+        assert 0 < row["share_of_best"] <= 1
+        assert row["chosen"]["step_s"] >= 0

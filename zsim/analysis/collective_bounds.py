@@ -1,0 +1,56 @@
+"""Least times of collectives on a cluster with fitted constants, for bounds of a step."""
+
+from dataclasses import dataclass, field
+
+from zsim.cluster.cluster import Cluster
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.link_load import bandwidths
+from zsim.network.tuner import choose, least_link_s
+from zsim.units import PICOSECONDS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveBounds:
+    """Times of collectives on a cluster whose constants choose the algorithm; each is asked once.
+
+    The cluster has constants of its network.
+    """
+
+    cluster: Cluster
+    _known: dict[tuple[str, int, int], float] = field(
+        default_factory=dict[tuple[str, int, int], float]
+    )
+
+    def alone_s(self, collective: str, size_bytes: int, ranks: int) -> float:
+        """Return the seconds of a collective among GPUs of a domain, with the links to itself."""
+        key = (collective, size_bytes, ranks)
+        if key not in self._known:
+            assert self.cluster.network is not None
+            shape = GroupShape(ranks=ranks)
+            links = bandwidths(self.cluster, shape)
+            chosen = choose(
+                self.cluster.network, Collective(collective), size_bytes, shape, links=links
+            )
+            taken_ps = chosen.time_ps(
+                size_bytes, gpu_bytes_per_s=links.gpu, node_bytes_per_s=links.node
+            )
+            self._known[key] = taken_ps / PICOSECONDS_PER_SECOND
+        return self._known[key]
+
+    def moving_s(
+        self, collective: str, size_bytes: float, ranks: int, domains: int
+    ) -> tuple[float, float]:
+        """Return the least seconds on the link of a GPU and on NICs of a domain, of which one is 0.
+
+        What leaves a domain need not pass the link of a GPU.
+        """
+        assert self.cluster.network is not None
+        shape = GroupShape(ranks=ranks, nodes=domains)
+        near, far = least_link_s(
+            self.cluster.network,
+            Collective(collective),
+            round(size_bytes),
+            shape,
+            links=bandwidths(self.cluster, shape),
+        )
+        return (near, 0.0) if domains == 1 else (0.0, far)

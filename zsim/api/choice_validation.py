@@ -1,0 +1,216 @@
+"""Settings that zsim would choose among those that somebody published, beside the best of them."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+from zsim.api.answer import Answer, Progress, tell_nobody
+from zsim.api.answer_text import table_text
+from zsim.api.forecast import forecasts
+from zsim.api.trust_validation import scenario_features
+from zsim.calibration.judged_rows import sweep_of
+from zsim.calibration.published import Published
+from zsim.calibration.setting_choice import (
+    AXES,
+    LEAST_SETTINGS,
+    NEAR,
+    PublishedSetting,
+    SettingChoice,
+    choices,
+    gpus_of,
+    is_tight,
+    name_of,
+    tokens_of,
+)
+from zsim.calibration.training_verdict import Quantity, RunForecast
+from zsim.cluster.cluster import Gpu
+from zsim.files.measurements import published_runs
+from zsim.files.source import settled
+from zsim.mistake import MistakeError
+from zsim.prediction.evidence import flat, judged_runs
+from zsim.prediction.likeness import alike
+from zsim.prediction.run_features import RunFeatures
+from zsim.scenario.tables import from_tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceValidation(Answer):
+    """Choices among published settings.
+
+    Attributes:
+        choices: one for each group with enough settings.
+        knows_failures: whether runs without a result are among the settings.
+    """
+
+    choices: tuple[SettingChoice, ...]
+    knows_failures: bool
+
+    @property
+    def good(self) -> int:
+        """Groups in which the choice is within a tenth of the best."""
+        return sum(each.is_good for each in self.choices)
+
+    def text(self) -> str:
+        """Return a table of choices, and how many are good."""
+        rows = [_cells(each) for each in self.choices]
+        columns = ("model", "hardware", "GPUs", "settings", "chosen / best")
+        share = self.good / len(self.choices)
+        lines = [
+            table_text(columns, rows, words=range(2), width=None),
+            f"{self.good} of {len(self.choices)} groups ({share:.0%}): the setting that is ranked "
+            f"first is within {NEAR:.0%} of the published best",
+        ]
+        lines += [_miss(each) for each in self.choices if not each.is_good]
+        if self.knows_failures:
+            runs = sum(each.runs for each in self.choices)
+            lines.append(
+                f"{runs} of {len(self.choices)}: of all settings, also those without a result, "
+                "the one that is ranked first has one"
+            )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim validate best --json` prints."""
+        return {
+            "groups": len(self.choices),
+            "within": NEAR,
+            "good": self.good,
+            "choices": [_object(each) for each in self.choices],
+        }
+
+
+def validate_best(
+    folder: str | PathLike[str] | None = None, *, progress: Progress = tell_nobody
+) -> ChoiceValidation:
+    """Return which published settings zsim ranks first, and how near they are to the best.
+
+    Args:
+        folder: published tables, all rows of which are predicted; without it the table of judged
+            runs that ships is taken, with the predictions in it.
+        progress: told how many rows are predicted, and of how many.
+
+    Raises:
+        MistakeError: there is nothing to choose among.
+    """
+    if folder is None:
+        found = choices(_judged())
+        return ChoiceValidation(choices=tuple(found), knows_failures=False)
+    runs = [run for own in published_runs(Path(folder)).values() for run in own]
+    found = choices(_predicted([run for run in runs if run.ways], progress))
+    if not found:
+        raise MistakeError(f"{folder}: no model has {LEAST_SETTINGS} settings on as many GPUs")
+    return ChoiceValidation(choices=tuple(found), knows_failures=True)
+
+
+def _judged() -> Iterable[PublishedSetting]:
+    """Yield the rows of the table that ships."""
+    gpus: dict[str, Gpu] = {}
+    for run in judged_runs():
+        settings, tight = run.settings, False
+        if run.predicted_peak_bytes is not None:
+            key = json.dumps(run.scenario["cluster"])
+            if key not in gpus:
+                gpus[key] = settled(run.publication, from_tables(run.scenario))[0].cluster.gpu
+            degrees = (settings.get(f"parallel.{axis}") for axis in AXES)
+            groups = sum(degree not in {None, 1} for degree in degrees)
+            tight = is_tight(run.predicted_peak_bytes, gpus[key].usable_bytes(groups))
+        shape = (settings.get(f"model.{key}") for key in ("layers", "hidden_size"))
+        yield PublishedSetting(
+            publication=run.publication,
+            hardware=str(settings.get("cluster.topology", settings.get("cluster.node", ""))),
+            model=" x ".join(map(str, shape)),
+            gpus=gpus_of(settings),
+            name=name_of(settings),
+            tokens=tokens_of(settings),
+            step_s=run.step_s,
+            predicted_s=run.predicted_step_s,
+            slower=_slower(run.features, run.sweep),
+            is_tight=tight,
+        )
+
+
+def _slower(features: RunFeatures, sweep: str) -> float:
+    """Return how much longer than predicted judged runs like it took, of other sweeps than its."""
+    return alike(features, [run for run in judged_runs() if run.sweep != sweep]).slower
+
+
+def _predicted(runs: Sequence[Published], progress: Progress) -> Iterable[PublishedSetting]:
+    """Yield rows of groups that count; of those without a result only what may fit is timed."""
+    blank = [_setting(run) for run in runs]
+    counted = {
+        each.chosen.group for each in choices(replace(one, predicted_s=one.step_s) for one in blank)
+    }
+    some = [run for run, each in zip(runs, blank, strict=True) if each.group in counted]
+    fit = forecasts([(run.ways, None) for run in some if run.failed])
+    fits = iter(isinstance(each, RunForecast) and each.fits for each in fit)
+    timed = [run for run in some if not run.failed or next(fits)]
+
+    def told(done: int, of: int) -> None:
+        progress(done * len(timed) // of, len(timed))
+
+    made = forecasts([(run.ways, Quantity.STEP_TIME) for run in timed], told)
+    for run, each in zip(timed, made, strict=True):
+        if not isinstance(each, RunForecast) or not (each.fits or not run.failed):
+            yield _setting(run)
+            continue
+        features = scenario_features(run.ways[each.way])
+        yield replace(
+            _setting(run),
+            predicted_s=each.step_time_s,
+            is_tight=is_tight(each.needed_bytes, each.usable_bytes),
+            slower=_slower(features, sweep_of(run)) if isinstance(features, RunFeatures) else 1.0,
+        )
+
+
+def _setting(run: Published) -> PublishedSetting:
+    """Return a row that is not predicted."""
+    settings = flat({name: table for name, table in run.scenario.items() if name != "title"})
+    return PublishedSetting(
+        publication=run.file,
+        hardware=run.hardware,
+        model=run.model,
+        gpus=gpus_of(settings),
+        name=name_of(settings),
+        tokens=tokens_of(settings),
+        step_s=run.step_time_s,
+        predicted_s=None,
+    )
+
+
+def _cells(found: SettingChoice) -> tuple[str, ...]:
+    chosen = found.chosen
+    counts = (f"{chosen.gpus:,}", f"{found.settings:,}", f"{found.share:.1%}")
+    return (chosen.model, chosen.hardware, *counts)
+
+
+def _miss(found: SettingChoice) -> str:
+    """Return what was chosen where another setting was much faster, and how both are predicted."""
+    chosen, best = found.chosen, found.best
+    return (
+        f"  {chosen.model} on {chosen.gpus:,}: chosen {chosen.name}{_off(chosen)}; the best was "
+        f"{best.name}{_off(best)}"
+    )
+
+
+def _off(setting: PublishedSetting) -> str:
+    return "" if setting.error is None else f" (predicted {setting.error:+.0%})"
+
+
+def _object(found: SettingChoice) -> Mapping[str, object]:
+    return {
+        "publication": found.chosen.publication,
+        "hardware": found.chosen.hardware,
+        "model": found.chosen.model,
+        "gpus": found.chosen.gpus,
+        "settings": found.settings,
+        "share_of_best": found.share,
+        "chosen": _setting_object(found.chosen),
+        "best": _setting_object(found.best),
+        "chosen_of_all": _setting_object(found.of_all),
+    }
+
+
+def _setting_object(each: PublishedSetting) -> Mapping[str, object]:
+    return {"name": each.name, "step_s": each.step_s, "predicted_step_s": each.predicted_s}

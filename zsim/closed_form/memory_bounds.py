@@ -1,0 +1,102 @@
+"""Lower bounds of memory from model and strategy alone: what no schedule of them does without.
+
+What persists, and the activations that are kept where the last backward begins. Searches leave out
+settings whose bound is more than there is.
+"""
+
+from zsim.closed_form.checkpoint import recomputed
+from zsim.model.model import BATCH, Model, Unit
+from zsim.model.pipeline_stages import stages
+from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Strategy
+
+
+def device_bytes(model: Model, strategy: Strategy) -> int:
+    """Return the bytes of device memory that a rank holds at its peak, at least.
+
+    Where the backward of the last unit begins: parameters where a stage does not cut them, masters
+    and moments as far as they are cut, activations of the micro-batches in flight, and what the
+    last unit works in. What schedules hold on top (gradients, buckets, other gathered parameters)
+    is left out.
+    """
+    count, times = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
+    if count == 1:
+        working = _working(model, model.units[-1], strategy)
+        return _states(model, strategy) + kept_activations(model, strategy) + working
+    return max(
+        _states(stage.model, strategy)
+        + min(count - stage.index, times) * kept_activations(stage.model, strategy)
+        for stage in stages(model, strategy)
+    )
+
+
+def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
+    """Return the bytes that the last segment of a unit works in, with its gathered parameters."""
+    last = unit.segments[-1]
+    gathered = 0
+    if strategy.zero.stage == 3:
+        size = strategy.train.precision.compute.size_bytes
+        read = set(last.parameters)
+        gathered = sum(each.elements for each in unit.parameters if each.name in read) * size
+    return last.backward_workspace_bytes + gathered
+
+
+def _states(model: Model, strategy: Strategy) -> int:
+    held = sum(each.elements for each in model.parameters)
+    trained = sum(each.elements for each in model.parameters if not each.frozen)
+    precision, stage = strategy.train.precision, strategy.zero.stage
+    parameters = 0 if stage == 3 else held * precision.compute.size_bytes
+    runtime = strategy.zero.emulate
+    if runtime is not None:
+        parameters += trained * runtime.gradient_bytes(
+            compute=precision.compute, data=strategy.parallel.data
+        )
+    if _leaves_device(strategy):
+        return parameters
+    kept = strategy.moments + (1 if strategy.keeps_master or stage == 3 else 0)
+    shard = trained // strategy.parallel.data if stage else trained
+    return parameters + kept * shard * precision.optimizer.size_bytes
+
+
+def _leaves_device(strategy: Strategy) -> bool:
+    """Tell whether some states are not kept on the device."""
+    runtime, offload = strategy.zero.emulate, strategy.offload
+    if runtime is not None:
+        return bool(runtime.tiers(stage=strategy.zero.stage))
+    return offload.optimizer is not MemoryTier.DEVICE
+
+
+def kept_activations(model: Model, strategy: Strategy) -> int:
+    """Return the bytes that a micro-batch keeps for its backward, at least.
+
+    What segments save, and their inputs as far as backward reads them; of blocks that are run
+    again, what they are given.
+    """
+    total, inputs, again = 0, set[str](), recomputed(model, strategy)
+    for unit in model.units:
+        if unit.name in again:
+            own = {value.name for segment in unit.segments for value in segment.outputs}
+            given = {name for segment in unit.segments for name in segment.inputs} - own
+            inputs |= set() if strategy.moves_checkpoints else given
+            continue
+        for segment in unit.segments:
+            if model.runs_backward(segment):
+                total += segment.saved_bytes
+                inputs |= set(segment.inputs) if segment.saves_input else set()
+    return total + sum(model.values[name].size_bytes for name in inputs - {BATCH})
+
+
+def host_state_bytes(model: Model, strategy: Strategy) -> int:
+    """Return the bytes of masters and moments that a rank keeps in host memory, at least."""
+    if strategy.zero.emulate is None:
+        on_host = strategy.offload.optimizer is MemoryTier.HOST
+    else:
+        tiers = strategy.zero.emulate.tiers(stage=strategy.zero.stage)
+        of_states = [tier for option, tier in tiers.items() if "param" not in option]
+        on_host = bool(of_states) and all(tier is MemoryTier.HOST for tier in of_states)
+    if not on_host:
+        return 0
+    trained = sum(each.elements for each in model.parameters if not each.frozen)
+    shard = trained // strategy.parallel.data if strategy.zero.stage else trained
+    kept = strategy.moments + (1 if strategy.keeps_master else 0)
+    return kept * shard * strategy.train.precision.optimizer.size_bytes
