@@ -54,6 +54,10 @@ class RunRow(CsvRow):
         """Return what `Published.refusal` says of it."""
         return ""
 
+    def incomplete(self) -> str:
+        """Return what `Published.incomplete` says of it."""
+        return ""
+
     def part(self) -> str:
         """Return what `Published.part` says of it."""
         return ""
@@ -93,6 +97,7 @@ class RunTable:
                 scenario=row.scenario(),
                 fallbacks=row.fallbacks(),
                 refusal=row.refusal(),
+                incomplete=row.incomplete(),
                 part=row.part(),
                 source=row.source,
                 step_time_s=None if row.failed else row.step_time_s,
