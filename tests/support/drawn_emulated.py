@@ -145,15 +145,17 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
 
 @st.composite
 def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
-    """A transformer and a strategy that splits it over the stages of a pipeline, as nanotron."""
+    """A transformer and a strategy that splits it over the stages of a pipeline."""
     optimizers: list[SGD | Adam] = [SGD(), Adam(), Adam(learning_rate=LEARNING_RATE)]
+    runtime = draw(st.one_of(nanotron(), megatron()))
     strategy = Strategy(
         parallel=Parallel(
             pipeline=draw(st.integers(2, 4)),
             data=draw(st.integers(1, 3)),
             tensor=draw(st.integers(1, 2)),
+            replicate=draw(st.integers(1, 2)) if runtime.has_replicas else 1,
         ),
-        zero=Zero(stage=draw(st.sampled_from(Nanotron.stages)), emulate=draw(nanotron())),
+        zero=Zero(stage=draw(st.sampled_from(runtime.stages)), emulate=runtime),
         activations=Activations(checkpointing=draw(st.sampled_from(Checkpointing))),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 5)),
@@ -162,9 +164,12 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
             clip_norm=draw(st.sampled_from([None, 1.0])),
         ),
     )
-    heads = 2 * strategy.parallel.tensor
+    heads, stages = 2 * strategy.parallel.tensor, strategy.parallel.pipeline
+    layers = st.integers(stages, stages + 2)
+    if runtime.even_stages:
+        layers = st.sampled_from([stages, 2 * stages])
     shape = GPT(
-        layers=draw(st.integers(strategy.parallel.pipeline, strategy.parallel.pipeline + 2)),
+        layers=draw(layers),
         hidden_size=heads * draw(st.integers(1, 2)),
         attention_heads=heads,
         sequence_length=2 * draw(st.integers(1, 2)),

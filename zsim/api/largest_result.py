@@ -138,7 +138,7 @@ def largest(
         layers = job.model.architecture.layers
         most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
         search = _Search(
-            smallest=fewest_layers(job.model, layers, tables.parallel.pipeline),
+            smallest=fewest_layers(job.model, layers, job.schedule.contract.strategy),
             most=most,
             digits=SIMULATED_DIGITS if simulated else None,
             progress=progress,

@@ -33,7 +33,7 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
         return _volume(model, strategy, volume)
     return tuple(
         replace(line, role=stage.name)
-        for stage in stages(model, strategy.parallel.pipeline)
+        for stage in stages(model, strategy)
         for line in _volume(stage.model, strategy, volume, _handed_on(stage, strategy))
     )
 
@@ -71,7 +71,7 @@ def _volume(
 
 def _handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     """Return what a stage sends in a step: what it made, and the gradient of what it was given."""
-    size = sum(value.size_bytes for value in (stage.given, stage.sent) if value is not None)
+    size = sum(value.size_bytes for value in stage.handed_on)
     times = strategy.train.gradient_accumulation_steps
     return [WireBytes(group="pipeline", collective="send", bytes=times * size)]
 

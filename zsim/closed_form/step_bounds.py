@@ -126,7 +126,7 @@ def busy_s(model: Model, strategy: Strategy, seconds: KernelSeconds, cut: LinkCu
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count == 1:
         return times * clock.stage_s(model)
-    each = [clock.stage_s(stage.model) for stage in stages(model, count)]
+    each = [clock.stage_s(stage.model) for stage in stages(model, strategy)]
     return max(times * own + sum(each[:index]) for index, own in enumerate(each))
 
 
@@ -212,7 +212,7 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     return max(
         _states(stage.model, strategy)
         + min(count - stage.index, times) * kept_activations(stage.model, strategy)
-        for stage in stages(model, count)
+        for stage in stages(model, strategy)
     )
 
 

@@ -1,30 +1,58 @@
-"""Units of a model split over the stages of a pipeline, as nanotron does (2025-02).
+"""Units of a model split over the stages of a pipeline, as nanotron and Megatron-LM do.
 
-`build_model` of nanotron goes through the model's blocks in order. A block is on the stage at hand,
-and the next one begins once the cost so far is more than the stages up to here should have. Costs
-are matrices: a layer costs the elements of its own, the head the vocabulary times the hidden size,
-embedding and norms nothing (`get_block_compute_costs`; it takes keys and values to have as many
-heads as queries). Norm, logits, their cast and the loss are blocks of their own, so that a stage
-may be left with the loss alone, and is sent logits.
+`build_model` of nanotron (2025-02) goes through the model's blocks in order. A block is on the
+stage at hand, and the next one begins once the cost so far is more than the stages up to here
+should have. Costs are matrices: a layer costs the elements of its own, the head the vocabulary
+times the hidden size, embedding and norms nothing (`get_block_compute_costs`; it takes keys and
+values to have as many heads as queries). Norm, logits, their cast and the loss are blocks of their
+own, so that a stage may be left with the loss alone, and is sent logits.
+
+Megatron-LM (2026-08) gives every stage as many layers (`get_num_layers_to_build` of
+`transformer/transformer_block.py`), the first one the embedding as well, the last one the head. A
+stage may have several chunks of layers, which alternate with those of other stages: the layers of
+chunk c of stage s come after those of chunk c of the stages before it (virtual stages, Narayanan
+et al. 2021, section 2.2.2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zsim.model.model import BATCH, Model, ModelError, Segment, Unit, Value
+from zsim.strategy.runtime_options import RuntimeOptions
+from zsim.strategy.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Units of a stage that follow each other in the model: `given` and `sent` are handed on.
+
+    Attributes:
+        first: number of its first unit among those of the stage.
+        model: its units alone.
+        given: what its first unit reads of another stage; None where the model begins.
+        sent: what its last unit makes for another stage; None where the model ends.
+    """
+
+    first: int
+    model: Model
+    given: Value | None
+    sent: Value | None
+
+    @property
+    def reads_batch(self) -> bool:
+        """Return whether it needs the micro-batch: what embeds tokens, and what has the loss."""
+        return any(
+            BATCH in segment.inputs for unit in self.model.units for segment in unit.segments
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Units that one stage runs, as a model: `given` and `sent` are what stages hand on.
-
-    The first stage is given nothing, and the last one sends nothing.
-    """
+    """Units that one stage runs, as a model, in one chunk or several."""
 
     index: int
     model: Model
-    given: Value | None
-    sent: Value | None
+    chunks: tuple[Chunk, ...]
 
     @property
     def name(self) -> str:
@@ -32,14 +60,10 @@ class Stage:
         return f"stage{self.index}"
 
     @property
-    def reads_batch(self) -> bool:
-        """Return whether a stage needs the micro-batch.
-
-        The first one, and the one with the loss.
-        """
-        return any(
-            BATCH in segment.inputs for unit in self.model.units for segment in unit.segments
-        )
+    def handed_on(self) -> Iterator[Value]:
+        """Yield what it sends of a micro-batch: what chunks made, gradients of what they read."""
+        for chunk in self.chunks:
+            yield from (each for each in (chunk.given, chunk.sent) if each is not None)
 
 
 def in_blocks(model: Model) -> Model:
@@ -77,18 +101,27 @@ def cost(model: Model, index: int) -> int:
 
 
 def places(model: Model, count: int) -> list[int]:
-    """Return the stage of each unit."""
+    """Return the stage of each unit in nanotron."""
     return _dealt([cost(model, index) for index in range(len(model.units))], count)
 
 
-def fewest_layers(model: Model, layers: int, count: int) -> int:
+def fewest_layers(model: Model, layers: int, strategy: Strategy) -> int:
     """Return the fewest of the `layers` of `model` that fill the stages."""
+    count, even = strategy.parallel.pipeline, _even(strategy)
+    if even is not None:
+        return count * (even.layers_of_chunk or 1)
     costs = [cost(model, index) for index in range(len(model.units))]
     return next(
         few
         for few in range(1, layers + 1)
         if _dealt(costs[: 1 + few] + costs[1 + layers :], count)[-1] == count - 1
     )
+
+
+def _even(strategy: Strategy) -> RuntimeOptions | None:
+    """Return the options of a runtime that deals out layers evenly; None of another."""
+    runtime = strategy.zero.emulate
+    return runtime if runtime is not None and runtime.even_stages else None
 
 
 def _dealt(costs: Sequence[int], count: int) -> list[int]:
@@ -102,34 +135,78 @@ def _dealt(costs: Sequence[int], count: int) -> list[int]:
     return found
 
 
-def stages(model: Model, count: int) -> tuple[Stage, ...]:
-    """`model` split over so many stages.
+def even_places(model: Model, count: int, layers_of_chunk: int | None) -> list[int]:
+    """Return the virtual stage of each unit, with as many layers on each.
+
+    Chunk c of stage s is number c * `count` + s. Layers are what checkpointing treats alone.
 
     Raises:
-        ModelError: a stage would have no unit, or more than one value would have to be handed on.
+        ModelError: layers cannot be dealt out so.
     """
-    found = places(model, count)
-    if found[-1] != count - 1:
+    layers = [block[0].name for block in model.checkpointed_together if block[0].checkpoint]
+    of_chunk = layers_of_chunk or max(1, len(layers) // count)
+    chunks = len(layers) // (count * of_chunk)
+    if not chunks or chunks * count * of_chunk != len(layers):
+        by = f" x {of_chunk} of a virtual stage" if layers_of_chunk else ""
         raise ModelError(
-            f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
-            f"{len(model.units)} blocks of the model fill"
+            f"model.layers: {len(layers)} must be a multiple of parallel.pipeline = {count}{by}"
         )
-    _need_apart(model, found)
-    made: list[Stage] = []
+    found: list[int] = []
+    begun = 0
+    names = set(layers)
+    for unit in model.units:
+        begun += unit.name in names
+        found.append(min(max(begun - 1, 0) // of_chunk, chunks * count - 1))
+    return found
+
+
+def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
+    """`model` split over the stages of a strategy.
+
+    Raises:
+        ModelError: a stage would have no unit, layers are not dealt out evenly, or more than one
+            value would have to be handed on.
+    """
+    count, even = strategy.parallel.pipeline, _even(strategy)
+    if even is not None:
+        found = even_places(model, count, even.layers_of_chunk)
+    else:
+        found = places(model, count)
+        if found[-1] != count - 1:
+            raise ModelError(
+                f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
+                f"{len(model.units)} blocks of the model fill"
+            )
+    _need_apart(model, [place % count for place in found])
+    made: list[list[Chunk]] = [[] for _ in range(count)]
     given: Value | None = None
-    for index in range(count):
-        units = tuple(
-            unit for unit, place in zip(model.units, found, strict=True) if place == index
-        )
-        own = _stage_model(model, units, given)
-        sent = own.loss if index < count - 1 else None
-        made.append(Stage(index=index, model=own, given=given, sent=sent))
+    for place in range(found[-1] + 1):
+        own = made[place % count]
+        units = tuple(unit for unit, at in zip(model.units, found, strict=True) if at == place)
+        part = _chunk_model(model, units, given)
+        sent = part.loss if place < found[-1] else None
+        first = sum(len(each.model.units) for each in own)
+        own.append(Chunk(first=first, model=part, given=given, sent=sent))
         given = sent
-    return tuple(made)
+    return tuple(
+        Stage(index=index, model=_joined(model, chunks), chunks=tuple(chunks))
+        for index, chunks in enumerate(made)
+    )
 
 
-def _stage_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> Model:
-    """Return the units of a stage as a model of their own.
+def _joined(model: Model, chunks: Sequence[Chunk]) -> Model:
+    """Return the units of all chunks of a stage as one model."""
+    if len(chunks) == 1:
+        return chunks[0].model
+    return replace(
+        model,
+        units=tuple(unit for chunk in chunks for unit in chunk.model.units),
+        given=tuple(chunk.given for chunk in chunks if chunk.given is not None),
+    )
+
+
+def _chunk_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> Model:
+    """Return the units of a chunk as a model of their own.
 
     Raises:
         ModelError: they read what is not handed on.

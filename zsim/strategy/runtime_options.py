@@ -54,6 +54,7 @@ class RuntimeOptions(Table):
         stages: ZeRO stages that the runtime is or has.
         has_replicas: whether states may be sharded over some ranks and replicated over others.
         has_pipeline: whether units can be split over stages of a pipeline.
+        even_stages: whether every stage has as many layers.
         checkpoints_every_nth: whether of several blocks in a row one alone can be checkpointed.
         takes_frozen: whether there may be parameters that are not trained.
     """
@@ -61,6 +62,7 @@ class RuntimeOptions(Table):
     stages: ClassVar[tuple[int, ...]] = ()
     has_replicas: ClassVar[bool] = True
     has_pipeline: ClassVar[bool] = False
+    even_stages: ClassVar[bool] = False
     checkpoints_every_nth: ClassVar[bool] = False
     takes_frozen: ClassVar[bool] = False
 
@@ -88,6 +90,11 @@ class RuntimeOptions(Table):
     def in_place_loss(self) -> bool:
         """True if the gradient of the logits takes the place of their softmax, on any rank."""
         return False
+
+    @property
+    def layers_of_chunk(self) -> int | None:
+        """Return the layers of a virtual stage of a pipeline; None if stages have one chunk."""
+        return None
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the option that splits the data axis, and its inner ranks; None if it does not."""

@@ -203,7 +203,7 @@ class Strategy(Table):
     def _against_runtime(self) -> Iterator[InitErrorDetails]:
         runtime, parallel, zero = self.zero.emulate, self.parallel, self.zero
         if parallel.pipeline > 1 and (runtime is None or not runtime.has_pipeline):
-            why = "is modelled for emulate = nanotron alone"
+            why = "is modelled for emulate = megatron or nanotron alone"
             yield refusal("parallel.pipeline", parallel.pipeline, why)
         if runtime is None:
             return

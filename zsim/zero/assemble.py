@@ -188,16 +188,17 @@ def groups_of(strategy: Strategy) -> tuple[Group, ...]:
     found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
     if strategy.inner is not None:
         found.append(Group(name=INNER, axes=(INNER,)))
+    over = ()
     if strategy.parallel.pipeline > 1:
-        pipeline = Group(name=PIPELINE, axes=(PIPELINE,))
-        return (*found, pipeline, Group(name=WORLD, axes=(PIPELINE, *data, TENSOR)))
+        over = (PIPELINE,)
+        found.append(Group(name=PIPELINE, axes=over))
     if strategy.parallel.replicate == 1:
-        return (*found, Group(name=WORLD, axes=(*data, TENSOR)))
+        return (*found, Group(name=WORLD, axes=(*over, *data, TENSOR)))
     return (
         *found,
         Group(name=REPLICATE, axes=(REPLICATE,)),
-        Group(name=REPLICA, axes=(*data, TENSOR)),
-        Group(name=WORLD, axes=(REPLICATE, *data, TENSOR)),
+        Group(name=REPLICA, axes=(*over, *data, TENSOR)),
+        Group(name=WORLD, axes=(*over, REPLICATE, *data, TENSOR)),
     )
 
 

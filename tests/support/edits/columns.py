@@ -12,6 +12,7 @@ from zsim.model.architecture import GPT, Llama, LoRA
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
+from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
@@ -168,6 +169,41 @@ def of_pipelines() -> list[Strategy]:
     ]
 
 
+def of_megatron_pipelines() -> list[Strategy]:
+    """Stages with as many layers: buckets that overlap, replicas, tokens cut, recomputed layers."""
+    base = Strategy(
+        parallel=Parallel(pipeline=2, data=2),
+        zero=Zero(stage=1, emulate=Megatron()),
+        train=Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
+    )
+    overlapped = Megatron(
+        bucket_size=40,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        grad_reduce_in_fp32=True,
+    )
+    return [
+        base.but({"zero.emulate": overlapped, "train.precision": Precision.BF16}),
+        base.but(
+            {
+                "parallel.tensor": 2,
+                "zero.emulate": Megatron(sequence_parallel=True),
+                "train.precision": Precision.FP16,
+                "activations.checkpointing": Checkpointing.FULL,
+            }
+        ),
+        base.but(
+            {
+                "parallel.pipeline": 4,
+                "parallel.data": 1,
+                "parallel.replicate": 2,
+                "train.optimizer": GIVEN,
+                "train.clip_norm": None,
+            }
+        ),
+    ]
+
+
 def of_frozen() -> dict[str, list[Strategy]]:
     """Strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
@@ -184,6 +220,7 @@ def strategies() -> dict[str, list[Strategy]]:
         **found,
         **of_runtimes(),
         "pipelines": of_pipelines(),
+        "megatron pipelines": of_megatron_pipelines(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -238,7 +275,7 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:
         shape = replace(SHAPE, dropout=0.5)
-    if not isinstance(strategy.zero.emulate, Nanotron):
+    if not isinstance(strategy.zero.emulate, Nanotron) and strategy.parallel.pipeline == 1:
         return gpt(
             shape,
             micro_batch_size=1,

@@ -327,9 +327,9 @@ def test_micro_batches_of_a_slot_share_operands_and_views() -> None:
 
 
 def test_what_no_pipeline_can_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
+    with pytest.raises(ConfigError, match="pipeline: 2 is modelled for emulate = megatron or nano"):
         Strategy(parallel=Parallel(pipeline=2), zero=Zero(stage=3))
-    with pytest.raises(ConfigError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
+    with pytest.raises(ConfigError, match="pipeline: 2 is modelled for emulate = megatron or nano"):
         Strategy(parallel=Parallel(pipeline=2), zero=Zero(stage=3, emulate=FSDP2()))
     with pytest.raises(ConfigError, match=r"activations\.partition: true is not modelled"):
         strategy_of(2, 2).but(

@@ -27,6 +27,8 @@ class Megatron(RuntimeOptions):
     """
 
     stages = (1,)
+    has_pipeline = True
+    even_stages = True
 
     bucket_size: Count | None = None
     overlap_grad_reduce: Flag = False

@@ -52,18 +52,19 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned.
     """
     ranks, options = strategy.parallel.data, strategy.options(Megatron)
-    buckets = numbered(model, groups(model, ranks, options), place=aligned(ranks), ranks=ranks)
-    step = MegatronStep(model, strategy, buckets)
+    has_size = options.overlap_grad_reduce
+    members = groups(model, ranks, options, has_size=has_size)
+    buckets = numbered(model, members, place=aligned(ranks), ranks=ranks)
+    step = MegatronStep(model, strategy, buckets, overlaps=has_size)
     step.write()
-    layouts = (*buckets.layouts, *([step.copied] if step.copied.pieces else []))
-    return step.schedule("Megatron distributed optimizer", VOLUME, layouts=layouts)
+    return step.schedule("Megatron distributed optimizer", VOLUME, layouts=step.layouts)
 
 
-def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]:
+def groups(model: Model, ranks: int, options: Megatron, *, has_size: bool) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
-    A bucket is closed once it has `bucket_size` elements, gaps included; without overlap there is
-    one.
+    One that `has_size` is closed once it has `bucket_size` elements, gaps included; otherwise there
+    is one.
     """
     # DistributedDataParallel.__init__: the default of `bucket_size`, and none without overlap
     limit = options.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * ranks)
@@ -71,7 +72,7 @@ def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]
     end = 0
     # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py
     for parameter in reversed(model.parameters):
-        if options.overlap_grad_reduce and end >= limit:
+        if has_size and end >= limit:
             found.append([])
             end = 0
         found[-1].append(parameter)
@@ -96,7 +97,7 @@ def aligned(ranks: int) -> Packing:
     return place
 
 
-def one_after_another(model: Model) -> Layout:
+def one_after_another(model: Model, name: str) -> Layout:
     """Return parameters of which ranks have gradients of their own tokens alone, in a row."""
     shared = shared_parameters(model)
     pieces: list[Piece] = []
@@ -105,18 +106,31 @@ def one_after_another(model: Model) -> Layout:
         if each.name in shared:
             pieces.append(Piece(parameter=each.name, start=end, size=each.elements))
             end += each.elements
-    return Layout(name="sequence_parallel/gradient", pieces=tuple(pieces), elements=end)
+    return Layout(name=name, pieces=tuple(pieces), elements=end)
 
 
 class MegatronStep(Step):
-    """Forward and backward of every micro-batch, then the update."""
+    """Forward and backward of every micro-batch, then the update.
 
-    def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
+    Attributes:
+        overlaps: whether buckets are reduced while the last backward goes on.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        strategy: Strategy,
+        buckets: Buckets,
+        *,
+        overlaps: bool,
+        writer: ScheduleWriter | None = None,
+    ) -> None:
         # DistributedOptimizer shards fp32 masters and moments, parameters stay whole
         # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py).
         precision = strategy.train.precision
         holding = Holding(parameter=precision.compute, has_master=precision.has_master)
-        super().__init__(model, strategy, buckets, holding)
+        super().__init__(model, strategy, buckets, holding, writer=writer)
+        self.overlaps = overlaps
         self.options = strategy.options(Megatron)
         wire = DType.FP32 if self.options.grad_reduce_in_fp32 else precision.compute
         # _ParamAndGradBuffer: a gradient buffer as long as the parameters
@@ -125,11 +139,17 @@ class MegatronStep(Step):
         ]
         mean = self.options.average_in_collective
         self._reduction = Reduction.AVERAGE if mean else Reduction.SUM
-        self.copied = one_after_another(model)
+        place = f"{self.writer.role}/" if self.writer.box else ""
+        self.copied = one_after_another(model, f"{place}sequence_parallel/gradient")
         self._left = UnitsLeft(buckets)
         self._written = [""] * len(buckets.all)
         self._gathered: dict[int, str] = {}
         self._waited: set[int] = set()
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Every layout that buffers of this step have."""
+        return (*self.buckets.layouts, *([self.copied] if self.copied.pieces else []))
 
     def write_setup(self) -> None:
         """Take memory for gradients, which live as long as the parameters."""
@@ -197,7 +217,7 @@ class MegatronStep(Step):
             # register_grad_ready counts in the last micro-batch alone (is_last_microbatch)
             if self.is_last and self._left.complete(run.bucket):
                 ready.append(self.buckets.all[run.bucket])
-        if self.options.overlap_grad_reduce:
+        if self.overlaps:
             for bucket in ready:
                 self._reduce((bucket,))
 
@@ -267,7 +287,7 @@ class MegatronStep(Step):
 
     def end(self) -> None:
         """Reduce what is not yet, and update; gather what was updated unless that overlaps."""
-        if not self.options.overlap_grad_reduce:  # finalize_model_grads, finish_grad_sync
+        if not self.overlaps:  # finalize_model_grads, finish_grad_sync
             self._reduce(self.buckets.all)
         self._sum_copies()
         numbers = {bucket.name: bucket for bucket in self.buckets.all}

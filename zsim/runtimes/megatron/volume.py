@@ -16,13 +16,17 @@ from zsim.strategy.strategy import Strategy
 
 
 def padded(model: Model, ranks: int, options: Megatron) -> list[int]:
-    """Return elements of each bucket, gaps and padding included."""
+    """Return elements of each bucket, gaps and padding included.
+
+    In a pipeline only buckets of what is given nothing have a size.
+    """
+    has_size = options.overlap_grad_reduce and not model.given
     limit = options.bucket_size or max(40 * 10**6, 10**6 * ranks)
     multiple = lcm(ranks, 128)
     sizes: list[int] = []
     filled = 0
     for parameter in reversed(model.parameters):
-        if options.overlap_grad_reduce and filled >= limit:
+        if has_size and filled >= limit:
             sizes.append(filled)
             filled = 0
         filled = -(-filled // 64) * 64 + parameter.elements

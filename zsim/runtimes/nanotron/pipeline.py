@@ -8,16 +8,13 @@ gradient. Both are waited for on the compute stream at once. The shape goes ahea
 hosts read it: one that receives waits for the device, and so does one that sends. What it takes to
 send shapes, and the mask of tokens that nanotron sends beside hidden states, is left out.
 
-A stage keeps what several micro-batches saved: each has a slot of buffers, which the next one takes
-that begins after it has ended. Gradients are collected and reduced as without a pipeline.
+Gradients are collected and reduced as without a pipeline.
 
 Functions named in comments are those of `src/nanotron/parallel/pipeline_parallel` in February 2025
 (0e0a27ea).
 """
 
-from dataclasses import dataclass, replace
-
-from zsim.model.model import Model, Segment, Unit, Value
+from zsim.model.model import Model, Value
 from zsim.model.pipeline_stages import Stage, stages
 from zsim.runtimes.nanotron.schedule import NanotronStep, filled, worst_case
 from zsim.runtimes.nanotron.volume import VOLUME
@@ -27,10 +24,8 @@ from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
-from zsim.zero.bucket import Buckets
-from zsim.zero.forward_backward import ForwardBackward, Held
+from zsim.zero.micro_batch_slots import ChunkSlot, chunk_slots
 from zsim.zero.names import PIPELINE
-from zsim.zero.visit_order import Made, UnitVisit, ValueInstance, visits
 
 NEXT, BEFORE = 1, -1
 """Offsets along the pipeline."""
@@ -44,9 +39,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_fitting(model, strategy)
     need_single_calls(model, "nanotron")
-    steps = [
-        StageOfPipeline(stage, strategy) for stage in stages(model, strategy.parallel.pipeline)
-    ]
+    steps = [StageOfPipeline(stage, strategy) for stage in stages(model, strategy)]
     for step in steps:
         step.write()
     return assemble(
@@ -61,41 +54,6 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     )
 
 
-class _SlotForwardBackward(ForwardBackward):
-    """The visits of micro-batches that have one slot of a stage's buffers."""
-
-    def __init__(
-        self,
-        writer: ScheduleWriter,
-        model: Model,
-        strategy: Strategy,
-        *,
-        buckets: Buckets,
-        held: Held,
-        slot: str,
-    ) -> None:
-        super().__init__(writer, model, strategy, buckets=buckets, held=held)
-        self._slot = slot
-
-    def begin_gradient(self, value: str) -> None:
-        """Note that the gradient of `value` has come from elsewhere."""
-        self._gradients[value] = 1
-
-    def end_gradient(self, value: str) -> None:
-        """Note that the gradient of `value` is another stage's."""
-        del self._gradients[value]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MicroBatchSlot:
-    """Buffers of one micro-batch at a time: who writes its visits, and what is handed on."""
-
-    passes: _SlotForwardBackward
-    visits: tuple[UnitVisit, ...]
-    given: Value | None
-    sent: Value | None
-
-
 class StageOfPipeline(NanotronStep):
     """Forward and backward of every micro-batch on one stage, then the update."""
 
@@ -104,28 +62,19 @@ class StageOfPipeline(NanotronStep):
         buckets = filled(stage.model, strategy, name=f"{stage.name}/bucket")
         writer = ScheduleWriter(stage.name, box)
         super().__init__(stage.model, strategy, buckets, writer=writer)
-        self.stage = stage
+        (self.chunk,) = stage.chunks
         count = strategy.train.gradient_accumulation_steps
         self.ahead = min(strategy.parallel.pipeline - 1 - stage.index, count)
-        slots = range(min(self.ahead + 1, count))
-        self.slots = [self._slot(f"@{number}" if number else "") for number in slots]
+        (self.slots,) = chunk_slots(
+            writer,
+            stage,
+            strategy,
+            buckets=buckets,
+            held=self.held,
+            counts=[min(self.ahead + 1, count)],
+        )
         self._owed_activation: int | None = None
         self._owed_gradient: int | None = None
-
-    def _slot(self, suffix: str) -> _MicroBatchSlot:
-        stage, own = self.stage, _renamed(self.stage.model, suffix)
-        passes = _SlotForwardBackward(
-            self.writer, own, self.strategy, buckets=self.buckets, held=self.held, slot=suffix
-        )
-        once = visits(own, self.strategy)
-        sent = None if stage.sent is None else own.loss
-        if sent is not None:  # what forward made of it goes when it has been sent
-            made = ValueInstance(sent.name, Made.FORWARD)
-            for visit in once:
-                for part in visit.segments:
-                    part.ends = tuple(each for each in part.ends if each != made)
-        given = own.given[0] if own.given else None
-        return _MicroBatchSlot(passes=passes, visits=once, given=given, sent=sent)
 
     def write(self) -> None:
         """Write the rest of setup, and the step."""
@@ -147,10 +96,10 @@ class StageOfPipeline(NanotronStep):
         self.writer.prefix = "step/backward/end"
         self.end()
 
-    def _slot_of(self, micro_batch: int) -> _MicroBatchSlot:
+    def _slot_of(self, micro_batch: int) -> ChunkSlot:
         return self.slots[micro_batch % len(self.slots)]
 
-    def _enter(self, micro_batch: int, direction: str) -> _MicroBatchSlot:
+    def _enter(self, micro_batch: int, direction: str) -> ChunkSlot:
         """Go on with a micro-batch; return its slot."""
         slot = self._slot_of(micro_batch)
         self.passes = slot.passes
@@ -167,9 +116,9 @@ class StageOfPipeline(NanotronStep):
             self._receive(slot.given.name, slot.given, BEFORE)
             self._send_gradient()
         self.writer.prefix = part
-        if self.stage.reads_batch:
+        if self.chunk.reads_batch:
             slot.passes.load()
-        for visit in slot.visits[: len(self.model.units)]:
+        for visit in slot.forward:
             self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}"
             slot.passes.forward(visit, ())
         self._owed_activation = None if slot.sent is None else micro_batch
@@ -186,7 +135,7 @@ class StageOfPipeline(NanotronStep):
             self.writer.prefix = part
             self._receive(f"{slot.sent.name}/gradient", slot.sent, NEXT)
             slot.passes.begin_gradient(slot.sent.name)
-        for visit in slot.visits[len(self.model.units) :]:
+        for visit in slot.backward:
             self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}"
             self.backward(visit)
         if slot.given is not None:
@@ -231,29 +180,3 @@ class StageOfPipeline(NanotronStep):
         writer.allocate(writer.buffer(buffer, value.elements, value.dtype, Kind.WORKSPACE))
         done = writer.receive(path, PIPELINE, buffer, offset, stream=COMPUTE)
         writer.host_wait(f"{path}/wait", done)
-
-
-def _renamed(model: Model, suffix: str) -> Model:
-    """Return `model` with other names of its values, which are those of their buffers."""
-    if not suffix:
-        return model
-
-    def renamed(value: Value) -> Value:
-        return replace(value, name=f"{value.name}{suffix}")
-
-    def segment(each: Segment) -> Segment:
-        return replace(
-            each,
-            inputs=tuple(f"{name}{suffix}" for name in each.inputs),
-            outputs=tuple(map(renamed, each.outputs)),
-        )
-
-    def unit(each: Unit) -> Unit:
-        return replace(each, segments=tuple(map(segment, each.segments)))
-
-    return replace(
-        model,
-        units=tuple(map(unit, model.units)),
-        batch=renamed(model.batch),
-        given=tuple(map(renamed, model.given)),
-    )

@@ -1,0 +1,261 @@
+"""Stages of Megatron-LM's pipeline: what each runs, holds, sends and when, and what is proved."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from exact_training import STEPS, cluster, trained
+from fitting import fitting
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.analysis.schedule_plan import plan, wire_bytes
+from zsim.backend.backend import Job
+from zsim.model.architecture import Llama
+from zsim.model.model import Model, ModelError
+from zsim.model.pipeline_stages import even_places, in_blocks
+from zsim.proof import check
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.megatron.order import (
+    Exchange,
+    StagePlace,
+    Task,
+    Way,
+    one_forward_one_backward,
+    under_way,
+)
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    Compute,
+    Free,
+    HostWait,
+    Receive,
+    ReduceScatter,
+    Send,
+    Together,
+)
+from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
+from zsim_des import SimBackend
+from zsim_des.values import train
+
+SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
+OVERLAPPED = Megatron(
+    overlap_grad_reduce=True, overlap_param_gather=True, bucket_size=100, grad_reduce_in_fp32=True
+)
+
+
+def strategy_of(pipeline: int, micro_batches: int, options: Megatron | None = None) -> Strategy:
+    return Strategy(
+        parallel=Parallel(pipeline=pipeline),
+        zero=Zero(stage=1, emulate=options or Megatron()),
+        train=Train(
+            gradient_accumulation_steps=micro_batches, precision=Precision.BF16, clip_norm=1.0
+        ),
+    )
+
+
+def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
+    return in_blocks(fitting(shape, strategy))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        strategy_of(4, 2),  # fewer micro-batches than stages: all of them are ahead
+        strategy_of(2, 3, OVERLAPPED).but({"parallel.data": 2, "parallel.replicate": 2}),
+        strategy_of(2, 3, Megatron(sequence_parallel=True)).but(
+            {
+                "parallel.data": 2,
+                "parallel.tensor": 2,
+                "train.precision": Precision.FP16,
+                "activations.checkpointing": Checkpointing.FULL,
+            }
+        ),
+        strategy_of(4, 5).but({"train.precision": Precision.FP32, "train.clip_norm": None}),
+    ],
+)
+def test_stages_train_what_one_process_does_and_are_proved(strategy: Strategy) -> None:
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    assert check(made, model) == ()
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
+
+
+def test_every_stage_has_as_many_layers() -> None:
+    strategy = strategy_of(3, 2)
+    model = model_of(strategy, replace(SHAPE, layers=6))
+    found = plan(make_schedule(model, strategy), model)
+    names = tuple(unit.name for unit in model.units)
+    assert names[:3] == ("embedding", "block0", "block1")
+    assert [each.units for each in found.stages] == [names[:3], names[3:5], names[5:]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 12))
+def test_neighbors_take_what_is_sent_in_the_order_of_sending(
+    stages: int, micro_batches: int
+) -> None:
+    orders = [
+        list(one_forward_one_backward(StagePlace(index=index, stages=stages), micro_batches))
+        for index in range(stages)
+    ]
+    for way in Way:
+        sent, taken = (
+            [
+                [
+                    task.micro_batch
+                    for action in order
+                    if isinstance(action, Exchange)
+                    for task in (action.sends if sends else action.receives)
+                    if task.way is way
+                ]
+                for order in orders
+            ]
+            for sends in (True, False)
+        )
+        ends = (sent[:-1], taken[1:]) if way is Way.FORWARD else (sent[1:], taken[:-1])
+        assert ends[0] == ends[1] == [list(range(micro_batches))] * (stages - 1)
+    for index, order in enumerate(orders):
+        tasks = Counter(action for action in order if isinstance(action, Task))
+        every = [Task(way, 0, number) for way in Way for number in range(micro_batches)]
+        assert tasks == Counter(every)
+        # P - s micro-batches are under way on stage s, or all there are.
+        assert under_way(order, 1) == [min(stages - index, micro_batches)]
+
+
+def saved_peak(program: Program) -> int:
+    """The most that is held at once of what forwards save for their backwards."""
+    held = most = 0
+    for operation in program.step:
+        if isinstance(operation, Allocate | Free):
+            buffer = program.by_name[operation.buffer]
+            if buffer.kind is Kind.SAVED:
+                size = buffer.size_bytes
+                held += size if isinstance(operation, Allocate) else -size
+                most = max(most, held)
+    return most
+
+
+def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it() -> None:
+    strategy = strategy_of(4, 6)
+    model = model_of(strategy)
+    of_stage = Counter[int]()
+    for unit, stage in zip(model.units, even_places(model, 4, None), strict=True):
+        of_stage[stage] += sum(-(-each.saved_bytes // 2) * 2 for each in unit.segments)
+    for stage, program in enumerate(make_schedule(model, strategy).programs):
+        assert saved_peak(program) == (4 - stage) * of_stage[stage]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A stage takes so long forward and backward, and a reduction; everything else nothing."""
+
+    firsts: frozenset[str]
+    forward_ps: int
+    backward_ps: int
+
+    def issue_ps(self, rank: int, step: int, operation: str) -> int:
+        del rank, step, operation
+        return 0
+
+    def kernel_ps(self, rank: int, step: int, operation: str) -> int:
+        del rank, step
+        if operation not in self.firsts:
+            return 0
+        return self.forward_ps if operation.startswith("step/forward") else self.backward_ps
+
+    def communication_ps(self, step: int, operation: str) -> int:
+        del step, operation
+        return 0
+
+
+def firsts(made: Schedule) -> frozenset[str]:
+    """The first forward and backward operation of each micro-batch on each stage."""
+    found: dict[tuple[object, ...], str] = {}
+    for program in made.programs:
+        for operation in program.step:
+            if isinstance(operation, Compute) and operation.unit:
+                chunk = operation.id.partition("/chunk")[2].partition("/")[0]
+                key = (program.role, operation.action, operation.micro_batch, chunk)
+                found.setdefault(key, operation.id)
+    return frozenset(found.values())
+
+
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 1), (2, 5), (4, 4), (4, 7), (4, 2)])
+def test_a_step_takes_its_micro_batches_and_the_bubble(pipeline: int, micro_batches: int) -> None:
+    strategy = strategy_of(pipeline, micro_batches)
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
+    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
+    first, second = SimBackend(durations=timing).step_ends_ps(job)
+    # (m + P - 1) (f + b), of which (P - 1) (f + b) is the bubble (Narayanan et al. 2021, 2.2.1).
+    assert second - first == (micro_batches + pipeline - 1) * (70 + 110)
+
+
+def test_neighbors_send_hidden_states_on_and_their_gradients_back() -> None:
+    strategy = strategy_of(4, 5, Megatron(sequence_parallel=True)).but({"parallel.tensor": 2})
+    made = make_schedule(model_of(strategy), strategy)
+    sent = [
+        [line.bytes for line in wire_bytes(made, program) if line.group == "pipeline"]
+        for program in made.programs
+    ]
+    # 4 tokens of 8 elements in bf16, of which each of 2 tensor ranks has its own tokens: 32 bytes,
+    # in each of 5 micro-batches. Those in the middle send both ways.
+    assert sent == [[5 * 32], [2 * 5 * 32], [2 * 5 * 32], [5 * 32]]
+
+
+def test_a_send_and_a_receive_are_issued_as_one_between_a_forward_and_a_backward() -> None:
+    strategy = strategy_of(3, 4)
+    made = make_schedule(model_of(strategy, replace(SHAPE, layers=3)), strategy)
+    kinds = Counter(
+        tuple(type(member).__name__ for member in operation.members)
+        for operation in made.programs[1].step
+        if isinstance(operation, Together) and operation.group == "pipeline"
+    )
+    # The middle stage of three is one forward ahead, so one and one follow in turn three times:
+    # send_forward_recv_backward each time, send_backward_recv_forward but for the last.
+    assert kinds == {("Send", "Receive"): 3 + 2}
+
+
+def test_the_host_waits_for_every_exchange() -> None:
+    strategy = strategy_of(2, 4)
+    made = make_schedule(model_of(strategy), strategy)
+    for program in made.programs:
+        step = program.step
+        for place, operation in enumerate(step):
+            if isinstance(operation, Send | Receive | Together) and operation.group == "pipeline":
+                follows = step[place + 1]
+                assert isinstance(follows, HostWait)
+                assert follows.operation == operation.id
+
+
+def test_the_first_stage_alone_reduces_while_backward_goes_on() -> None:
+    strategy = strategy_of(2, 3, OVERLAPPED).but({"parallel.data": 2})
+    made = make_schedule(model_of(strategy), strategy)
+    reduced = []
+    for program in made.programs:
+        last_backward = max(
+            place
+            for place, each in enumerate(program.step)
+            if isinstance(each, Compute) and each.action is Action.BACKWARD
+        )
+        places = [
+            place < last_backward
+            for place, each in enumerate(program.step)
+            if isinstance(each, Together) and isinstance(each.members[0], ReduceScatter)
+        ]
+        reduced.append((len(places) > 1, any(places)))
+    assert reduced == [(True, True), (False, False)]
+
+
+def test_layers_that_do_not_go_round_are_refused() -> None:
+    strategy = strategy_of(3, 2)
+    with pytest.raises(ModelError, match=r"model\.layers: 4 must be a multiple of .* = 3$"):
+        make_schedule(model_of(strategy), strategy)

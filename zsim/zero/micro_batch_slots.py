@@ -1,0 +1,124 @@
+"""Micro-batches that are under way at once on a stage of a pipeline.
+
+A stage keeps what several micro-batches saved: each has a slot of buffers, which the next one takes
+that begins after it has ended. Names of values carry the slot; nothing else of the passes knows
+that there are several. Chunks of a stage have buffers of their own in each slot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zsim.model.model import Model, Segment, Unit, Value
+from zsim.model.pipeline_stages import Chunk, Stage
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.strategy import Strategy
+from zsim.zero.bucket import Buckets
+from zsim.zero.forward_backward import ForwardBackward, Held
+from zsim.zero.visit_order import Made, UnitVisit, ValueInstance, visits
+
+
+class SlotForwardBackward(ForwardBackward):
+    """The visits of micro-batches that have one slot of a stage's buffers."""
+
+    def __init__(
+        self,
+        writer: ScheduleWriter,
+        model: Model,
+        strategy: Strategy,
+        *,
+        buckets: Buckets,
+        held: Held,
+        slot: str,
+    ) -> None:
+        super().__init__(writer, model, strategy, buckets=buckets, held=held)
+        self._slot = slot
+
+    def begin_gradient(self, value: str) -> None:
+        """Note that the gradient of `value` has come from elsewhere."""
+        self._gradients[value] = 1
+
+    def end_gradient(self, value: str) -> None:
+        """Note that the gradient of `value` is another stage's."""
+        del self._gradients[value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSlot:
+    """Buffers of one micro-batch at a time in a chunk: its visits, and what is handed on."""
+
+    passes: SlotForwardBackward
+    forward: tuple[UnitVisit, ...]
+    backward: tuple[UnitVisit, ...]
+    given: Value | None
+    sent: Value | None
+
+
+def chunk_slots(
+    writer: ScheduleWriter,
+    stage: Stage,
+    strategy: Strategy,
+    *,
+    buckets: Buckets,
+    held: Held,
+    counts: Sequence[int],
+) -> list[list[ChunkSlot]]:
+    """Return as many slots of each chunk as `counts` says."""
+    made: list[list[ChunkSlot]] = [[] for _ in counts]
+    for number in range(max(counts)):
+        suffix = f"@{number}" if number else ""
+        passes = SlotForwardBackward(
+            writer,
+            _renamed(stage.model, suffix),
+            strategy,
+            buckets=buckets,
+            held=held,
+            slot=suffix,
+        )
+        for own, chunk, count in zip(made, stage.chunks, counts, strict=True):
+            if number < count:
+                own.append(_slot(passes, chunk, suffix))
+    return made
+
+
+def _slot(passes: SlotForwardBackward, chunk: Chunk, suffix: str) -> ChunkSlot:
+    own = _renamed(chunk.model, suffix)
+    once = [replace(visit, unit=chunk.first + visit.unit) for visit in visits(own, passes.strategy)]
+    sent = None if chunk.sent is None else own.loss
+    if sent is not None:  # what forward made of it goes when it has been sent
+        made = ValueInstance(sent.name, Made.FORWARD)
+        for visit in once:
+            for part in visit.segments:
+                part.ends = tuple(each for each in part.ends if each != made)
+    return ChunkSlot(
+        passes=passes,
+        forward=tuple(visit for visit in once if not visit.backward),
+        backward=tuple(visit for visit in once if visit.backward),
+        given=own.given[0] if own.given else None,
+        sent=sent,
+    )
+
+
+def _renamed(model: Model, suffix: str) -> Model:
+    """Return `model` with other names of its values, which are those of their buffers."""
+    if not suffix:
+        return model
+
+    def renamed(value: Value) -> Value:
+        return replace(value, name=f"{value.name}{suffix}")
+
+    def segment(each: Segment) -> Segment:
+        return replace(
+            each,
+            inputs=tuple(f"{name}{suffix}" for name in each.inputs),
+            outputs=tuple(map(renamed, each.outputs)),
+        )
+
+    def unit(each: Unit) -> Unit:
+        return replace(each, segments=tuple(map(segment, each.segments)))
+
+    return replace(
+        model,
+        units=tuple(map(unit, model.units)),
+        batch=renamed(model.batch),
+        given=tuple(map(renamed, model.given)),
+    )
