@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
-from zsim.calibration import fsdp2_llama, fsdp_mpt
+from zsim.calibration import fsdp2_llama, fsdp_mpt, kempner_h200
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
@@ -22,7 +22,7 @@ from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 
-FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file)
+FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file, kempner_h200.TABLE.file)
 """Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
 
 ROUNDS = 2

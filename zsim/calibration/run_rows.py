@@ -68,13 +68,14 @@ class RunTable:
     """A file, by its name without the ending, and its rows.
 
     `publication` is a short name of who published them. With `judges` no constant is fitted to any
-    of them.
+    of them. `reserved` says that peaks are of memory that the allocator reserved, not handed out.
     """
 
     file: str
     row: type[RunRow]
     publication: str
     judges: bool = False
+    reserved: bool = True
 
     def read(self, rows: Iterable[Cells]) -> list[Published]:
         """Return every row of the file, those that are not modelled with the reason.
@@ -102,6 +103,7 @@ class RunTable:
                 source=row.source,
                 step_time_s=None if row.failed else row.step_time_s,
                 peak_bytes=None if peak_gib is None else round(peak_gib * GIB),
+                reserved=self.reserved,
                 failed=row.failed,
             )
         except NotModelledError as error:

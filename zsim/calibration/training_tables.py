@@ -1,6 +1,14 @@
 """The tables of published runs that are known, by the name of their file."""
 
-from zsim.calibration import azure_zero3, fsdp2_llama, fsdp_mpt, internevo, zero01
+from zsim.calibration import (
+    azure_zero3,
+    fsdp2_llama,
+    fsdp_mpt,
+    internevo,
+    kempner_h200,
+    simumax_b200,
+    zero01,
+)
 from zsim.calibration.run_rows import RunTable
 
 TABLES: dict[str, RunTable] = {
@@ -11,5 +19,7 @@ TABLES: dict[str, RunTable] = {
         zero01.TABLE,
         azure_zero3.TABLE,
         internevo.TABLE,
+        kempner_h200.TABLE,
+        simumax_b200.TABLE,
     )
 }
