@@ -28,6 +28,11 @@ class RunRow(CsvRow):
     step_time_s_derived: MaybePositive
 
     @property
+    def name(self) -> str:
+        """Return what sweeps of one model have in common."""
+        return self.model
+
+    @property
     def step_time_s(self) -> float | None:
         """Return the published time of a step, if there is one."""
         return self.step_time_s_derived
@@ -93,7 +98,7 @@ class RunTable:
                 file=self.file,
                 line=line,
                 hardware=row.gpu,
-                model=row.model,
+                model=row.name,
                 sequence_length=row.seq_len_tokens,
                 scenario=row.scenario(),
                 fallbacks=row.fallbacks(),

@@ -7,6 +7,7 @@ from zsim.calibration import (
     internevo,
     kempner_h200,
     simumax_b200,
+    vtrain,
     zero01,
 )
 from zsim.calibration.run_rows import RunTable
@@ -21,5 +22,7 @@ TABLES: dict[str, RunTable] = {
         internevo.TABLE,
         kempner_h200.TABLE,
         simumax_b200.TABLE,
+        vtrain.SINGLE,
+        vtrain.MULTI,
     )
 }

@@ -9,7 +9,6 @@ else hides it there, and those of the others in the bubble at the end of the ste
 Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64).
 """
 
-
 from zsim.model.model import Model, Value
 from zsim.model.pipeline_stages import Stage, stages
 from zsim.runtimes.megatron.options import Megatron
