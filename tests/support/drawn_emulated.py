@@ -174,6 +174,7 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         attention_heads=heads,
         sequence_length=2 * draw(st.integers(1, 2)),
         vocab_size=draw(st.integers(2, 13)),
+        tied_embeddings=runtime.even_stages and draw(st.booleans()),
     )
     model = fitting(shape, strategy)
     made = in_blocks(model)

@@ -29,13 +29,16 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
     Raises:
         ModelError: the units do not fill the stages.
     """
+    norms = volume.norms(model, strategy)
     if strategy.parallel.pipeline == 1:
-        return _volume(model, strategy, volume)
-    return tuple(
-        replace(line, role=stage.name)
-        for stage in stages(model, strategy)
-        for line in _volume(stage.model, strategy, volume, _handed_on(stage, strategy))
-    )
+        return _volume(model, strategy, volume.data(model, strategy), norms)
+    found: list[WireBytes] = []
+    for stage in stages(model, strategy):
+        own = volume.of_stage
+        data = volume.data(stage.model, strategy) if own is None else own(stage, strategy)
+        lines = _volume(stage.model, strategy, [*_handed_on(stage, strategy), *data], norms)
+        found += [replace(line, role=stage.name) for line in lines]
+    return tuple(found)
 
 
 def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> HostBytes:
@@ -49,15 +52,14 @@ def file_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> FileByte
 
 
 def _volume(
-    model: Model, strategy: Strategy, volume: DataVolume, others: Sequence[WireBytes] = ()
+    model: Model, strategy: Strategy, others: Sequence[WireBytes], norms: int
 ) -> tuple[WireBytes, ...]:
     """Return the volume of ranks that run all units of `model`, and do `others` as well."""
     found = [
         *others,
-        *volume.data(model, strategy),
         *tensor(model, strategy),
         *sequence(model, strategy),
-        *_scalars(strategy, volume.norms(model, strategy)),
+        *_scalars(strategy, norms),
     ]
     total: Counter[tuple[str, str, bool]] = Counter()
     for line in found:

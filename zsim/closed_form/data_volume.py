@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from zsim.model.model import Model, Parameter, Unit
+from zsim.model.pipeline_stages import Stage
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.strategy import Strategy
 
@@ -19,11 +20,13 @@ def clipped_once(model: Model, strategy: Strategy) -> int:
 class DataVolume:
     """The own part of a runtime: parameters and gradients, and how many norms it reduces.
 
-    `host` is what it copies between device and host, `files` what it reads and writes; None is what
+    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units. `host`
+    is what it copies between device and host, `files` what it reads and writes; None is what
     `[offload]` says of zsim's own stages.
     """
 
     data: Callable[[Model, Strategy], list[WireBytes]]
+    of_stage: Callable[[Stage, Strategy], list[WireBytes]] | None = None
     norms: Callable[[Model, Strategy], int] = clipped_once
     host: Callable[[Model, Strategy], HostBytes] | None = None
     files: Callable[[Model, Strategy], FileBytes | None] | None = None

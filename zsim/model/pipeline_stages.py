@@ -48,11 +48,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Units that one stage runs, as a model, in one chunk or several."""
+    """Units that one stage runs, as a model, in one chunk or several.
+
+    `tied` are parameters that the first and the last stage both have: embeddings that are tied.
+    """
 
     index: int
     model: Model
     chunks: tuple[Chunk, ...]
+    tied: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -177,7 +181,7 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
                 f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
                 f"{len(model.units)} blocks of the model fill"
             )
-    _need_apart(model, [place % count for place in found])
+    tied = _tied(model, [place % count for place in found], ends=even is not None)
     made: list[list[Chunk]] = [[] for _ in range(count)]
     given: Value | None = None
     for place in range(found[-1] + 1):
@@ -189,7 +193,12 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
         own.append(Chunk(first=first, model=part, given=given, sent=sent))
         given = sent
     return tuple(
-        Stage(index=index, model=_joined(model, chunks), chunks=tuple(chunks))
+        Stage(
+            index=index,
+            model=_joined(model, chunks),
+            chunks=tuple(chunks),
+            tied=tied if index in {0, count - 1} else frozenset(),
+        )
         for index, chunks in enumerate(made)
     )
 
@@ -224,24 +233,29 @@ def _chunk_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> 
     return replace(model, units=units, given=(given,) if given else ())
 
 
-def _need_apart(model: Model, found: list[int]) -> None:
-    """Return if no two stages have a parameter in common.
+def _tied(model: Model, found: list[int], *, ends: bool) -> frozenset[str]:
+    """Return parameters that the first and the last stage both have, if the runtime ties `ends`.
 
     Raises:
-        ModelError: some do.
+        ModelError: other stages have a parameter in common.
     """
     owner: dict[str, int] = {}
+    tied: set[str] = set()
     for unit, stage in zip(model.units, found, strict=True):
         for parameter in unit.parameters:
             other = owner.setdefault(parameter.name, stage)
-            if other != stage:
-                if unit.module:
-                    raise ModelError(
-                        f"model.hidden_groups: {unit.module} would be on stages {other} and "
-                        f"{stage} of the pipeline"
-                    )
+            if other == stage:
+                continue
+            if unit.module:
+                raise ModelError(
+                    f"model.hidden_groups: {unit.module} would be on stages {other} and "
+                    f"{stage} of the pipeline"
+                )
+            if not ends or (other, stage) != (0, max(found)):
                 raise ModelError(
                     f"model.tied_embeddings: true puts {parameter.name} on stages {other} and "
                     f"{stage} of the pipeline, and the sum of its gradients over stages is not "
                     "modelled, allowed is false"
                 )
+            tied.add(parameter.name)
+    return frozenset(tied)

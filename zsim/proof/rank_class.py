@@ -63,6 +63,8 @@ def rank_classes(schedule: Schedule, alone: frozenset[str] = frozenset()) -> lis
             for span in box:
                 if span.axis == axis.name:
                     cuts |= {span.start, span.end}
+                    if span.step > 1:
+                        cuts |= {cut for each in span.coordinates for cut in (each, each + 1)}
         intervals.append(list(pairwise(sorted(cuts))))
     found: list[RankBox] = []
     for limits in product(*intervals):
@@ -84,7 +86,7 @@ def communicators(mesh: Mesh, group: Group, among: list[RankBox]) -> list[AlikeC
             each for each, along in zip(rank_class.limits, varies, strict=True) if not along
         )
         spans = [
-            ((low - limit.start, high - limit.start), len(limit))
+            ((limit.index(low), limit.index(high - 1) + 1), len(limit))
             for (low, high), limit, along in zip(rank_class.limits, limits, varies, strict=True)
             if along
         ]
@@ -101,7 +103,7 @@ def outside(mesh: Mesh, group: Group, among: list[RankBox]) -> list[RankBox]:
 
 def _inside(rank_class: RankBox, limits: list[range]) -> bool:
     return all(
-        limit.start <= low and high <= limit.stop
+        low in limit and high - 1 in limit
         for (low, high), limit in zip(rank_class.limits, limits, strict=True)
     )
 

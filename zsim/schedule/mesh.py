@@ -31,20 +31,28 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The coordinates `start` to `end` (exclusive) of one axis."""
+    """The coordinates `start` to `end` (exclusive) of one axis, every `step`-th of them."""
 
     axis: str
     start: int
     end: int
+    step: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise MeshError(f"span of {self.axis}: [{self.start}, {self.end}) is empty or negative")
+        if self.step < 1:
+            raise MeshError(f"span of {self.axis}: step {self.step} must be at least 1")
+
+    @property
+    def coordinates(self) -> range:
+        """Coordinates in the span."""
+        return range(self.start, self.end, self.step)
 
     @property
     def size(self) -> int:
-        """Coordinates in the span."""
-        return self.end - self.start
+        """Number of coordinates in the span."""
+        return len(self.coordinates)
 
 
 Box = tuple[Span, ...]
@@ -159,7 +167,7 @@ class Mesh:
             if span.end > size:
                 raise MeshError(f"span of {span.axis}: end {span.end} is past its size {size}")
             named.add(span.axis)
-            limits[span.axis] = range(span.start, span.end)
+            limits[span.axis] = span.coordinates
         return limits
 
     def box_size(self, box: Box) -> int:
@@ -168,21 +176,25 @@ class Mesh:
 
     def box_holds(self, box: Box, coordinates: Coordinates) -> bool:
         """Return whether the rank at `coordinates` is in `box`."""
-        return all(span.start <= coordinates[span.axis] < span.end for span in box)
+        return all(coordinates[span.axis] in span.coordinates for span in box)
 
     def boxes_meet(self, one: Box, other: Box) -> bool:
         """Return whether some rank is in both boxes."""
         first, second = self.limits(one), self.limits(other)
-        return all(
-            max(first[name].start, second[name].start) < min(first[name].stop, second[name].stop)
-            for name in first
-        )
+        return all(_meet(first[name], second[name]) for name in first)
 
     def ranks(self, box: Box = ()) -> Iterator[int]:
         """Rank numbers in `box`, ascending. Costs as much as there are ranks."""
         for rank in range(self.size):
             if self.box_holds(box, self.coordinates(rank)):
                 yield rank
+
+
+def _meet(one: range, other: range) -> bool:
+    """Return whether two ranges have a number in common."""
+    if one.step == other.step == 1:
+        return max(one.start, other.start) < min(one.stop, other.stop)
+    return any(each in other for each in one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +226,7 @@ class Group:
         for axis in mesh.axes:
             if axis.name in self.axes:
                 limit = limits[axis.name]
-                number = number * len(limit) + coordinates[axis.name] - limit.start
+                number = number * len(limit) + limit.index(coordinates[axis.name])
         return number
 
     def members(self, mesh: Mesh, coordinates: Coordinates) -> tuple[int, ...]:

@@ -103,6 +103,8 @@ def _inspect_roles(schedule: UncheckedSchedule) -> None:
     for index, (name, box) in enumerate(boxes):
         with at(f"role {name}"):
             mesh.limits(box)
+            if any(span.step != 1 for span in box):
+                raise ScheduleError(f"role {name}: its ranks must be neighbors, of step 1")
         for other_name, other in boxes[:index]:
             if mesh.boxes_meet(box, other):
                 raise ScheduleError(f"role {name}: shares ranks with role {other_name}")

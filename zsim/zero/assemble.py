@@ -86,11 +86,12 @@ def assemble(
     streams: tuple[str, ...],
     layouts: tuple[Layout, ...],
     peak_of: PeakOf | None = None,
+    groups: tuple[Group, ...] = (),
 ) -> Schedule:
     """Return the schedule of all roles, which differ in the units that they run.
 
     It promises the peaks of each writer's ledger, or what `peak_of` a program says of the device:
-    None is nothing.
+    None is nothing. `groups` stand beside those along axes.
     """
     mesh = mesh_of(strategy)
     programs = tuple(writer.program() for writer in writers)
@@ -104,7 +105,7 @@ def assemble(
         name=f"{model.name}, {name}",
         mesh=mesh,
         roles=tuple(RankRole(name=each.role, boxes=(each.box,)) for each in writers),
-        groups=groups_of(strategy),
+        groups=(*groups_of(strategy), *groups),
         streams=streams,
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),

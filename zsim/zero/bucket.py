@@ -10,7 +10,7 @@ runtimes fill and pad in their own way: `numbered` makes buckets of any groups o
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
@@ -21,7 +21,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.names import DATA, INNER, TENSOR
+from zsim.zero.names import DATA, INNER, PIPELINE, TENSOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +240,7 @@ def numbered(
     place: Packing,
     ranks: int,
     name: str = "bucket",
+    tied: Set[str] = frozenset(),
 ) -> Buckets:
     """Return buckets of `groups`, numbered in the order of their first use in forward.
 
@@ -249,6 +250,7 @@ def numbered(
         place: how they are laid out.
         ranks: along the data axis, over which every bucket is cut.
         name: what buckets are called; their numbers follow it.
+        tied: parameters of which ranks along a pipeline hold copies.
     """
     owner = {member.name: number for number, group in enumerate(groups) for member in group}
     users: dict[int, dict[int, None]] = {}
@@ -262,7 +264,14 @@ def numbered(
         packed = place(groups[number])
         starts |= zip((each.name for each in groups[number]), packed.starts, strict=True)
         found = bucket_of(
-            model, len(made), groups[number], packed, ranks=ranks, units=tuple(units), name=name
+            model,
+            len(made),
+            groups[number],
+            packed,
+            ranks=ranks,
+            units=tuple(units),
+            name=name,
+            tied=tied,
         )
         made.append(found)
     runs: list[tuple[UnitRun, ...]] = []
@@ -288,6 +297,7 @@ def bucket_of(
     ranks: int,
     units: tuple[int, ...],
     name: str,
+    tied: Set[str] = frozenset(),
 ) -> Bucket:
     """Return the bucket of `members`, called `name` and its number, after "frozen_" if all are."""
     frozen = bool(members) and all(member.frozen for member in members)
@@ -297,7 +307,10 @@ def bucket_of(
             parameter=member.name,
             start=start,
             size=member.elements,
-            copies=(TENSOR,) if model.tensor > 1 and not member.tensor_sharded else (),
+            copies=(
+                *((TENSOR,) if model.tensor > 1 and not member.tensor_sharded else ()),
+                *((PIPELINE,) if member.name in tied else ()),
+            ),
         )
         for member, start in zip(members, packed.starts, strict=True)
     )

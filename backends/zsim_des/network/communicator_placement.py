@@ -217,6 +217,7 @@ def _members(mesh: Mesh, group: Group, places: dict[str, Ints]) -> Ints:
     for axis in mesh.axes:
         here, limit = places[axis.name], limits[axis.name]
         held &= (here >= limit.start) & (here < limit.stop)
+        held &= (here - limit.start) % limit.step == 0
         if axis.name in group.axes:
             position = position * axis.size + here
         else:

@@ -209,12 +209,13 @@ def kept_in(dtype: DType) -> Aim:
 
 def on_a_scratch_copy(schedule: Schedule) -> Iterator[Edit]:
     """Ranks that share the work add up a copy that nobody reads; no view is marked as a summand."""
-    for one in inside_units(schedule):
-        view = one.source
+    for each in inside_units(schedule):
 
-        def change(program: Program, one: AllReduce = one, view: View = view) -> Program:
-            if one.id not in program.by_id:
+        def change(program: Program, name: str = each.id) -> Program:
+            one = program.by_id.get(name)  # roles have buffers of their own
+            if not isinstance(one, AllReduce):
                 return program
+            view = one.source
             like = program.by_name[view.buffer]
             scratch = Buffer(
                 name="edit/scratch",
@@ -233,7 +234,7 @@ def on_a_scratch_copy(schedule: Schedule) -> Iterator[Edit]:
             )
             return _unmarked(replaced(with_buffer(program, scratch), one.id, *parts), view.buffer)
 
-        yield from made(schedule, change, f"{one.id} on a copy")
+        yield from made(schedule, change, f"{each.id} on a copy")
 
 
 def _unmarked(program: Program, buffer: str) -> Program:

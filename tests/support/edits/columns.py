@@ -24,6 +24,8 @@ from zsim.strategy.train import LossScale, Train
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 CALLED_AGAIN = "blocks called again"
 """The column of models with one block that is called twice."""
+TIED = "megatron pipelines"
+"""The column of models whose first and last stage have one embedding."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
@@ -220,7 +222,7 @@ def strategies() -> dict[str, list[Strategy]]:
         **found,
         **of_runtimes(),
         "pipelines": of_pipelines(),
-        "megatron pipelines": of_megatron_pipelines(),
+        TIED: of_megatron_pipelines(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -283,7 +285,8 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
             precision=strategy.train.precision,
         )
     deep = strategy.parallel.pipeline > 1 or strategy.cuts_tokens
-    made = fitting(replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout), strategy)
+    shape = replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout)
+    made = fitting(replace(shape, tied_embeddings=column == TIED), strategy)
     return in_blocks(made) if strategy.parallel.pipeline > 1 else made
 
 

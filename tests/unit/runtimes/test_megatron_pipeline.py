@@ -25,10 +25,14 @@ from zsim.runtimes.megatron.order import (
     under_way,
 )
 from zsim.runtimes.registry import make_schedule
+from zsim.schedule.json import decode_value, encode_value
+from zsim.schedule.mesh import Group
 from zsim.schedule.operation import (
     Action,
     Allocate,
+    AllReduce,
     Compute,
+    Copy,
     Free,
     HostWait,
     Receive,
@@ -259,3 +263,67 @@ def test_layers_that_do_not_go_round_are_refused() -> None:
     strategy = strategy_of(3, 2)
     with pytest.raises(ModelError, match=r"model\.layers: 4 must be a multiple of .* = 3$"):
         make_schedule(model_of(strategy), strategy)
+
+
+TIED = replace(SHAPE, tied_embeddings=True)
+Groups = tuple[Group, ...]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        strategy_of(2, 3, Megatron(sequence_parallel=True)).but(
+            {"parallel.data": 2, "parallel.tensor": 2, "train.precision": Precision.FP16}
+        ),
+        strategy_of(4, 3, OVERLAPPED).but({"parallel.data": 2, "parallel.replicate": 2}),
+    ],
+)
+def test_a_tied_embedding_is_trained_as_one_on_the_first_and_the_last_stage(
+    strategy: Strategy,
+) -> None:
+    model = model_of(strategy, TIED)
+    made = make_schedule(model, strategy)
+    assert check(made, model) == ()
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
+    (group,) = (each for each in made.groups if each.name == "embedding")
+    assert group.size(made.mesh) == 2
+    assert decode_value(encode_value(made.groups, Groups), Groups) == made.groups
+
+
+def test_an_embedding_whose_gradients_are_not_summed_over_stages_is_found() -> None:
+    strategy = strategy_of(3, 2).but({"parallel.data": 2})
+    model = model_of(strategy, replace(TIED, layers=3))
+    made = make_schedule(model, strategy)
+    names = {
+        each.id
+        for program in made.programs
+        for each in program.step
+        if isinstance(each, AllReduce) and each.group == "embedding"
+    }
+    assert len(names) == 2
+
+    def left(program: Program) -> Program:
+        step = tuple(
+            replace(each, after=tuple(edge for edge in each.after if edge not in names))
+            if isinstance(each, Compute | Copy)
+            else each
+            for each in program.step
+            if each.id not in names
+        )
+        return replace(program, step=step)
+
+    found = check(replace(made, programs=tuple(map(left, made.programs))), model)
+    assert "values" in {each.invariant for each in found}
+
+
+def test_a_norm_that_counts_a_tied_embedding_twice_is_found() -> None:
+    strategy = strategy_of(2, 2)
+    model = model_of(strategy, TIED)
+    made = make_schedule(model, strategy)
+    layouts = tuple(
+        replace(each, pieces=tuple(replace(piece, copies=()) for piece in each.pieces))
+        for each in made.layouts
+    )
+    found = check(replace(made, layouts=layouts), model)
+    assert "values" in {each.invariant for each in found}

@@ -28,6 +28,19 @@ def test_a_limited_group_counts_from_its_first_member() -> None:
     assert not late.holds(GRID, {"data": 0, "tensor": 0})
 
 
+def test_a_group_of_every_second_rank_counts_those_alone() -> None:
+    ends = Group(name="ends", axes=("data",), where=(Span(axis="data", start=0, end=3, step=2),))
+    assert ends.size(GRID) == 2
+    assert ends.members(GRID, {"data": 2, "tensor": 1}) == (1, 5)
+    assert ends.index(GRID, {"data": 2, "tensor": 1}) == 1
+    assert not ends.holds(GRID, {"data": 1, "tensor": 0})
+
+
+def test_a_step_below_one_is_refused() -> None:
+    with pytest.raises(MeshError, match="step 0 must be at least 1"):
+        Span(axis="data", start=0, end=2, step=0)
+
+
 def test_a_size_below_one_is_refused() -> None:
     with pytest.raises(MeshError, match="size 0 must be at least 1"):
         Axis(name="data", size=0)

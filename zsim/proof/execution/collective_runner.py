@@ -200,7 +200,7 @@ class CollectiveRunner:
         for place in reversed(row.dimensions):
             limit = limits[self.grid.axes[place]]
             left, number_of = divmod(left, len(limit))
-            found += stride * row.coordinates[place].index(limit.start + number_of)
+            found += stride * row.coordinates[place].index(limit[number_of])
             stride *= row.shape[place]
         return found
 

@@ -79,6 +79,8 @@ class _Marks:
             for span in box:
                 self.cuts[span.axis] |= {span.start, span.end}
                 self.alone[span.axis] |= {span.start, span.end - 1}
+                if span.step > 1:
+                    self.alone[span.axis] |= set(span.coordinates)
         for program in schedule.programs:
             for operation in touching(program.by_id.values()):
                 if isinstance(operation, Broadcast):
@@ -117,7 +119,7 @@ class _Marks:
         for axis in reversed(self.mesh.axes):
             if axis.name in group.axes:
                 left, place = divmod(left, len(limits[axis.name]))
-                self.alone[axis.name].add(limits[axis.name].start + place)
+                self.alone[axis.name].add(limits[axis.name][place])
 
     def _layout(self, layout: Layout, bounds: set[int]) -> None:
         """Mark the ranks in whose part something begins or ends."""

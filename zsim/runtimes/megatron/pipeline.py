@@ -6,6 +6,10 @@ gives back at once (`deallocate_pipeline_outputs`). Every stage has its own buck
 the first one have a size: its gradients are reduced while the last backward goes on, since nothing
 else hides it there, and those of the others in the bubble at the end of the step.
 
+The embedding of a head that is tied to it is on the first and on the last stage, in a bucket of its
+own, so that ranks of both own the same part. Its gradients are summed over the two stages after
+they are reduced; the last stage leaves its copy out of the norm (`param_is_not_shared`).
+
 Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64).
 """
 
@@ -22,7 +26,7 @@ from zsim.runtimes.megatron.order import (
 )
 from zsim.runtimes.megatron.schedule import MegatronStep, aligned, groups
 from zsim.runtimes.megatron.volume import VOLUME
-from zsim.schedule.mesh import Span
+from zsim.schedule.mesh import Group, Span
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
@@ -30,7 +34,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
 from zsim.zero.bucket import numbered
 from zsim.zero.micro_batch_slots import ChunkSlot, chunk_slots
-from zsim.zero.names import PIPELINE
+from zsim.zero.names import EMBEDDING, PIPELINE
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
@@ -53,7 +57,15 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         writers=[step.writer for step in steps],
         streams=(COMPUTE, COMMUNICATION),
         layouts=tuple(layout for step in steps for layout in step.layouts),
+        groups=_embedding(strategy) if steps[0].stage.tied else (),
     )
+
+
+def _embedding(strategy: Strategy) -> tuple[Group, ...]:
+    """Return the group of the first stage and the last (`get_embedding_group`)."""
+    last = strategy.parallel.pipeline - 1
+    ends = Span(axis=PIPELINE, start=0, end=last + 1, step=last)
+    return (Group(name=EMBEDDING, axes=(PIPELINE,), where=(ends,)),)
 
 
 class StageStep(MegatronStep):
@@ -67,11 +79,17 @@ class StageStep(MegatronStep):
             group
             for chunk in stage.chunks
             for group in groups(
-                chunk.model, ranks, options, has_size=has_size and chunk.given is None
+                chunk.model,
+                ranks,
+                options,
+                has_size=has_size and chunk.given is None,
+                alone=stage.tied,
             )
         ]
         name = f"{stage.name}/bucket"
-        buckets = numbered(stage.model, members, place=aligned(ranks), ranks=ranks, name=name)
+        buckets = numbered(
+            stage.model, members, place=aligned(ranks), ranks=ranks, name=name, tied=stage.tied
+        )
         box = (Span(axis=PIPELINE, start=stage.index, end=stage.index + 1),)
         writer = ScheduleWriter(stage.name, box)
         super().__init__(stage.model, strategy, buckets, writer=writer, overlaps=has_size)
@@ -104,6 +122,22 @@ class StageStep(MegatronStep):
                 self._backward(action)
         self.writer.prefix = "step/backward/end"
         self.end()
+
+    def sum_tied(self) -> None:
+        """Sum the gradients of the embedding over the first and the last stage, in place.
+
+        Of the sum, what this rank reduced of it is right; the rest is read by nobody.
+        """
+        # _allreduce_word_embedding_grads of distributed/finalize_model_grads.py
+        for bucket in self.buckets.all:
+            if any(piece.parameter in self.stage.tied for piece in bucket.layout.pieces):
+                (piece,) = bucket.layout.pieces
+                gradient = self.gradients[bucket.index]
+                view = self.writer.part(gradient, piece.size, piece.start)
+                path, after = f"tie/{bucket.name}", (self.written[bucket.index],)
+                self.written[bucket.index] = self.writer.all_reduce(
+                    path, EMBEDDING, view, stream=COMPUTE, after=after
+                )
 
     def _slot_of(self, task: Task) -> ChunkSlot:
         own = self.slots[task.chunk]

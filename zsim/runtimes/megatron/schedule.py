@@ -12,7 +12,7 @@ Functions named in comments are those of `megatron/core` in August 2026 (d98e8a6
 in `distributed/distributed_data_parallel.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import lcm
 
 from zsim.dtype import DType
@@ -60,11 +60,18 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     return step.schedule("Megatron distributed optimizer", VOLUME, layouts=step.layouts)
 
 
-def groups(model: Model, ranks: int, options: Megatron, *, has_size: bool) -> list[list[Parameter]]:
+def groups(
+    model: Model,
+    ranks: int,
+    options: Megatron,
+    *,
+    has_size: bool,
+    alone: Set[str] = frozenset(),
+) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
     One that `has_size` is closed once it has `bucket_size` elements, gaps included; otherwise there
-    is one.
+    is one. Parameters that stand `alone` have buckets of their own.
     """
     # DistributedDataParallel.__init__: the default of `bucket_size`, and none without overlap
     limit = options.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * ranks)
@@ -72,7 +79,9 @@ def groups(model: Model, ranks: int, options: Megatron, *, has_size: bool) -> li
     end = 0
     # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py
     for parameter in reversed(model.parameters):
-        if has_size and end >= limit:
+        # _does_param_require_new_bucket
+        closed = any(each.name in alone for each in (parameter, *found[-1][-1:]))
+        if found[-1] and (closed or (has_size and end >= limit)):
             found.append([])
             end = 0
         found[-1].append(parameter)
@@ -114,6 +123,7 @@ class MegatronStep(Step):
 
     Attributes:
         overlaps: whether buckets are reduced while the last backward goes on.
+        written: by bucket the operation that wrote its gradients last.
     """
 
     def __init__(
@@ -142,7 +152,7 @@ class MegatronStep(Step):
         place = f"{self.writer.role}/" if self.writer.box else ""
         self.copied = one_after_another(model, f"{place}sequence_parallel/gradient")
         self._left = UnitsLeft(buckets)
-        self._written = [""] * len(buckets.all)
+        self.written = [""] * len(buckets.all)
         self._gathered: dict[int, str] = {}
         self._waited: set[int] = set()
 
@@ -205,7 +215,7 @@ class MegatronStep(Step):
         for position, run in self.buckets.trained_runs(visit.unit):
             source = self.passes.transient(visit.unit, position)
             target = self.gradients[run.bucket]
-            self._written[run.bucket] = copy_run(
+            self.written[run.bucket] = copy_run(
                 self.writer,
                 f"add/{target}",
                 run,
@@ -244,7 +254,7 @@ class MegatronStep(Step):
         )
         writer.allocate(flat)
         for bucket in buckets:
-            gradient, after = self.gradients[bucket.index], (self._written[bucket.index],)
+            gradient, after = self.gradients[bucket.index], (self.written[bucket.index],)
             name = f"flatten/{bucket.name}"
             writer.copy(name, gradient, flat, by_parameter=True, after=after)
         writer.all_reduce("sum", TENSOR, flat, stream=COMPUTE)
@@ -252,10 +262,13 @@ class MegatronStep(Step):
             gradient = self.gradients[bucket.index]
             pieces = sum(piece.parameter in held for piece in bucket.layout.pieces)
             name = f"put/{bucket.name}"
-            self._written[bucket.index] = writer.copy(
+            self.written[bucket.index] = writer.copy(
                 name, flat, gradient, by_parameter=True, launches=pieces
             )
         writer.free(flat)
+
+    def sum_tied(self) -> None:
+        """Sum gradients of what two stages of a pipeline have."""
 
     def _reduce(self, ready: Sequence[Bucket]) -> None:
         """Scale and reduce-scatter a bucket group in place, and sum it over the replicas."""
@@ -265,10 +278,10 @@ class MegatronStep(Step):
             # `bucket.grad_data *= gradient_scaling_factor`, 1 / ranks without average_in_collective
             target = self.gradients[bucket.index]
             divisor = self.strategy.replicas
-            self._written[bucket.index] = writer.copy(
+            self.written[bucket.index] = writer.copy(
                 f"scale/{target}", target, target, divisor=divisor
             )
-        name, after = ready[0].name, tuple(self._written[bucket.index] for bucket in ready)
+        name, after = ready[0].name, tuple(self.written[bucket.index] for bucket in ready)
         for bucket in ready:  # _coalescing_manager: all buckets of the group in one call
             target = self.gradients[bucket.index]
             own = own_view(writer, bucket, target)
@@ -283,13 +296,14 @@ class MegatronStep(Step):
                 writer.all_reduce(path, REPLICATE, own, reduction=self._reduction)
             done = writer.together(f"all_reduce/{name}", len(ready))
         for bucket in ready:
-            self._written[bucket.index] = done
+            self.written[bucket.index] = done
 
     def end(self) -> None:
         """Reduce what is not yet, and update; gather what was updated unless that overlaps."""
         if not self.overlaps:  # finalize_model_grads, finish_grad_sync
             self._reduce(self.buckets.all)
         self._sum_copies()
+        self.sum_tied()
         numbers = {bucket.name: bucket for bucket in self.buckets.all}
 
         def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:
@@ -300,8 +314,8 @@ class MegatronStep(Step):
                 self._gather(writer, bucket, "gather", operation)
 
         reduced = {
-            bucket.index: Reduced(self.gradients[bucket.index], self._written[bucket.index])
+            bucket.index: Reduced(self.gradients[bucket.index], self.written[bucket.index])
             for bucket in self.buckets.all
         }
-        after = tuple(dict.fromkeys(self._written))
+        after = tuple(dict.fromkeys(self.written))
         self.update(reduced, after=after, updated=updated, keeps_gradients=True)

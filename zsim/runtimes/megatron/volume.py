@@ -2,44 +2,76 @@
 
 Parameters stand in the reverse order of the model, each from a multiple of 64 elements on; a bucket
 is closed once it is large enough, at a multiple of the ranks and of 128. With hidden states cut by
-tokens those that are not cut are summed over the tensor axis as one.
+tokens those that are not cut are summed over the tensor axis as one. In a pipeline each chunk of a
+stage has buckets of its own, of which only those of the first have a size; a tied embedding is one,
+and its gradients are summed over the first and the last stage as well.
 """
 
+from collections.abc import Set
 from math import lcm
 
 from zsim.closed_form.data_volume import DataVolume, all_reduces
 from zsim.dtype import DType
 from zsim.model.model import Model
+from zsim.model.pipeline_stages import Stage
 from zsim.runtimes.megatron.options import Megatron
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
 
 
-def padded(model: Model, ranks: int, options: Megatron) -> list[int]:
-    """Return elements of each bucket, gaps and padding included.
-
-    In a pipeline only buckets of what is given nothing have a size.
-    """
-    has_size = options.overlap_grad_reduce and not model.given
+def padded(
+    model: Model,
+    ranks: int,
+    options: Megatron,
+    *,
+    has_size: bool = True,
+    alone: Set[str] = frozenset(),
+) -> list[int]:
+    """Return elements of each bucket, gaps and padding included; some parameters stand `alone`."""
     limit = options.bucket_size or max(40 * 10**6, 10**6 * ranks)
+    if not (has_size and options.overlap_grad_reduce):
+        limit = 0
     multiple = lcm(ranks, 128)
     sizes: list[int] = []
     filled = 0
     for parameter in reversed(model.parameters):
-        if has_size and filled >= limit:
+        if filled and (parameter.name in alone or (limit and filled >= limit)):
             sizes.append(filled)
             filled = 0
         filled = -(-filled // 64) * 64 + parameter.elements
+        if parameter.name in alone:
+            sizes.append(filled)
+            filled = 0
     return [-(-size // multiple) * multiple for size in (*sizes, filled)]
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, and over the replicas of the sharded states."""
     options = strategy.options(Megatron)
+    return _moved(model, strategy, padded(model, strategy.parallel.data, options))
+
+
+def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
+    """Return the same of a stage of a pipeline, and sums of tied embeddings."""
+    options, ranks = strategy.options(Megatron), strategy.parallel.data
+    sizes: list[int] = []
+    for number, chunk in enumerate(stage.chunks):
+        has_size = stage.index == number == 0
+        sizes += padded(chunk.model, ranks, options, has_size=has_size, alone=stage.tied)
+    tied = [each.elements for each in stage.model.parameters if each.name in stage.tied]
+    width = _reduced(strategy).size_bytes
+    return [
+        *_moved(stage.model, strategy, sizes),
+        *all_reduces("embedding", tied, ranks=2, size_bytes=width),
+    ]
+
+
+def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes]:
+    """Return what buckets of these sizes move, and gradients of copies over the tensor axis."""
     ranks = strategy.parallel.data
-    shards = [size // ranks for size in padded(model, ranks, options)]
+    shards = [size // ranks for size in sizes]
     wire = strategy.train.precision.compute.size_bytes
-    reduced = DType.FP32.size_bytes if options.grad_reduce_in_fp32 else wire
+    reduced = _reduced(strategy).size_bytes
     sent = (ranks - 1) * sum(shards)
     cut = any(value.tensor_sharded for value in model.values.values())
     copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
@@ -51,4 +83,10 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-VOLUME = DataVolume(data=data)
+def _reduced(strategy: Strategy) -> DType:
+    """Return the format in which gradients are reduced."""
+    in_fp32 = strategy.options(Megatron).grad_reduce_in_fp32
+    return DType.FP32 if in_fp32 else strategy.train.precision.compute
+
+
+VOLUME = DataVolume(data=data, of_stage=of_stage)
