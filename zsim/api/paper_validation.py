@@ -207,16 +207,24 @@ def _largest_buffer(job: Job) -> int:
 
 def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:
     """Return a figure of a simulated run, and whether the run fits."""
-    job, trace, found = _simulated(tables)
-    match quantity:
-        case FigureQuantity.BACKWARD:
-            return _backward_s(trace), found.fits
-        case FigureQuantity.BLOCK_THROUGHPUT:
-            size = _transformer_size(job)
-            flops = offload_formulas.step_flops(size, tokens=found.tokens_per_s)
-            return flops / job.schedule.mesh.size / TERA, found.fits
-        case _:
-            return found.model_tflops_per_gpu, found.fits
+    if quantity is FigureQuantity.BACKWARD:
+        _, trace, found = _simulated(tables)
+        return _backward_s(trace), found.fits
+    rate, found = throughput(quantity, tables)
+    return rate, found.fits
+
+
+def throughput(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, Summary]:
+    """Return 10^12 FLOPs per second and GPU of a simulated run, as `quantity` counts, and the run.
+
+    Raises:
+        NotModelledError: there are no blocks to count.
+    """
+    job, _, found = _simulated(tables)
+    if quantity is not FigureQuantity.BLOCK_THROUGHPUT:
+        return found.model_tflops_per_gpu, found
+    flops = offload_formulas.step_flops(_transformer_size(job), tokens=found.tokens_per_s)
+    return flops / job.schedule.mesh.size / TERA, found
 
 
 def _simulated(tables: Mapping[str, object]) -> tuple[Job, Trace, Summary]:

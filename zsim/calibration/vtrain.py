@@ -9,7 +9,6 @@ attention with a fused softmax, fused bias and GELU, all-reduces over tensor ran
 
 Megatron-LM pads words to a multiple of 128 for each tensor rank (`make-vocab-size-divisible-by`).
 Here its optimizer is the distributed one, which moves as many bytes and updates less on each rank.
-Logits have a matrix of their own, as the two ends of a pipeline hold one each.
 """
 
 from collections.abc import Mapping
@@ -72,7 +71,7 @@ class _VTrainRow(RunRow):
                 "attention_heads": self.heads,
                 "sequence_length": self.seq_len_tokens,
                 "vocab_size": -(-WORDS // (MULTIPLE * self.tensor)) * MULTIPLE * self.tensor,
-                "tied_embeddings": self.pipeline == 1,
+                "tied_embeddings": True,
                 "attention": "plain",
                 "dropout": 0.1,  # Megatron-LM's default, and what its layers have there
             },

@@ -6,7 +6,6 @@ from math import prod
 
 from zsim.dtype import DType
 
-
 CUDNN = 3
 """Version of attention's kernels that is cuDNN's."""
 

@@ -37,10 +37,11 @@ PLAIN = Trainer()
 _MS = PICOSECONDS_PER_SECOND // 1000
 
 TRAINERS: Mapping[str, Trainer] = {
-    # vTrain's iterations on one node of A100 (vtrain_a100_single; Bang et al., MICRO 2024), the rows
-    # of width 1,024, which fit and do not judge: with micro-batches of one a block takes 3.5 to 3.7
-    # ms over forward, recompute and backward, with one, two and four tensor ranks alike, of which
-    # kernels are issued in 0.5 to 1.
+    # vTrain's iterations on one node of A100 (Bang et al., MICRO 2024, arXiv 2312.12391;
+    # github.com/VIA-Research/vTrain, data/ground_truth_single.csv), the rows of width 1,024, which
+    # fit and do not judge: with micro-batches of one a block takes 3.5 to 3.7 ms over forward,
+    # recompute and backward, of which kernels are issued in 0.5; with four tensor ranks, and so six
+    # collectives more, it takes 0.14 ms longer.
     "megatron": Trainer(
         unit_ps=94 * _MS // 100,
         collective_ps=24 * _MS // 1000,
