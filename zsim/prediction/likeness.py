@@ -15,9 +15,10 @@ for Regression"). Fewer than `FEWEST` runs say nothing at that level. `zsim vali
 each sweep, and each publication, out in turn, and counts how often this holds.
 
 **Elsewhere.** Where too few are alike, publications speak instead of runs: those that have runs
-with a pipeline or without, on one node or on several, as the one asked about; whatever trainer,
-precision, constants and sizes. Each has a percentile of its own, and the largest of `g` is at least
-that of one more publication in g of g + 1 draws (groups are exchanged as runs are above: Dunn,
+with a pipeline or without, on one node or on several, with states in the same tier and in 8-bit
+floats or not, as the one asked about; whatever trainer and constants. No size of it may be beyond
+all of theirs by more than `FACTOR`. Each has a percentile of its own, and the largest of `g` is at
+least that of one more publication in g of g + 1 draws (groups are exchanged as runs are above: Dunn,
 Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets for Two-Layer Hierarchical Models").
 Fewer than `FEWEST_PUBLICATIONS` say nothing.
 """
@@ -53,6 +54,7 @@ AXES = ("tensor", "pipeline", "context", "replicate")
 FABRIC = ("gpu_bytes_per_s", "oversubscription")
 SIZES = (*AXES, "nodes", "tokens", "width")
 KINDS = ("architecture", "attention", "checkpointing", "compiled")
+FLOAT8 = "float8"
 GATHERS = 3
 """The stage that shards parameters."""
 
@@ -135,24 +137,45 @@ def elsewhere(
 ) -> Elsewhere:
     """Return what publications of runs broadly like one with the features `asked` say."""
     kind = broad_kind_of(asked, quantity)
+    found = [
+        run
+        for run in runs
+        if broad_kind_of(run.features, quantity) == kind and error_of(run, quantity) is not None
+    ]
+    if not _spanned(asked, found, quantity):
+        return Elsewhere(bounds={})
     errors: defaultdict[str, list[float]] = defaultdict(list)
-    for run in runs:
+    for run in found:
         error = error_of(run, quantity)
-        if error is not None and broad_kind_of(run.features, quantity) == kind:
-            errors[run.publication].append(error)
+        assert error is not None
+        errors[run.publication].append(error)
     bounds: dict[str, float] = {}
-    for publication, found in errors.items():
-        own = percentile(found)
-        bounds[publication] = max(map(abs, found)) if own is None else own
+    for publication, some in errors.items():
+        own = percentile(some)
+        bounds[publication] = max(map(abs, some)) if own is None else own
     return Elsewhere(bounds=bounds)
 
 
-def broad_kind_of(found: RunFeatures, quantity: JudgedQuantity) -> tuple[bool, ...]:
-    """Return what runs must share to be broadly alike: a pipeline, and of time several nodes."""
-    has_pipeline = found.pipeline > 1
+@cache
+def broad_kind_of(found: RunFeatures, quantity: JudgedQuantity) -> tuple[object, ...]:
+    """Return what runs must share to be broadly alike."""
+    kind = (found.pipeline > 1, found.states, FLOAT8 in found.precision)
+    return kind if quantity is JudgedQuantity.PEAK_MEMORY else (*kind, found.nodes > 1)
+
+
+def _spanned(asked: RunFeatures, runs: Sequence[JudgedRun], quantity: JudgedQuantity) -> bool:
+    """Return whether no size of `asked` is beyond those of all `runs` by more than `FACTOR`."""
+    sizes: tuple[str, ...] = SIZES
     if quantity is JudgedQuantity.PEAK_MEMORY:
-        return (has_pipeline,)
-    return (has_pipeline, found.nodes > 1)
+        sizes = (*AXES, "tokens", "width")
+    elif asked.nodes > 1 and asked.oversubscription:
+        sizes += FABRIC
+    for name in sizes:
+        there = [value for run in runs if (value := getattr(run.features, name))]
+        least, most = min(there, default=0), max(there, default=0)
+        if not least / FACTOR <= getattr(asked, name) <= most * FACTOR:
+            return False
+    return True
 
 
 def percentile(errors: Iterable[float]) -> float | None:
