@@ -36,7 +36,7 @@ KEPT: dict[str, object] = {"tp_mode": "reduce_scatter", "tp_recompute_allgather"
 AGAIN: dict[str, object] = {"tp_mode": "reduce_scatter", "tp_recompute_allgather": True}
 
 # What the trainer's Python costs, and that kernels take what they take alone, is said of nanotron
-# in zsim.cluster.profile.trainer, from rows of 3B.
+# in zsim.cluster.profile.trainer_costs, from rows of 3B.
 
 TENSOR_WAIT = "42 us"
 """Time that a collective of the tensor axis waits for each rank where it spans nodes: rows of 3B

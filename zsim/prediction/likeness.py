@@ -18,8 +18,9 @@ each sweep, and each publication, out in turn, and counts how often this holds.
 with a pipeline or without, on one node or on several, with states in the same tier and in 8-bit
 floats or not, as the one asked about; whatever trainer and constants. No size of it may be beyond
 all of theirs by more than `FACTOR`. Each has a percentile of its own, and the largest of `g` is at
-least that of one more publication in g of g + 1 draws (groups are exchanged as runs are above: Dunn,
-Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets for Two-Layer Hierarchical Models").
+least that of one more publication in g of g + 1 draws (groups are exchanged as runs are above:
+Dunn, Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets for Two-Layer Hierarchical
+Models").
 Fewer than `FEWEST_PUBLICATIONS` say nothing.
 """
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from zsim.cluster.cluster import Cluster, ClusterError
+from zsim.cluster.cluster import Cluster, ClusterError, Gpu
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import KernelProfile, KernelProfileError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
-from zsim.cluster.profile.trainer import PLAIN, TRAINERS
+from zsim.cluster.profile.trainer_costs import PLAIN, TRAINERS
 from zsim.config_error import line
 from zsim.limits import limits
 from zsim.model.equal_units import EQUAL_UNITS
@@ -119,9 +119,8 @@ def resolve(
     wrong.refuse()
     nodes = -(-strategy.ranks // described.gpus_per_node)
     cluster = replace(described, network=network, nodes=nodes)
-    if kernel_profile is not None:
-        kernel_profile = _trained_by(kernel_profile, scenario.compute, strategy.zero.emulate)
-        cluster = replace(cluster, gpu=described.gpu.timed_by(kernel_profile))
+    timed = _timed(described.gpu, kernel_profile, scenario.compute, strategy.zero.emulate)
+    cluster = replace(cluster, gpu=timed)
     with wrong:
         _need_hardware(strategy, cluster)
     with wrong:
@@ -155,10 +154,12 @@ def _kernel_profile(table: ComputeTable, kernels: KernelConstants) -> KernelProf
         raise ScenarioError(f"compute.profile: {error}") from None
 
 
-def _trained_by(
-    profile: KernelProfile, table: ComputeTable, runtime: RuntimeOptions | None
-) -> KernelProfile:
-    """Return `profile` with what the trainer adds, where the scenario does not say it itself."""
+def _timed(
+    gpu: Gpu, profile: KernelProfile | None, table: ComputeTable, runtime: RuntimeOptions | None
+) -> Gpu:
+    """Return `gpu` with `profile`, and what the trainer adds where the scenario does not say it."""
+    if profile is None:
+        return gpu
     trainer = TRAINERS.get(type(runtime).__name__.lower(), PLAIN)
     own = {"segment_ps": table.host_per_segment, "unit_ps": table.host_per_unit}
     costs = {
@@ -169,11 +170,9 @@ def _trained_by(
     in_training = table.in_training
     if in_training is None:
         in_training = profile.gpu not in trainer.alone
-    return replace(
-        profile,
-        launch=replace(profile.launch, **costs),
-        training=profile.training if in_training else ALONE,
-    )
+    launch = replace(profile.launch, **costs)
+    training = profile.training if in_training else ALONE
+    return gpu.timed_by(replace(profile, launch=launch, training=training))
 
 
 def _network_profile(table: NetworkTable, constants: Constants) -> NetworkProfile | None:

@@ -44,7 +44,7 @@ class LaunchCosts:
             for by a stream or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
             unit, beside its kernels: the Python of the trainer. No profile has them, since they are
-            not the host's (`zsim.cluster.profile.trainer`).
+            not the host's (`zsim.cluster.profile.trainer_costs`).
     """
 
     forward_ps: int = 0

@@ -12,7 +12,7 @@ from zsim.units import PICOSECONDS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
+class TrainerCosts:
     """What the runs of a trainer say, beside the kernels' profile.
 
     Attributes:
@@ -31,18 +31,18 @@ class Trainer:
     vintage: str = ""
 
 
-PLAIN = Trainer()
+PLAIN = TrainerCosts()
 """PyTorch's own wrappers, and every trainer of which nothing is known."""
 
 _MS = PICOSECONDS_PER_SECOND // 1000
 
-TRAINERS: Mapping[str, Trainer] = {
+TRAINERS: Mapping[str, TrainerCosts] = {
     # vTrain's iterations on one node of A100 (Bang et al., MICRO 2024, arXiv 2312.12391;
     # github.com/VIA-Research/vTrain, data/ground_truth_single.csv), the rows of width 1,024, which
     # fit and do not judge: with micro-batches of one a block takes 3.5 to 3.7 ms over forward,
     # recompute and backward, of which kernels are issued in 0.5; with four tensor ranks, and so six
     # collectives more, it takes 0.14 ms longer.
-    "megatron": Trainer(
+    "megatron": TrainerCosts(
         unit_ps=94 * _MS // 100,
         collective_ps=24 * _MS // 1000,
         vintage="Megatron-LM with PyTorch 2.0, 2023",
@@ -51,7 +51,7 @@ TRAINERS: Mapping[str, Trainer] = {
     # with micro-batches of one and tensor 4 or 8 every micro-batch takes 4.5 ms for each block,
     # whatever there is to compute; rows that are bound by compute say 0.92 to 1.07 of what kernels
     # take alone.
-    "nanotron": Trainer(
+    "nanotron": TrainerCosts(
         segment_ps=28 * _MS // 100, alone=frozenset({"h100"}), vintage="nanotron, early 2025"
     ),
 }
