@@ -6,9 +6,11 @@ from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
 
 from zsim.api.answer import Progress
+from zsim.api.forecast import forecast
 from zsim.api.paper_validation import FAULTS, throughput
 from zsim.calibration.judged_rows import rounded
 from zsim.calibration.paper_figures import FigureQuantity, Paper, PaperFigure, PaperRun, parse
+from zsim.calibration.training_verdict import RunForecast
 from zsim.files.installed import published_papers
 from zsim.files.source import settled
 from zsim.prediction.evidence import JudgedRun, flat
@@ -57,26 +59,26 @@ def judged_figure(asked: Asked) -> JudgedRun | None:
         for tables in run.ways:
             rate, found = throughput(quantity, tables)
             if found.fits or tables is run.ways[-1]:
-                times = rate / run.published
-                return _row(tables, found.step_time_s, times, publication=publication, sweep=sweep)
+                step_s = found.step_time_s * rate / run.published
+                return _row(tables, step_s, publication=publication, sweep=sweep)
     except FAULTS:
         return None
     return None
 
 
 def _row(
-    tables: Mapping[str, object], step_s: float, times: float, *, publication: str, sweep: str
+    tables: Mapping[str, object], step_s: float, *, publication: str, sweep: str
 ) -> JudgedRun | None:
-    """Return the row of a run that is predicted to be `times` as fast as published."""
-    of_run = scenario_features(tables)
-    if not isinstance(of_run, RunFeatures):
+    """Return the row of a run whose step took `step_s` as published."""
+    of_run, made = scenario_features(tables), forecast(tables)
+    if not isinstance(of_run, RunFeatures) or not isinstance(made, RunForecast):
         return None
     return JudgedRun(
         publication=publication.split(",")[1].strip(),
         citation=publication,
         sweep=sweep,
-        step_s=rounded(step_s * times),
-        predicted_step_s=rounded(step_s),
+        step_s=rounded(step_s),
+        predicted_step_s=rounded(made.step_time_s),
         peak_bytes=None,
         predicted_peak_bytes=None,
         features=of_run,
