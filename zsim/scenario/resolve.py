@@ -167,11 +167,8 @@ def _timed(
     }
     if trainer.collective_ps is not None:
         costs["collective_ps"] = trainer.collective_ps
-    in_training = table.in_training
-    if in_training is None:
-        in_training = profile.gpu not in trainer.alone
     launch = replace(profile.launch, **costs)
-    training = profile.training if in_training else ALONE
+    training = profile.training if table.in_training else ALONE
     return gpu.timed_by(replace(profile, launch=launch, training=training))
 
 

@@ -209,7 +209,7 @@ class ComputeTable(Table):
     """`[compute]`: the fitted constants that say what kernels cost, and how busy the host is."""
 
     profile: str | None = None
-    in_training: Flag | None = None
+    in_training: Flag = True
     host_per_segment: Time | None = None
     host_per_unit: Time | None = None
 

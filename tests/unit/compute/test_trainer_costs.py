@@ -8,7 +8,6 @@ import pytest
 from zsim.api.forecast import forecast
 from zsim.calibration.training_verdict import RunForecast
 from zsim.cluster.profile.host_launch import EAGER
-from zsim.cluster.profile.in_training import ALONE
 from zsim.files.source import resolved
 from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.schedule.operation import Action, Compute, Copy, OperationError, View
@@ -91,15 +90,7 @@ def test_a_unit_costs_the_host_once_however_many_segments_it_has() -> None:
 def test_costs_follow_from_the_trainer_unless_the_scenario_says_them() -> None:
     near = {"parallel": {"data": 1, "tensor": 8}}
     by_trainer = TABLES | {"compute": {"profile": "h100"}} | near
-    said = changed(compute={"host_per_segment": "0.28 ms", "in_training": False}, **near)
-    assert step_time_s(by_trainer) == step_time_s(said)
+    assert step_time_s(by_trainer) == step_time_s(
+        changed(compute={"host_per_segment": "0.28 ms"}, **near)
+    )
     assert step_time_s(changed(**near)) < step_time_s(by_trainer)
-
-
-def test_a_trainer_reaches_what_kernels_reach_alone_on_constants_of_before_its_time() -> None:
-    products = []
-    for profile in ("h100", "h100_2026"):
-        job = resolved("scenario", from_tables(changed(compute={"profile": profile}))).job()
-        assert job.cluster.gpu.kernels is not None
-        products.append(job.cluster.gpu.kernels.training.product)
-    assert products[0] == ALONE.product > products[1]
