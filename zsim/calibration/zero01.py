@@ -36,7 +36,7 @@ KEPT: dict[str, object] = {"tp_mode": "reduce_scatter", "tp_recompute_allgather"
 AGAIN: dict[str, object] = {"tp_mode": "reduce_scatter", "tp_recompute_allgather": True}
 
 # Kernels take what they take alone: rows of 3B that are bound by compute say 0.92 to 1.07 of that.
-# The runs are of early 2025; what the profile says of training is of 2023 and a fifth too slow here.
+# They ran in early 2025; what the profile says of training is of 2023, and a fifth too slow here.
 
 TENSOR_WAIT = "42 us"
 """Time that a collective of the tensor axis waits for each rank where it spans nodes: rows of 3B
