@@ -91,7 +91,7 @@ class BestResult(AnswerInFacts):
     @cached_property
     def best_judged(self) -> TriedSetting | None:
         """The best setting whose error judged runs like it state; None where none was tried."""
-        known = (each for each in self.answers if each.outcome.error is not None)
+        known = (each for each in self.answers if each.outcome.is_judged)
         return next(known, None)
 
     @cached_property
@@ -208,7 +208,7 @@ class BestResult(AnswerInFacts):
             return [("best", "none fits"), *self._nearest(), ("search", f"{searched}{over}")]
         found, step = best.outcome, self.sequences * self.sequence_length
         lines = [
-            ("best", f"{best.name()}{'' if found.error is not None else UNJUDGED}"),
+            ("best", f"{best.name()}{'' if found.is_judged else UNJUDGED}"),
             (
                 "step time",
                 f"{format_seconds(found.step_time_s)} for {step:,} tokens ({self.sequences:,} "
@@ -231,7 +231,7 @@ class BestResult(AnswerInFacts):
     def _judged(self) -> list[tuple[str, str]]:
         """Return the best setting that is like judged runs, where the best is like none."""
         assert self.best is not None
-        if self.best.outcome.error is not None:
+        if self.best.outcome.is_judged:
             return []
         other = self.best_judged
         if other is None:
@@ -305,9 +305,10 @@ class BestResult(AnswerInFacts):
         return table_text(columns, rows, words=(0, 4))
 
     def _beside(self, each: TriedSetting) -> str:
+        verdict = "" if each.outcome.is_judged else ", unjudged"
         if each is self.best:
-            return "best" if each.outcome.error is not None else "best, unjudged"
-        verdict = {True: ", tie", False: "", None: ", unjudged"}[self.is_tie(each)]
+            return f"best{verdict}"
+        verdict += ", tie" if self.is_tie(each) else ""
         verdict += ", next to no memory left" if each.outcome.is_tight else ""
         verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
         return f"{self.more(each):+.1%}{verdict}"
@@ -353,6 +354,7 @@ class BestResult(AnswerInFacts):
             "usable_memory_bytes": each.outcome.usable_bytes,
             "value": each.value,
             "error": each.outcome.error,
+            "is_judged": each.outcome.is_judged,
             "judged_took_times_as_long": each.outcome.slower,
             "leaves_no_memory": each.outcome.is_tight,
             "tie": None if each is self.best else self.is_tie(each),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zsim.api.answer import Answer
 from zsim.api.training_calibration import FITTED, with_training
-from zsim.calibration import kernel_fit
+from zsim.calibration import b200_kernels, kernel_fit
 from zsim.calibration.network_profiles import calibrated
 from zsim.calibration.network_verdict import SIZE_CLASSES
 from zsim.cluster.profile import kernels as kernel_profile
@@ -67,6 +67,7 @@ def calibrate(
     of_networks, of_kernels = all_tables(source)
     measured = [row for found, _ in of_networks.values() for row in found]
     kernels = [row for found, _ in of_kernels.values() for row in found]
+    kernels += b200_kernels.kernel_rows() if kernels else []
     try:
         (target / KERNELS if kernels else target).mkdir(parents=True, exist_ok=True)
     except OSError as error:

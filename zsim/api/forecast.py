@@ -141,7 +141,8 @@ def forecast(
         enough = accumulating(tables, least) if many else tables
         if quantity is not None:
             return _of_memory(enough)
-        one = accumulating(tables, 1) if stages >= MANY_STAGES and steps != 1 else None
+        is_one_asked = turn == 1 and few > MANY_STAGES and steps != 1
+        one = accumulating(tables, 1) if is_one_asked else None
         return (one and _lack(one)) or _whether_it_fits(enough)
     if not isinstance(steps, int) or steps <= few:
         return _simulated(tables)

@@ -13,7 +13,7 @@ from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
-from zsim.api.forecast import accumulating, forecast, settled_source
+from zsim.api.forecast import RunForecast, accumulating, forecast, settled_source
 from zsim.api.largest_result import largest
 from zsim.api.notebook import Picture
 from zsim.api.prediction_errors import errors_cells, errors_object
@@ -208,19 +208,26 @@ def _largest_buffer(job: Job) -> int:
 
 def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:
     """Return a figure of a simulated run, and whether the run fits."""
-    if quantity is FigureQuantity.BLOCK_THROUGHPUT:
-        return _block_throughput(tables)
-    _, trace, found = _simulated(tables)
     if quantity is FigureQuantity.BACKWARD:
+        _, trace, found = _simulated(tables)
         return _backward_s(trace), found.fits
-    return found.model_tflops_per_gpu, found.fits
+    rate, run = throughput(quantity, tables)
+    return rate, run.fits
 
 
-def _block_throughput(tables: Mapping[str, object]) -> tuple[float, bool]:
-    """Return 10^12 operations per second and GPU, and whether the run fits.
+def throughput(
+    quantity: FigureQuantity, tables: Mapping[str, object]
+) -> tuple[float, Summary | RunForecast]:
+    """Return 10^12 FLOPs per second and GPU of a simulated run, as `quantity` counts, and the run.
 
     Of many micro-batches few are simulated, those that follow are like the last.
+
+    Raises:
+        MistakeError: nothing is predicted, or there are no blocks to count.
     """
+    if quantity is not FigureQuantity.BLOCK_THROUGHPUT:
+        _, _, summed = _simulated(tables)
+        return summed.model_tflops_per_gpu, summed
     found = forecast(tables)
     if isinstance(found, str):
         raise MistakeError(found)
@@ -228,7 +235,7 @@ def _block_throughput(tables: Mapping[str, object]) -> tuple[float, bool]:
     steps = from_tables(tables).train.gradient_accumulation_steps or 1
     tokens = steps * job.schedule.contract.loss_divisor * job.model.tokens
     flops = offload_formulas.step_flops(_transformer_size(job), tokens=tokens)
-    return flops / found.step_time_s / job.schedule.mesh.size / TERA, found.fits
+    return flops / found.step_time_s / job.schedule.mesh.size / TERA, found
 
 
 def _simulated(tables: Mapping[str, object]) -> tuple[Job, Trace, Summary]:

@@ -86,7 +86,8 @@ class SettingOutcome:
         memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
         usable_bytes: what there is.
         trust: how far the times can be trusted, as a sentence.
-        error: of nine of ten judged runs like it; None where none was judged.
+        error: of nine of ten judged runs like it, or of others; None where nobody knows.
+        is_judged: whether it is that of runs like it.
         slower: how many times as long as predicted such runs took, in the median.
     """
 
@@ -97,6 +98,7 @@ class SettingOutcome:
     fits: bool = False
     trust: str = ""
     error: float | None = None
+    is_judged: bool = False
     slower: float = 1.0
 
     @property
@@ -124,6 +126,7 @@ def tried(tables: Mapping[str, Any]) -> SettingOutcome:
         fits=found.fits,
         trust=trusted.text,
         error=trusted.error,
+        is_judged=trusted.is_judged,
         slower=trusted.slower,
     )
 

@@ -11,28 +11,39 @@ from typing import TypeVar
 
 from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
-from zsim.calibration import fsdp2_llama, fsdp_mpt
+from zsim.calibration import fsdp2_llama, fsdp_mpt, kempner_h200
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
-from zsim.cluster.profile.in_training import Evidence, InTraining
+from zsim.cluster.profile.in_training import MATRIX, Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of
 from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 
-FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file)
+FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file, kempner_h200.TABLE.file)
 """Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
 
 ROUNDS = 2
 """Simulations of every fitted run, each with the constants of the one before: what collectives take
 from kernels grows with the time that these take."""
 
-SIBLINGS = {"v100": "a100", "h100_hbm2e": "h100", "h200": "h100", "gh200": "h100", "b200": "h100"}
+SIBLINGS = {
+    "v100": "a100",
+    "h100_hbm2e": "h100",
+    "h100_hbm2e_2025": "h100_hbm2e",
+    "h200": "h100",
+    "h100_2026": "h200",
+    "gh200": "h100",
+    "b200": "h100",
+}
 """The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
 most, with the same matrix units where there is one."""
 
+TIMED_WARM = ("b200",)
+"""Profiles whose kernels were timed one after the other without a pause, as in training: they reach
+in training what they reach so (`zsim.calibration.b200_kernels`)."""
 
 Found = TypeVar("Found")
 
@@ -52,11 +63,20 @@ def with_training(
     for each in sorted(kernels, key=lambda each: each.gpu in SIBLINGS):
         own = [run for run in runs if _profile(run) == each.gpu and run.step_time_s is not None]
         sibling = found.get(SIBLINGS.get(each.gpu, ""))
-        start = InTraining() if sibling is None else sibling.constants.training
+        start = start_of(each.gpu, sibling)
         report(f"{each.gpu}: {len(own)} runs of training")
         training = _trained(each, own, start, today=today, report=report) if own else start
         found[each.gpu] = replace(each, constants=replace(each.constants, training=training))
     return list(found.values())
+
+
+def start_of(gpu: str, sibling: FittedKernels | None) -> InTraining:
+    """Return the constants of training of a GPU of which no run is fitted."""
+    found = InTraining() if sibling is None else sibling.constants.training
+    if gpu in TIMED_WARM:
+        for name in MATRIX:
+            found = found.changed(name, 1.0)
+    return found
 
 
 def _profile(run: Published) -> object:
@@ -73,7 +93,7 @@ def _trained(
     report: Callable[[str], None],
 ) -> InTraining:
     training = start
-    for_fit = [run for run in runs if not run.judged]
+    for_fit = [run for run in runs if not run.judged and not run.incomplete]
     for_judging = [run for run in runs if run.judged]
     seen: list[Observed] = []
     for _ in range(ROUNDS):

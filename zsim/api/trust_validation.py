@@ -8,18 +8,17 @@ from pathlib import Path
 from zsim.api.answer import Answer, Progress, tell_nobody
 from zsim.api.answer_text import table_text
 from zsim.api.forecast import asked, forecasts
+from zsim.api.judged_figures import figure_runs, judged_figures, scenario_features
 from zsim.calibration.coverage import Coverage, LeftOut, coverage
 from zsim.calibration.judged_rows import different, judged_row, judges
 from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.files.measurements import published_runs
-from zsim.files.source import settled
 from zsim.files.written import write
 from zsim.prediction import evidence
 from zsim.prediction.evidence import JudgedRun, judged_runs
 from zsim.prediction.likeness import LEVEL, JudgedQuantity
-from zsim.prediction.run_features import RunFeatures, features
-from zsim.scenario.tables import from_tables
+from zsim.prediction.run_features import RunFeatures
 
 Covered = tuple[Coverage, Sequence[Coverage]]
 """Coverage of all rows, and of each kind."""
@@ -88,13 +87,18 @@ class TrustValidation(Answer):
 
 
 def validate_trust(
-    folder: str | PathLike[str] | None = None, *, progress: Progress = tell_nobody
+    folder: str | PathLike[str] | None = None,
+    *,
+    figures: bool = False,
+    progress: Progress = tell_nobody,
 ) -> TrustValidation:
     """Return how often predictions are within the percentile that trust prints of them.
 
     Args:
         folder: published tables from which the table of judged runs is made again; without it the
             one that ships is taken as it is.
+        figures: with a folder, figures of papers are predicted again, too; else they are as they
+            ship.
         progress: told how many rows are predicted, and of how many.
 
     Raises:
@@ -105,6 +109,10 @@ def validate_trust(
         return TrustValidation(runs=ships, covered=_covered(ships))
     tables = published_runs(Path(folder))
     made = made_again([run for runs in tables.values() for run in runs if judges(run)], progress)
+    papers = {citation for citation, *_ in figure_runs()}
+    made += (
+        judged_figures(progress) if figures else [run for run in ships if run.citation in papers]
+    )
     stale, fresh = different(ships, made)
     return TrustValidation(runs=tuple(made), covered=_covered(made), stale=stale, fresh=fresh)
 
@@ -119,12 +127,6 @@ def made_again(runs: Sequence[Published], progress: Progress) -> list[JudgedRun]
             if isinstance(of_run, RunFeatures):
                 found.append(judged_row(run, forecast, of_run))
     return found
-
-
-def scenario_features(tables: Mapping[str, object]) -> RunFeatures | str:
-    """Return the features of the run in `tables`, or in words why no judged run can be like it."""
-    found, _ = settled("scenario", from_tables(tables))
-    return features(found.strategy, found.make_model(), found.cluster)
 
 
 def _covered(runs: Sequence[JudgedRun]) -> dict[tuple[JudgedQuantity, LeftOut], Covered]:

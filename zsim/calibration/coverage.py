@@ -12,7 +12,15 @@ from math import ceil, comb
 from statistics import median
 
 from zsim.prediction.evidence import JudgedRun
-from zsim.prediction.likeness import LEVEL, JudgedQuantity, alike, error_of, kind_of, kind_text
+from zsim.prediction.likeness import (
+    LEVEL,
+    JudgedQuantity,
+    alike,
+    elsewhere,
+    error_of,
+    kind_of,
+    kind_text,
+)
 
 MANY = 20
 """Rows from which a kind is tested by itself."""
@@ -70,10 +78,18 @@ def coverage(
     for run in runs:
         if error_of(run, quantity) is not None:
             of_kind[kind_of(run.features, quantity)].append(run)
+    rest = {
+        left: [run for run in runs if group(run) != left] for left in {group(run) for run in runs}
+    }
     asked: dict[str, list[tuple[float, float | None]]] = {}
     for found in of_kind.values():
         asked[kind_text(found[0].features, quantity)] = [
-            _asked(run, [each for each in found if group(each) != group(run)], quantity)
+            _asked(
+                run,
+                [each for each in found if group(each) != group(run)],
+                rest[group(run)],
+                quantity,
+            )
             for run in found
         ]
     everything = [each for found in asked.values() for each in found]
@@ -81,12 +97,21 @@ def coverage(
 
 
 def _asked(
-    run: JudgedRun, others: Sequence[JudgedRun], quantity: JudgedQuantity
+    run: JudgedRun,
+    same_kind: Sequence[JudgedRun],
+    others: Sequence[JudgedRun],
+    quantity: JudgedQuantity,
 ) -> tuple[float, float | None]:
-    """Return how far off the prediction of `run` is, and what is stated of it by `others`."""
+    """Return how far off the prediction of `run` is, and what is stated of it by `others`.
+
+    No run that is not of the `same_kind` is alike.
+    """
     error = error_of(run, quantity)
     assert error is not None
-    return abs(error), alike(run.features, others, quantity).bound
+    bound = alike(run.features, same_kind, quantity).bound
+    if bound is None:
+        bound = elsewhere(run.features, others, quantity).bound
+    return abs(error), bound
 
 
 def _coverage(kind: str, asked: Sequence[tuple[float, float | None]]) -> Coverage:

@@ -3,10 +3,13 @@
 Rows give tokens per second and GPU, and the peak of what PyTorch's allocator reserves. What they
 leave open is torchtitan's default: parameters are gathered in bf16 and gradients reduced in fp32,
 gradients are clipped at a norm of 1, checkpointing is selective by operations ("full" in its
-configuration of Qwen3 32B). Attention is PyTorch's own, FlashAttention-2 since 2.2. H100 of 95 or
-96 GB are those with HBM2e and a limit of 500 W, which is the default of such hosts and may be
-raised to 700 W (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md). The exchange of keys and
-values of context parallel runs is not simulated.
+configuration of Qwen3 32B). H100 of 95 or 96 GB are those with HBM2e and a limit of 500 W, which is
+the default of such hosts and may be raised to 700 W (torchtitan,
+benchmarks/llama3_h100_202412_torchtitan.md). The exchange of keys and values of context parallel
+runs is not simulated, so they fit no constant.
+
+Attention is PyTorch's own, FlashAttention-2 since 2.2. Pull request 1196 (14 May 2025) put cuDNN's
+before it on B200, 1776 (9 October 2025) on every GPU; which PyTorch has for Hopper and later.
 
 Memory depends on when a run was made. Until pull request 391 (12 June 2024, "del logits to save
 3.9G memory") the loop held the logits, which the model returned in fp32, while backward ran. Later
@@ -18,21 +21,27 @@ them as they are. The chunked loss is that of pull request 996.
 """
 
 from collections.abc import Mapping
+from datetime import date
 from typing import Literal
 
 from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, WholeOrOne, word
 from zsim.calibration.hardware import gpu_in, memory_gb_in
 from zsim.calibration.run_rows import RunRow, RunTable
+from zsim.calibration.torchtitan_dates import published_on
 
 SYSTEMS = {
-    ("h100", 96): ("grand_teton_h100", "h100_hbm2e"),
-    ("h100", 80): ("dgx_h100", "h100"),
-    ("h200", 141): ("dgx_h200", "h200"),
-    ("b200", 180): ("hgx_b200", "b200"),
-    ("a100", 80): ("dgx_a100", "a100"),
-    ("a100", 40): ("p4d", "a100"),
+    ("h100", 96): ("grand_teton_h100", "h100_hbm2e", "h100_hbm2e_2025"),
+    ("h100", 80): ("dgx_h100", "h100", "h100_2026"),
+    ("h200", 141): ("dgx_h200", "h200", "h200"),
+    ("b200", 180): ("hgx_b200", "b200", "b200"),
+    ("a100", 80): ("dgx_a100", "a100", "a100"),
+    ("a100", 40): ("p4d", "a100", "a100"),
 }
-"""Node and profile of kernels, by kind of GPU and its memory in GB."""
+"""Node, and profiles of kernels before and since `LATER`, by kind of GPU and its memory in GB."""
+
+LATER = date(2025, 9, 1)
+"""From here on runs on such H100 are a quarter faster, eager as compiled, and no publication says
+why: later libraries, or a higher limit of power. No run of April to August 2025 is at hand."""
 
 NEAR_GB = 6
 """A name may say gigabytes or what a driver leaves of them."""
@@ -51,11 +60,10 @@ UNSTATED = ("", "not stated")
 
 FLOAT8 = {"float8": "tensorwise", "float8 tensorwise": "tensorwise", "float8 rowwise": "rowwise"}
 
-FIRST_HALF_OF_2024 = ("83c879f18763", "40f8fd007957")
-"""Commits whose messages publish runs of before that pull request: of March and of 5 June 2024."""
-
-LOSS_IS_COMPILED = ("d66b72a6ac57", "d9bdfbb20695")
-"""Commits whose messages publish runs of September 2025 or later."""
+LOGITS_ARE_DELETED = date(2024, 6, 12)
+LOSS_IS_COMPILED = date(2025, 4, 2)
+CUDNN_FIRST = {"b200": date(2025, 5, 14), "h100": date(2025, 10, 9), "h200": date(2025, 10, 9)}
+"""Days of those pull requests."""
 
 RESHARD = {"always": True, "default": True, "": True, "never": False}
 """By the first word. The last block is not resharded by default, which is not told apart."""
@@ -88,7 +96,7 @@ class _Fsdp2LlamaRow(RunRow):
         node, profile, network = self._system()
         if self.pp != 1:
             raise NotModelledError("pipeline parallel")
-        early = self.source.endswith(FIRST_HALF_OF_2024)
+        early = self._day() < LOGITS_ARE_DELETED
         return {
             "title": self.model,
             "model": self._model(),
@@ -109,19 +117,25 @@ class _Fsdp2LlamaRow(RunRow):
             "network": {"profile": network},
         }
 
+    def incomplete(self) -> str:
+        return "the exchange of keys and values is not simulated" if self.cp > 1 else ""
+
+    def _day(self) -> date:
+        return published_on(self.source)
+
     def _system(self) -> tuple[str, str, str]:
         """Return the node, and the profiles of kernels and network."""
         gpu, memory_gb = gpu_in(self.gpu), memory_gb_in(self.gpu)
-        for (kind, there_gb), (node, kernels) in SYSTEMS.items():
+        for (kind, there_gb), (node, before, since) in SYSTEMS.items():
             if kind == gpu and (memory_gb is None or abs(memory_gb - there_gb) <= NEAR_GB):
-                return node, kernels, kind
+                return node, before if self._day() < LATER else since, kind
         known = ", ".join(f"{kind} {there_gb} GB" for kind, there_gb in SYSTEMS)
         raise NotModelledError(f"gpu {self.gpu!r} is not one of {known}")
 
     def _loss(self) -> str:
         if self.technique.startswith("chunked"):
             return "chunked"
-        compiled = self.compile is True and self.source.endswith(LOSS_IS_COMPILED)
+        compiled = self.compile is True and self._day() >= LOSS_IS_COMPILED
         return "fused" if compiled else "torch"
 
     def _train(self) -> dict[str, object]:
@@ -152,6 +166,10 @@ class _Fsdp2LlamaRow(RunRow):
         options = {"reduce_dtype": "fp32", "reshard_after_forward": reshard}
         return {"emulate": "fsdp2", "fsdp2": options}
 
+    def _has_cudnn(self) -> bool:
+        since = CUDNN_FIRST.get(gpu_in(self.gpu))
+        return since is not None and self._day() >= since
+
     def _model(self) -> dict[str, object]:
         model: dict[str, object] = {
             "architecture": "llama",
@@ -162,7 +180,7 @@ class _Fsdp2LlamaRow(RunRow):
             "intermediate_size": self.ffn,
             "sequence_length": self.seq_len_tokens,
             "vocab_size": self.vocab,
-            "attention": "flash2",
+            "attention": "cudnn" if self._has_cudnn() else "flash2",
         }
         if self.model.startswith("Qwen3"):
             model["head_size"] = 128  # whatever the width (Qwen3's configurations)

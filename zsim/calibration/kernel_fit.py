@@ -16,10 +16,10 @@ from zlib import crc32
 
 import numpy as np
 
-from zsim.calibration.kernel_rows import CHIPS, KernelRow
+from zsim.calibration.kernel_rows import KernelRow, chip_of
 from zsim.calibration.least_squares import SCALES, Array, minimized
 from zsim.calibration.network_profiles import publication
-from zsim.cluster.profile import flash_attention_2 as flash2
+from zsim.cluster.profile import fused_attention
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.cluster.profile.kernels import ASSUMED, NAMES, FittedKernels, KernelProfile
 from zsim.compute.fitted_model import fitted_s
@@ -53,10 +53,24 @@ SIBLINGS = {
     "gh200": "a100",
     "h100": "gh200",
     "h100_hbm2e": "h100",
+    "h100_hbm2e_2025": "h100_hbm2e",
     "h200": "h100",
+    "h100_2026": "h200",
     "b200": "h100",
 }
 """The GPU that each takes after, in the order of fitting: one that is fitted before."""
+
+VINTAGES: Mapping[str, str] = {
+    "a100": "PyTorch 1.13 to 2.1, 2023",
+    "h100": "PyTorch 1.13 to 2.1, 2023",
+    "h100_hbm2e": "PyTorch nightlies, March 2024 to March 2025, at 500 W",
+    "h100_hbm2e_2025": "PyTorch nightlies since September 2025",
+    "h200": "PyTorch 2.11 with cuDNN 9.19, April 2026",
+    "h100_2026": "that of h200, whose chip it is",
+    "b200": "PyTorch 2.10 with Transformer Engine 2.11, May 2026",
+}
+"""Software of the runs and kernels that constants rest on, and its time; others are of a sibling's.
+"""
 
 OF_PRODUCTS = (
     "fixed_s",
@@ -91,7 +105,7 @@ FOLDS = 4
 
 def predicted_s(row: KernelRow, by: KernelProfile) -> float:
     """Return seconds that the constants give for `row`."""
-    return sum(fitted_s(kernel, CHIPS[row.gpu].peaks, by) for kernel in row.kernels)
+    return sum(fitted_s(kernel, chip_of(row.gpu).peaks, by) for kernel in row.kernels)
 
 
 def error(row: KernelRow, by: KernelProfile) -> float:
@@ -109,7 +123,12 @@ def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> l
         report(f"{gpu}: {len(own)} times of kernels")
         start = found[sibling].constants if sibling in found else START
         start = replace(
-            start, processors=CHIPS[gpu].processors, flash2=flash2.PUBLISHED.get(gpu), gpu=gpu
+            start,
+            processors=chip_of(gpu).processors,
+            flash2=fused_attention.FLASH2.get(gpu),
+            cudnn=fused_attention.CUDNN.get(gpu),
+            gpu=gpu,
+            vintage=VINTAGES.get(gpu, ""),
         )
         constants = fitted(own, start)
         errors = _medians("fitted", [(row, constants) for row in own])

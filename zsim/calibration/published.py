@@ -18,6 +18,7 @@ class Published:
             best of several; one counts where those before it do not fit.
         reason: why it is not modelled; empty if it is.
         refusal: why the trainer itself begins no such run, whatever the memory; empty if it does.
+        incomplete: what of it is not simulated; such a run is predicted, and fits nothing.
         part: the part of the file whose errors are told apart from the others', if any.
         step_time_s: published time of an optimizer step in seconds, if it was published.
         peak_bytes: published peak of device memory in bytes, if it was published.
@@ -36,6 +37,7 @@ class Published:
     fallbacks: tuple[Mapping[str, object], ...] = ()
     reason: str = ""
     refusal: str = ""
+    incomplete: str = ""
     part: str = ""
     step_time_s: float | None = None
     peak_bytes: int | None = None

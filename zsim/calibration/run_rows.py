@@ -28,6 +28,11 @@ class RunRow(CsvRow):
     step_time_s_derived: MaybePositive
 
     @property
+    def name(self) -> str:
+        """Return what sweeps of one model have in common."""
+        return self.model
+
+    @property
     def step_time_s(self) -> float | None:
         """Return the published time of a step, if there is one."""
         return self.step_time_s_derived
@@ -54,6 +59,10 @@ class RunRow(CsvRow):
         """Return what `Published.refusal` says of it."""
         return ""
 
+    def incomplete(self) -> str:
+        """Return what `Published.incomplete` says of it."""
+        return ""
+
     def part(self) -> str:
         """Return what `Published.part` says of it."""
         return ""
@@ -64,13 +73,14 @@ class RunTable:
     """A file, by its name without the ending, and its rows.
 
     `publication` is a short name of who published them. With `judges` no constant is fitted to any
-    of them.
+    of them. `reserved` says that peaks are of memory that the allocator reserved, not handed out.
     """
 
     file: str
     row: type[RunRow]
     publication: str
     judges: bool = False
+    reserved: bool = True
 
     def read(self, rows: Iterable[Cells]) -> list[Published]:
         """Return every row of the file, those that are not modelled with the reason.
@@ -88,15 +98,17 @@ class RunTable:
                 file=self.file,
                 line=line,
                 hardware=row.gpu,
-                model=row.model,
+                model=row.name,
                 sequence_length=row.seq_len_tokens,
                 scenario=row.scenario(),
                 fallbacks=row.fallbacks(),
                 refusal=row.refusal(),
+                incomplete=row.incomplete(),
                 part=row.part(),
                 source=row.source,
                 step_time_s=None if row.failed else row.step_time_s,
                 peak_bytes=None if peak_gib is None else round(peak_gib * GIB),
+                reserved=self.reserved,
                 failed=row.failed,
             )
         except NotModelledError as error:

@@ -33,10 +33,10 @@ class CopiedBytes:
 class DataVolume:
     """The own part of a runtime: parameters and gradients, and how many norms it reduces.
 
-    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units. `copied`
-    is what it copies on the device, of parameters and gradients. `host` is what it copies between
-    device and host, `files` what it reads and writes; None is what `[offload]` says of zsim's own
-    stages.
+    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units.
+    `copied` is what it copies on the device, of parameters and gradients. `host` is what it copies
+    between device and host, `files` what it reads and writes; None is what `[offload]` says of
+    zsim's own stages.
     """
 
     data: Callable[[Model, Strategy], list[WireBytes]]

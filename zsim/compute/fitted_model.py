@@ -101,8 +101,8 @@ def attention_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
     count = sequences * heads * ceil(queries / ROWS)
     idle = waves(count, by.processors) * by.processors / count
     share = by.share(kernel.kind, backward=kernel.backward)
-    if kernel.version == 2 and by.flash2 is not None:
-        share = by.flash2.share(kernel.seen_keys, backward=kernel.backward)
+    if (published := by.published_attention(kernel.version)) is not None:
+        share = published.share(kernel.seen_keys, backward=kernel.backward)
     return kernel.executed_flops * padded * idle / (peaks.flops * share)
 
 

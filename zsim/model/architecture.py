@@ -7,6 +7,7 @@ says it.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zsim.model.kernel import CUDNN
 from zsim.strategy.execution import PLAIN, Execution
 
 
@@ -74,6 +75,16 @@ class Attention(StrEnum):
     """Scores stay on the chip (Dao et al. 2022): one number a row is kept."""
     FLASH2 = "flash2"
     """The same in other kernels (Dao 2023, "FlashAttention-2"), as PyTorch has since 2.2."""
+    CUDNN = "cudnn"
+    """The same in cuDNN's kernels, which PyTorch prefers on Hopper and Blackwell from cuDNN 9.15 on
+    (its wheels of 2.11 have 9.19; `check_prefer_cudnn_attention` in sdp_utils.cpp). Checkpointing
+    by operations, as torchtitan has it, does not keep what they make (`_op_sac_save_list` names
+    `_scaled_dot_product_flash_attention` and the efficient one, November 2025)."""
+
+    @property
+    def version(self) -> int:
+        """Return the number of its fused kernels, where it has some: 1, 2 or 3."""
+        return {Attention.FLASH2: 2, Attention.CUDNN: CUDNN}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

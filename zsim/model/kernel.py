@@ -6,6 +6,9 @@ from math import prod
 
 from zsim.dtype import DType
 
+CUDNN = 3
+"""Version of attention's kernels that is cuDNN's."""
+
 
 class KernelError(ValueError):
     """A kernel that cannot exist."""
@@ -49,7 +52,7 @@ class Kernel:
         window: keys that each query sees at most, where attention skips all others; 0 if it does
             not. FLOPs are then those of all pairs inside the window.
         backward: it makes gradients.
-        version: of FlashAttention, where it is attention; the second is other kernels.
+        version: of attention's kernels: FlashAttention's first or second, or `CUDNN`.
         recorded_ps: picoseconds that it took in a run that was recorded, and takes on any GPU; 0
             leaves its time to the GPU.
     """

@@ -13,9 +13,19 @@ ceil(0.9 (n + 1))-th smallest of theirs in at least nine of ten draws (Vovk, Gam
 "Algorithmic Learning in a Random World"; Lei et al. 2018, "Distribution-Free Predictive Inference
 for Regression"). Fewer than `FEWEST` runs say nothing at that level. `zsim validate trust` leaves
 each sweep, and each publication, out in turn, and counts how often this holds.
+
+**Elsewhere.** Where too few are alike, publications speak instead of runs: those that have runs
+with a pipeline or without, on one node or on several, with states in the same tier and in 8-bit
+floats or not, as the one asked about; whatever trainer and constants. No size of it may be beyond
+all of theirs by more than `FACTOR`. Each has a percentile of its own, and the largest of `g` is at
+least that of one more publication in g of g + 1 draws (groups are exchanged as runs are above:
+Dunn, Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets for Two-Layer Hierarchical
+Models").
+Fewer than `FEWEST_PUBLICATIONS` say nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -38,10 +48,14 @@ LEVEL = 0.9
 FEWEST = 9
 """Fewest runs of which one is the ceil(0.9 (n + 1))-th."""
 
+FEWEST_PUBLICATIONS = 3
+"""Fewest publications whose widest percentile is stated of another one."""
+
 AXES = ("tensor", "pipeline", "context", "replicate")
 FABRIC = ("gpu_bytes_per_s", "oversubscription")
 SIZES = (*AXES, "nodes", "tokens", "width")
 KINDS = ("architecture", "attention", "checkpointing", "compiled")
+FLOAT8 = "float8"
 GATHERS = 3
 """The stage that shards parameters."""
 
@@ -87,9 +101,7 @@ class Likeness:
     @property
     def bound(self) -> float | None:
         """Return the error that nine of ten predictions stay within; None of too few runs."""
-        ordered = sorted(map(abs, self.errors))
-        rank = ceil(LEVEL * (len(ordered) + 1))
-        return ordered[rank - 1] if rank <= len(ordered) else None
+        return percentile(self.errors)
 
 
 def alike(
@@ -108,6 +120,80 @@ def alike(
     nearest = [run for _, _, run in sorted(found, key=lambda each: each[:2])[:NEAREST]]
     errors = [error for run in nearest if (error := error_of(run, quantity)) is not None]
     return Likeness(runs=tuple(nearest), errors=tuple(errors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Publications of runs that are no more than broadly like a run.
+
+    Attributes:
+        bounds: by publication, the error that nine of ten of its predictions stay within, or all
+            where there are too few of them for a percentile.
+    """
+
+    bounds: Mapping[str, float]
+
+    @property
+    def bound(self) -> float | None:
+        """Return the largest of them; None of too few publications."""
+        if len(self.bounds) < FEWEST_PUBLICATIONS:
+            return None
+        return max(self.bounds.values())
+
+
+def elsewhere(
+    asked: RunFeatures,
+    runs: Sequence[JudgedRun],
+    quantity: JudgedQuantity = JudgedQuantity.STEP_TIME,
+) -> Elsewhere:
+    """Return what publications of runs broadly like one with the features `asked` say."""
+    kind = broad_kind_of(asked, quantity)
+    found = [
+        run
+        for run in runs
+        if broad_kind_of(run.features, quantity) == kind and error_of(run, quantity) is not None
+    ]
+    if not _spanned(asked, found, quantity):
+        return Elsewhere(bounds={})
+    errors: defaultdict[str, list[float]] = defaultdict(list)
+    for run in found:
+        error = error_of(run, quantity)
+        assert error is not None
+        errors[run.publication].append(error)
+    bounds: dict[str, float] = {}
+    for publication, some in errors.items():
+        own = percentile(some)
+        bounds[publication] = max(map(abs, some)) if own is None else own
+    return Elsewhere(bounds=bounds)
+
+
+@cache
+def broad_kind_of(found: RunFeatures, quantity: JudgedQuantity) -> tuple[object, ...]:
+    """Return what runs must share to be broadly alike."""
+    kind = (found.pipeline > 1, found.states, FLOAT8 in found.precision)
+    return kind if quantity is JudgedQuantity.PEAK_MEMORY else (*kind, found.nodes > 1)
+
+
+def _spanned(asked: RunFeatures, runs: Sequence[JudgedRun], quantity: JudgedQuantity) -> bool:
+    """Return whether no size of `asked` is beyond those of all `runs` by more than `FACTOR`."""
+    sizes: tuple[str, ...] = SIZES
+    if quantity is JudgedQuantity.PEAK_MEMORY:
+        sizes = (*AXES, "tokens", "width")
+    elif asked.nodes > 1 and asked.oversubscription:
+        sizes += FABRIC
+    for name in sizes:
+        there = [value for run in runs if (value := getattr(run.features, name))]
+        least, most = min(there, default=0), max(there, default=0)
+        if not least / FACTOR <= getattr(asked, name) <= most * FACTOR:
+            return False
+    return True
+
+
+def percentile(errors: Iterable[float]) -> float | None:
+    """Return the error that nine of ten draws stay within; None of too few errors."""
+    ordered = sorted(map(abs, errors))
+    rank = ceil(LEVEL * (len(ordered) + 1))
+    return ordered[rank - 1] if rank <= len(ordered) else None
 
 
 def unlike(

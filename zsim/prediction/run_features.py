@@ -118,6 +118,8 @@ def _constants(cluster: Cluster) -> str:
         words.append("kernels as alone")
     if segment_ps := kernels.launch.segment_ps:
         words.append(f"{segment_ps / PICOSECONDS_PER_MS:g} ms of host a segment")
+    if unit_ps := kernels.launch.unit_ps:
+        words.append(f"{unit_ps / PICOSECONDS_PER_MS:g} ms of host a unit")
     return ", ".join(words)
 
 

@@ -8,9 +8,11 @@ from zsim.cluster.cluster import Cluster
 from zsim.prediction.evidence import JudgedRun, judged_runs
 from zsim.prediction.likeness import (
     FEWEST,
+    Elsewhere,
     JudgedQuantity,
     Likeness,
     alike,
+    elsewhere,
     not_shown,
     unlike,
 )
@@ -45,12 +47,15 @@ class Trust:
         text: in one sentence.
         error: relative error that nine of ten predictions like it stay within; None where nobody
             knows.
+        is_judged: whether judged runs that are like it state that error; otherwise it is that of
+            other runs, or nobody's.
         slower: how many times as long as predicted judged runs like it took, in the median; 1 where
             they took no longer, or nobody knows.
     """
 
     text: str
     error: float | None = None
+    is_judged: bool = False
     slower: float = 1.0
 
 
@@ -98,12 +103,29 @@ def judged_by(
 ) -> Trust:
     """Return how far to trust a prediction of `quantity`, by those of `runs` that are like it."""
     found = alike(asked, runs, quantity)
-    if not found.runs:
-        nearest, words = unlike(asked, runs, quantity)
-        if nearest is None:
-            return Trust(text=NONE)
-        return Trust(text=f"{NONE}: {', '.join(words)}; the nearest are of {nearest.publication}")
-    return Trust(text=_sentence(asked, found, quantity), error=found.bound, slower=found.slower)
+    if found.bound is not None:
+        text = _sentence(asked, found, quantity)
+        return Trust(text=text, error=found.bound, is_judged=True, slower=found.slower)
+    others = elsewhere(asked, runs, quantity)
+    broad = "" if others.bound is None else f"; {_broad_sentence(asked, others, quantity)}"
+    if found.runs:
+        return Trust(text=f"{_sentence(asked, found, quantity)}{broad}", error=others.bound)
+    nearest, words = unlike(asked, runs, quantity)
+    if nearest is None:
+        return Trust(text=NONE)
+    text = f"{NONE}: {', '.join(words)}; the nearest are of {nearest.publication}"
+    return Trust(text=f"{text}{broad}", error=others.bound)
+
+
+def _broad_sentence(asked: RunFeatures, found: Elsewhere, quantity: JudgedQuantity) -> str:
+    """Say what publications of runs that are no more than broadly alike stay within."""
+    kind = "with a pipeline" if asked.pipeline > 1 else "without a pipeline"
+    if quantity is JudgedQuantity.STEP_TIME:
+        kind += " on several nodes" if asked.nodes > 1 else " on one node"
+    return (
+        f"of {len(found.bounds)} publications of other runs {kind} the furthest off has "
+        f"9 of 10 within {found.bound:.1%}"
+    )
 
 
 def _sentence(asked: RunFeatures, found: Likeness, quantity: JudgedQuantity) -> str:

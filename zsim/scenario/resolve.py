@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from zsim.cluster.cluster import Cluster, ClusterError
+from zsim.cluster.cluster import Cluster, ClusterError, Gpu
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import KernelProfile, KernelProfileError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
+from zsim.cluster.profile.trainer_costs import PLAIN, TRAINERS
 from zsim.config_error import line
 from zsim.limits import limits
 from zsim.model.equal_units import EQUAL_UNITS
@@ -30,7 +31,7 @@ from zsim.scenario.tables import (
 )
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
-from zsim.strategy.runtime_options import registered
+from zsim.strategy.runtime_options import RuntimeOptions, registered
 from zsim.strategy.strategy import Parallel, Strategy, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
@@ -118,8 +119,8 @@ def resolve(
     wrong.refuse()
     nodes = -(-strategy.ranks // described.gpus_per_node)
     cluster = replace(described, network=network, nodes=nodes)
-    if kernel_profile is not None:
-        cluster = replace(cluster, gpu=described.gpu.timed_by(kernel_profile))
+    timed = _timed(described.gpu, kernel_profile, scenario.compute, strategy.zero.emulate)
+    cluster = replace(cluster, gpu=timed)
     with wrong:
         _need_hardware(strategy, cluster)
     with wrong:
@@ -142,18 +143,33 @@ def resolve(
 
 def _kernel_profile(table: ComputeTable, kernels: KernelConstants) -> KernelProfile | None:
     """Return the constants of kernels that are asked for; None where none are."""
-    own_ps = table.host_per_segment
     if table.profile is None:
-        if own_ps is not None:
-            raise ScenarioError("compute.host_per_segment: needs a profile, whose costs it adds to")
+        for name in ("host_per_segment", "host_per_unit"):
+            if getattr(table, name) is not None:
+                raise ScenarioError(f"compute.{name}: needs a profile, whose costs it adds to")
         return None
     try:
-        profile = kernels(table.profile)
-        if own_ps is not None:
-            profile = replace(profile, launch=replace(profile.launch, segment_ps=own_ps))
-        return profile if table.in_training else replace(profile, training=ALONE)
+        return kernels(table.profile)
     except KernelProfileError as error:
         raise ScenarioError(f"compute.profile: {error}") from None
+
+
+def _timed(
+    gpu: Gpu, profile: KernelProfile | None, table: ComputeTable, runtime: RuntimeOptions | None
+) -> Gpu:
+    """Return `gpu` with `profile`, and what the trainer adds where the scenario does not say it."""
+    if profile is None:
+        return gpu
+    trainer = TRAINERS.get(type(runtime).__name__.lower(), PLAIN)
+    own = {"segment_ps": table.host_per_segment, "unit_ps": table.host_per_unit}
+    costs = {
+        name: getattr(trainer, name) if given is None else given for name, given in own.items()
+    }
+    if trainer.collective_ps is not None:
+        costs["collective_ps"] = trainer.collective_ps
+    launch = replace(profile.launch, **costs)
+    training = profile.training if table.in_training else ALONE
+    return gpu.timed_by(replace(profile, launch=launch, training=training))
 
 
 def _network_profile(table: NetworkTable, constants: Constants) -> NetworkProfile | None:

@@ -224,6 +224,7 @@ class ComputeTable(Table):
     profile: str | None = None
     in_training: Flag = True
     host_per_segment: Time | None = None
+    host_per_unit: Time | None = None
 
 
 class HostKnobs(Table):

@@ -20,8 +20,8 @@ def said_once(trusts: Sequence[Judged]) -> tuple[str, ...]:
     least, most = min(errors.values()), max(errors.values())
     worst = max(errors, key=errors.__getitem__)
     return (
-        f"{count:,} of {len(trusts):,} runs are like judged ones: step times at most {least:.1%} "
-        f"to {most:.1%} off for 9 of 10; where most: {worst}",
+        f"{count:,} of {len(trusts):,} runs are judged by published ones: step times at most "
+        f"{least:.1%} to {most:.1%} off for 9 of 10; where most: {worst}",
         *_clauses([text for text, error in trusts if error is None], len(trusts)),
     )
 

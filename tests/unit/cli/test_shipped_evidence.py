@@ -13,7 +13,7 @@ import pytest
 
 from zsim.api.forecast import asked, forecasts
 from zsim.api.training_calibration import FITTED
-from zsim.calibration import kernel_fit
+from zsim.calibration import b200_kernels, kernel_fit
 from zsim.calibration.collective_rows import SCALING, stated_fabric
 from zsim.calibration.network_verdict import SIZE_CLASSES, errors_of, judged, size_class
 from zsim.calibration.training_verdict import Quantity, RunForecast
@@ -72,7 +72,8 @@ def test_errors_of_training_are_those_of_the_rows_that_the_profile_names(
 def test_errors_of_networks_and_kernels_are_those_of_the_rows_that_were_fitted(
     folder: Path,
 ) -> None:
-    networks, kernels = all_tables(folder)
+    networks, tables = all_tables(folder)
+    kernels = [row for rows, _ in tables.values() for row in rows] + b200_kernels.kernel_rows()
     measured = [row for name, (rows, _) in networks.items() if name != SCALING for row in rows]
     stated = {row.system: row for row in map(stated_fabric, measured) if row}
     for gpu, profiles in network_profiles().items():
@@ -89,8 +90,7 @@ def test_errors_of_networks_and_kernels_are_those_of_the_rows_that_were_fitted(
             if kind != name:
                 off = [
                     kernel_fit.error(row, alone)
-                    for rows, _ in kernels.values()
-                    for row in rows
+                    for row in kernels
                     if row.gpu == gpu and str(row.kernels[0].kind) == kind
                 ]
                 assert median(off) == pytest.approx(error, abs=5e-4), (gpu, kind)

@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import Gpu, Rate
-from zsim.cluster.profile.flash_attention_2 import HOPPER, Flash2
+from zsim.cluster.profile.fused_attention import (
+    CUDNN_HOPPER,
+    FLASH2_HOPPER,
+    FusedAttention,
+)
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.cluster.profile.kernels import (
     NAMES,
@@ -22,7 +26,7 @@ from zsim.cluster.profile.kernels import (
 from zsim.compute.fitted_model import Peaks, fitted_s, waves
 from zsim.compute.roofline import kernel_ps
 from zsim.dtype import DType
-from zsim.model.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
+from zsim.model.kernel import CUDNN, Kernel, KernelKind, flash_attention, matmul, streaming
 
 PEAKS = Peaks(flops=1e15, bytes=1e13)
 # Whole shares, so that times can be read off: of 10 processors each does 1e14 operations a second.
@@ -95,7 +99,7 @@ def test_attention_pads_heads_and_spreads_rows_of_queries() -> None:
 
 
 def test_flash_attention_2_reaches_what_was_published_of_it_and_less_in_short_sequences() -> None:
-    h100 = replace(IDEAL, flash2=HOPPER, processors=132.0)
+    h100 = replace(IDEAL, flash2=FLASH2_HOPPER, processors=132.0)
     peaks = Peaks(flops=989.4e12, bytes=1e13)
     # Shah et al. 2024, figure 5, heads of 128 with mask, 16,384 tokens in all: TFLOP/s of an H100.
     for length, reached in ((512, 191), (1024, 260), (2048, 298), (8192, 333), (16_384, 335)):
@@ -106,6 +110,21 @@ def test_flash_attention_2_reaches_what_was_published_of_it_and_less_in_short_se
         slower = replace(kernel, backward=True)
         assert seconds(slower, h100, peaks) > seconds(kernel, h100, peaks)
         assert seconds(kernel) == seconds(replace(kernel, version=1))  # where it is not known
+
+
+def test_cudnn_reaches_what_was_published_of_it_or_else_what_flash_attention_2_does() -> None:
+    h100 = replace(IDEAL, flash2=FLASH2_HOPPER, cudnn=CUDNN_HOPPER, processors=132.0)
+    peaks = Peaks(flops=989.4e12, bytes=1e13)
+    # Shah et al. 2024, figure 5, as above; figure 6 has 516 TFLOP/s backward without mask.
+    for length, reached in ((512, 315), (1024, 410), (2048, 484), (8192, 529), (16_384, 539)):
+        shape = (16_384 // length, 16, 16, length, length, 128)
+        kernel = flash_attention(shape, DType.FP16, version=CUDNN)
+        rate = kernel.executed_flops / seconds(kernel, h100, peaks) / 1e12
+        assert rate == pytest.approx(reached, rel=0.06)
+        back = replace(kernel, backward=True)
+        assert back.executed_flops / seconds(back, h100, peaks) / 1e12 < 516
+        unknown = replace(h100, cudnn=None)
+        assert seconds(kernel, unknown, peaks) == seconds(replace(kernel, version=2), h100, peaks)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KernelKind if not kind.multiplies_matrices])
@@ -140,10 +159,12 @@ def test_a_product_off_the_multiple_runs_without_matrix_units() -> None:
     assert kernel_ps(off, fitted) == pytest.approx(10 * kernel_ps(on, fitted), rel=1e-3)
 
 
-FLASH2 = Flash2(forward=0.25, backward=0.5, forward_fill=100.0, backward_fill=200.0)
+FLASH2 = FusedAttention(forward=0.25, backward=0.5, forward_fill=100.0, backward_fill=200.0)
 FITTED = FittedKernels(
     gpu="x100",
-    constants=replace(IDEAL, fixed_s=5.5e-06, flash2=FLASH2, gpu="x100"),
+    constants=replace(
+        IDEAL, fixed_s=5.5e-06, flash2=FLASH2, cudnn=FLASH2, gpu="x100", vintage="PyTorch 9, 2030"
+    ),
     rows={"matmul": 3},
     errors={"fitted_matmul": 0.0125},
     publications=("github:a/b@c",),

@@ -26,7 +26,7 @@ TABLES: dict[str, Any] = {
     "parallel": {"data": 1, "tensor": 16},
     "zero": {"emulate": "nanotron", "stage": 0},
     "train": {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "precision": "bf16"},
-    "compute": {"profile": "h100"},
+    "compute": {"profile": "h100", "host_per_segment": "0 ms"},
     "network": {"profile": "h100"},
 }
 
@@ -77,3 +77,20 @@ def test_collectives_of_the_tensor_axis_wait_where_they_span_nodes() -> None:
 def test_they_add_to_a_profile(tables: dict[str, Any], line: str) -> None:
     with pytest.raises((ScenarioError, Exception), match=line):
         resolved("scenario", from_tables(TABLES | tables))
+
+
+def test_a_unit_costs_the_host_once_however_many_segments_it_has() -> None:
+    busy = replace(EAGER, unit_ps=1_000)
+    first = Compute(id="a", stream="compute", action=Action.FORWARD, unit="block0", operands=())
+    second = replace(first, segment=1)
+    assert busy.issue_ps(first) - EAGER.issue_ps(first) == 1_000
+    assert busy.issue_ps(second) == EAGER.issue_ps(second)
+
+
+def test_costs_follow_from_the_trainer_unless_the_scenario_says_them() -> None:
+    near = {"parallel": {"data": 1, "tensor": 8}}
+    by_trainer = TABLES | {"compute": {"profile": "h100"}} | near
+    assert step_time_s(by_trainer) == step_time_s(
+        changed(compute={"host_per_segment": "0.28 ms"}, **near)
+    )
+    assert step_time_s(changed(**near)) < step_time_s(by_trainer)

@@ -13,11 +13,13 @@ from zsim.prediction.evidence import JudgedRun, judged_runs, parse, table_text
 from zsim.prediction.likeness import (
     FACTOR,
     FEWEST,
+    FEWEST_PUBLICATIONS,
     LEVEL,
     NEAREST,
     JudgedQuantity,
     Likeness,
     alike,
+    elsewhere,
     not_shown,
 )
 from zsim.prediction.run_features import RunFeatures
@@ -151,6 +153,58 @@ def test_the_nearest_runs_count_and_kinds_that_differ_count_as_a_factor_of_two()
     assert found.bias == pytest.approx(-0.5)
 
 
+def of_publications(*worst: float, **changes: object) -> list[JudgedRun]:
+    """Ten runs of each publication, off by up to so much."""
+    return [
+        replace(judged(most * part / 10, part, **changes), publication=f"team {number}")
+        for number, most in enumerate(worst)
+        for part in range(1, 11)
+    ]
+
+
+@given(worst=st.lists(st.floats(0.01, 0.9), min_size=1, max_size=6))
+def test_the_widest_of_several_publications_speaks_of_runs_like_none(worst: list[float]) -> None:
+    runs = of_publications(*worst, runtime="DeepSpeed", precision="fp16")
+    assert not alike(FEATURES, runs).runs
+    found = elsewhere(FEATURES, runs)
+    assert len(found.bounds) == len(worst)
+    if len(worst) < FEWEST_PUBLICATIONS:
+        assert found.bound is None
+    else:
+        assert found.bound == pytest.approx(max(worst))
+    told = judged_by(FEATURES, runs)
+    assert told.error == found.bound
+    assert ("publications of other runs" in told.text) == (found.bound is not None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pipeline": 2},
+        {"nodes": 1},
+        {"states": "host"},
+        {"precision": "bf16 with rowwise float8"},
+        {"oversubscription": 64.0},
+        {"gpu_bytes_per_s": 1_000_000_000},
+        {"context": 2 * FACTOR},
+        {"width": 2 * FACTOR * FEATURES.width},
+    ],
+)
+def test_publications_say_nothing_of_another_kind_or_of_sizes_beyond_theirs(
+    changes: dict[str, object],
+) -> None:
+    runs = of_publications(0.1, 0.2, 0.3, runtime="DeepSpeed")
+    assert elsewhere(FEATURES, runs).bound is not None
+    assert elsewhere(with_features(changes), runs).bound is None
+
+
+def test_runs_that_are_alike_speak_before_other_publications() -> None:
+    runs = [*many(FEWEST), *of_publications(0.5, 0.6, 0.7, runtime="DeepSpeed")]
+    told = judged_by(FEATURES, runs)
+    assert told.error == alike(FEATURES, runs).bound
+    assert "publications of other runs" not in told.text
+
+
 def test_trust_says_what_was_not_shown_and_on_which_side_predictions_are_off() -> None:
     asked = replace(FEATURES, architecture="Llama", width=8192)
     words = ["architecture Llama", "width 8,192 (they have 4,096)"]
@@ -176,4 +230,5 @@ def test_the_table_that_ships_is_written_by_its_writer_and_names_no_file_of_ours
     runs = judged_runs()
     assert parse(table_text(runs)) == runs
     assert all(run.citation and run.publication for run in runs)
-    assert not any("/work" in run.citation or ".csv" in run.citation for run in runs)
+    theirs = [run.citation.removeprefix("github:") for run in runs]
+    assert not any(each.startswith(("/", ".")) or each.endswith(".csv") for each in theirs)

@@ -42,8 +42,9 @@ class LaunchCosts:
         collective_ps: for each operation of a communicator; those issued as one are one.
         wait_ps: for each operation that something has to wait for: an event recorded and waited
             for by a stream or by the host.
-        segment_ps: for each forward, recompute or backward of a segment, beside its kernels: the
-            Python of the trainer. No profile has it, since it is not the host's.
+        segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
+            unit, beside its kernels: the Python of the trainer. No profile has them, since they are
+            not the host's (`zsim.cluster.profile.trainer_costs`).
     """
 
     forward_ps: int = 0
@@ -52,9 +53,10 @@ class LaunchCosts:
     collective_ps: int = 0
     wait_ps: int = 0
     segment_ps: int = 0
+    unit_ps: int = 0
 
     def __post_init__(self) -> None:
-        for name in (*NAMES, "segment_ps"):
+        for name in (*NAMES, *OF_TRAINER):
             if getattr(self, name) < 0:
                 raise LaunchError(f"{name}: {getattr(self, name)} must be at least 0")
 
@@ -63,7 +65,9 @@ class LaunchCosts:
         match operation:
             case Compute():
                 each = self._kernel_ps(operation.action)
-                own = self.segment_ps if operation.unit else 0
+                own = 0
+                if operation.unit:
+                    own = self.segment_ps + (0 if operation.segment else self.unit_ps)
                 kernels = each * max(1, len(operation.kernels))
                 return own + kernels + self.wait_ps * len(operation.after)
             case Copy():
@@ -92,7 +96,10 @@ class LaunchCosts:
         return self.backward_ps if action is Action.BACKWARD else self.operation_ps
 
 
-NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name != "segment_ps")
+OF_TRAINER = ("segment_ps", "unit_ps")
+"""Costs of the trainer's own Python, which no file of a host has."""
+
+NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name not in OF_TRAINER)
 """All costs of a host, in the order of a file."""
 
 FREE = LaunchCosts()

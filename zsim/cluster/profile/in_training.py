@@ -46,7 +46,7 @@ class InTraining:
     Attributes:
         product: products of matrices.
         attention_forward, attention_backward: attention that keeps scores on the chip.
-        flash2: FlashAttention-2, of what was published of it.
+        flash2: FlashAttention-2 and cuDNN's attention, of what was published of them.
         memory: all else, which moves memory.
         evidence: what they rest on; None if nothing was fitted.
     """
@@ -82,7 +82,7 @@ def share_of(kernel: Kernel) -> str:
     """Return the name of the share that `kernel` has."""
     if kernel.kind is KernelKind.MATMUL:
         return "product"
-    if kernel.kind is KernelKind.ATTENTION and kernel.version == 2:
+    if kernel.kind is KernelKind.ATTENTION and kernel.version > 1:
         return "flash2"
     if kernel.kind is KernelKind.ATTENTION:
         return "attention_backward" if kernel.backward else "attention_forward"

@@ -7,9 +7,8 @@ of one GPU say something of its siblings: the peaks are each GPU's own.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from zsim.cluster.profile import flash_attention_2 as flash2
-from zsim.cluster.profile import in_training
-from zsim.cluster.profile.flash_attention_2 import Flash2, Flash2Error
+from zsim.cluster.profile import fused_attention, in_training
+from zsim.cluster.profile.fused_attention import FusedAttention, FusedAttentionError
 from zsim.cluster.profile.host_launch import (
     FREE,
     LaunchCosts,
@@ -18,7 +17,7 @@ from zsim.cluster.profile.host_launch import (
     seconds_of,
 )
 from zsim.cluster.profile.in_training import ALONE, InTraining, InTrainingError
-from zsim.model.kernel import KernelKind
+from zsim.model.kernel import CUDNN, KernelKind
 
 
 class KernelProfileError(ValueError):
@@ -38,9 +37,10 @@ class KernelProfile:
         product_memory: of the bandwidth, of products that move more than they compute.
         attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
         launch: what the host spends to issue operations.
-        flash2: what FlashAttention-2 reaches; None takes the share of other attention.
+        flash2, cudnn: what these kernels of attention reach; None takes the share of earlier ones.
         training: what of all that is left in training.
         gpu: the kind of GPU that they were fitted to, or scaled for.
+        vintage: the software that they are of, and its time; empty if that is not said.
         The others: of the bandwidth, of a kind of kernel that moves memory, each way.
     """
 
@@ -69,9 +69,11 @@ class KernelProfile:
     cross_entropy_forward: float
     cross_entropy_backward: float
     launch: LaunchCosts = FREE
-    flash2: Flash2 | None = None
+    flash2: FusedAttention | None = None
+    cudnn: FusedAttention | None = None
     training: InTraining = ALONE
     gpu: str = ""
+    vintage: str = ""
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -83,6 +85,15 @@ class KernelProfile:
         """Of the bandwidth, of a copy or a fill: that of any kernel that works on elements."""
         return self.elementwise_forward * self.training.memory
 
+    def published_attention(self, version: int) -> FusedAttention | None:
+        """Return what kernels of attention of a later version reach, where that was published.
+
+        Where nothing was published of cuDNN's, FlashAttention-2's stand for them.
+        """
+        if version == 1:
+            return None
+        return self.flash2 if version != CUDNN or self.cudnn is None else self.cudnn
+
     def share(self, kind: KernelKind, *, backward: bool) -> float:
         """Of the bandwidth, of a kernel that moves memory, or of the peak, of attention."""
         found: float = getattr(self, f"{kind}_{'backward' if backward else 'forward'}")
@@ -92,7 +103,7 @@ class KernelProfile:
 NAMES = tuple(
     field.name
     for field in fields(KernelProfile)
-    if field.name not in ("launch", "flash2", "training", "gpu")
+    if field.name not in ("launch", "flash2", "cudnn", "training", "gpu", "vintage")
 )
 """All constants of kernels, in the order of a file."""
 
@@ -127,6 +138,7 @@ def text(fitted: FittedKernels) -> str:
     lines = [
         "# Written by `zsim calibrate --from DIR`. Do not edit: calibrate again.",
         f'gpu = "{fitted.gpu}"',
+        *([f'vintage = "{fitted.constants.vintage}"'] if fitted.constants.vintage else []),
         f'sibling = "{fitted.sibling}"',
         "publications = [",
         *(f'    "{each}",' for each in fitted.publications),
@@ -143,20 +155,21 @@ def text(fitted: FittedKernels) -> str:
         "",
         "[launch]  # not fitted: as published, see zsim/cluster/profile/host_launch.py",
         *(f"{name} = {each:.4g}" for name, each in seconds_of(fitted.constants.launch).items()),
-        *_flash2_text(fitted.constants.flash2),
+        *_attention_text("flash2", fitted.constants.flash2),
+        *_attention_text("cudnn", fitted.constants.cudnn),
         *in_training.text(fitted.constants.training),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _flash2_text(published: Flash2 | None) -> list[str]:
+def _attention_text(kernels: str, published: FusedAttention | None) -> list[str]:
     if published is None:
         return []
     lines = [
         "",
-        "[flash2]  # not fitted: as published, see zsim/cluster/profile/flash_attention_2.py",
+        f"[{kernels}]  # not fitted: as published, see zsim/cluster/profile/fused_attention.py",
     ]
-    return [*lines, *(f"{name} = {getattr(published, name):.4g}" for name in flash2.NAMES)]
+    return [*lines, *(f"{name} = {getattr(published, name):.4g}" for name in fused_attention.NAMES)]
 
 
 def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
@@ -166,7 +179,8 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         KernelProfileError: a key is missing, unknown or of the wrong kind.
     """
     keys = {"gpu", "sibling", "publications", "rows", "errors", "constants", "launch"}
-    for key in (*sorted(set(table) - keys - {"flash2", "training"}), *sorted(keys - set(table))):
+    optional = {"vintage", "flash2", "cudnn", "training"}
+    for key in (*sorted(set(table) - keys - optional), *sorted(keys - set(table))):
         state = "missing" if key in keys else "not a key of fitted kernels"
         raise KernelProfileError(f"{name}: {key}: {state}")
     publications = table["publications"]
@@ -185,14 +199,16 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         shares = ALONE if training is None else in_training.parse(_table(name, table, "training"))
     except InTrainingError as error:
         raise KernelProfileError(f"{name}: training: {error}") from None
-    published = _published(name, table)
+    flash2, cudnn = (_published(name, table, kernels) for kernels in ("flash2", "cudnn"))
     try:
         profile = KernelProfile(
             **constants,
             launch=launch,
-            flash2=published,
+            flash2=flash2,
+            cudnn=cudnn,
             training=shares,
             gpu=str(table["gpu"]),
+            vintage=str(table.get("vintage", "")),
         )
     except KernelProfileError as error:
         raise KernelProfileError(f"{name}: constants: {error}") from None
@@ -206,17 +222,17 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
     )
 
 
-def _published(name: str, table: Mapping[str, object]) -> Flash2 | None:
-    if "flash2" not in table:
+def _published(name: str, table: Mapping[str, object], kernels: str) -> FusedAttention | None:
+    if kernels not in table:
         return None
-    numbers, known = _numbers(name, table, "flash2"), set(flash2.NAMES)
+    numbers, known = _numbers(name, table, kernels), set(fused_attention.NAMES)
     for each in (*sorted(set(numbers) - known), *sorted(known - set(numbers))):
         state = "missing" if each in known else "not a constant"
-        raise KernelProfileError(f"{name}: flash2: {each}: {state}")
+        raise KernelProfileError(f"{name}: {kernels}: {each}: {state}")
     try:
-        return Flash2(**numbers)
-    except Flash2Error as error:
-        raise KernelProfileError(f"{name}: flash2: {error}") from None
+        return FusedAttention(**numbers)
+    except FusedAttentionError as error:
+        raise KernelProfileError(f"{name}: {kernels}: {error}") from None
 
 
 def _table(name: str, table: Mapping[str, object], key: str) -> dict[str, object]:

@@ -116,7 +116,7 @@ def _flash(
     saved = [Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)]
     if size.shape.dropout:  # the mask is drawn again in backward, with the state that is kept
         saved.append(Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64))
-    version = 2 if size.shape.attention is Attention.FLASH2 else 1
+    version = size.shape.attention.version
     forward, backward = (
         flash_attention(shape, size.dtype, backward=way, version=version, window=window)
         for way in (False, True)

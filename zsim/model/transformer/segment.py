@@ -3,7 +3,7 @@
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.kernel import CUDNN, Kernel, KernelKind
 from zsim.model.model import Segment, Value
 from zsim.model.tensor_lifetime import AllocationEvent
 from zsim.model.transformer.autograd_lifetime import SAVED, backward_course, forward_course
@@ -79,7 +79,8 @@ def _chosen(operators: Iterable[Operator]) -> list[Operator]:
     for each in operators:
         kinds = [kernel.kind for kernel in each.forward]
         if KernelKind.ATTENTION in kinds:
-            chosen.append(each)
+            if each.forward[0].version != CUDNN:  # which the list of what is kept does not name
+                chosen.append(each)
         elif KernelKind.MATMUL in kinds:
             products += 1
             if products % 2:

@@ -1,0 +1,92 @@
+"""Throughput in figures of papers, as rows of the table of judged runs."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from hashlib import sha256
+
+from zsim.api.answer import Progress
+from zsim.api.forecast import forecast
+from zsim.api.paper_validation import FAULTS, throughput
+from zsim.calibration.judged_rows import rounded
+from zsim.calibration.paper_figures import FigureQuantity, Paper, PaperFigure, PaperRun, parse
+from zsim.calibration.training_verdict import RunForecast
+from zsim.files.installed import published_papers
+from zsim.files.source import settled
+from zsim.prediction.evidence import JudgedRun, flat
+from zsim.prediction.run_features import RunFeatures, features
+from zsim.scenario.tables import from_tables
+
+RATES = (FigureQuantity.THROUGHPUT, FigureQuantity.BLOCK_THROUGHPUT)
+"""Quantities that a step time follows from: FLOPs of a step are those that are predicted."""
+
+Asked = tuple[str, str, FigureQuantity, PaperRun]
+"""Publication, sweep, quantity and run."""
+
+
+def figure_runs() -> list[Asked]:
+    """Return the runs of figures that ship whose throughput was published and fitted nothing."""
+    papers = [parse(text) for text in published_papers().values()]
+    return [
+        (paper.publication.removesuffix(", runs"), _sweep(paper, figure), figure.quantity, run)
+        for paper in papers
+        for figure in paper.figures
+        if figure.quantity in RATES
+        for run in figure.runs
+        if not run.fitted
+    ]
+
+
+def _sweep(paper: Paper, figure: PaperFigure) -> str:
+    return sha256(f"{paper.publication}\0{figure.name}".encode()).hexdigest()[:8]
+
+
+def judged_figures(progress: Progress) -> list[JudgedRun]:
+    """Return those runs with what is predicted of them; those that are refused are left."""
+    asked = figure_runs()
+    found: list[JudgedRun] = []
+    with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
+        for done, row in enumerate(pool.map(judged_figure, asked), start=1):
+            found += [row] if row is not None else []
+            progress(done, len(asked))
+    return found
+
+
+def judged_figure(asked: Asked) -> JudgedRun | None:
+    """Return the row of one run: of several ways the first that fits, else the last."""
+    publication, sweep, quantity, run = asked
+    try:
+        for tables in run.ways:
+            rate, found = throughput(quantity, tables)
+            if found.fits or tables is run.ways[-1]:
+                step_s = found.step_time_s * rate / run.published
+                return _row(tables, step_s, publication=publication, sweep=sweep)
+    except FAULTS:
+        return None
+    return None
+
+
+def _row(
+    tables: Mapping[str, object], step_s: float, *, publication: str, sweep: str
+) -> JudgedRun | None:
+    """Return the row of a run whose step took `step_s` as published."""
+    of_run, made = scenario_features(tables), forecast(tables)
+    if not isinstance(of_run, RunFeatures) or not isinstance(made, RunForecast):
+        return None
+    return JudgedRun(
+        publication=publication.split(",")[1].strip(),
+        citation=publication,
+        sweep=sweep,
+        step_s=rounded(step_s),
+        predicted_step_s=rounded(made.step_time_s),
+        peak_bytes=None,
+        predicted_peak_bytes=None,
+        features=of_run,
+        settings=flat({name: table for name, table in tables.items() if name != "title"}),
+    )
+
+
+def scenario_features(tables: Mapping[str, object]) -> RunFeatures | str:
+    """Return the features of the run in `tables`, or in words why no judged run can be like it."""
+    found, _ = settled("scenario", from_tables(tables))
+    return features(found.strategy, found.make_model(), found.cluster)
