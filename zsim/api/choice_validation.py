@@ -9,7 +9,7 @@ from pathlib import Path
 from zsim.api.answer import Answer, Progress, tell_nobody
 from zsim.api.answer_text import table_text
 from zsim.api.forecast import forecasts
-from zsim.api.trust_validation import scenario_features
+from zsim.api.judged_figures import scenario_features
 from zsim.calibration.judged_rows import sweep_of
 from zsim.calibration.published import Published
 from zsim.calibration.setting_choice import (

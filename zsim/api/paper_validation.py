@@ -13,7 +13,7 @@ from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
-from zsim.api.forecast import RunForecast, accumulating, forecast, settled_source
+from zsim.api.forecast import accumulating, forecast, settled_source
 from zsim.api.largest_result import largest
 from zsim.api.notebook import Picture
 from zsim.api.prediction_errors import errors_cells, errors_object
@@ -38,6 +38,7 @@ from zsim.calibration.paper_figures import (
     shown,
     verdict,
 )
+from zsim.calibration.training_verdict import RunForecast
 from zsim.closed_form import offload_formulas
 from zsim.closed_form.offload_formulas import TransformerSize
 from zsim.cluster.cluster import Cluster, ClusterError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zsim.api.forecast import forecast
-from zsim.api.trust_validation import scenario_features
+from zsim.api.judged_figures import scenario_features
 from zsim.calibration.judged_rows import different, rounded
 from zsim.calibration.training_verdict import RunForecast
 from zsim.prediction.evidence import JudgedRun, judged_runs, table_text

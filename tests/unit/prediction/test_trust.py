@@ -8,8 +8,8 @@ import pytest
 
 from zsim.analysis.run_comparison import compare as compared
 from zsim.analysis.run_comparison import counts
+from zsim.api.judged_figures import scenario_features
 from zsim.api.largest_result import largest
-from zsim.api.trust_validation import scenario_features
 from zsim.cli.main import answer
 from zsim.files.installed import scenarios
 from zsim.files.source import resolved

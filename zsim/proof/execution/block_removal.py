@@ -221,14 +221,14 @@ class BlockRemoval:
                 if number <= self.last:
                     found += own
                 elif number > self.last + self.count:
-                    by = -self.count
-                    found += (
-                        self._moved(each, lambda names, name, by=by: names.moved(name, by))
-                        for each in own
-                    )
+                    found += (self._moved(each, self._up) for each in own)
             place = run.end
         found += map(self._rest, part.operations[place:])
         return tuple(found)
+
+    def _up(self, names: NumberedNames, name: str) -> str:
+        """Return the new name of something that stands behind what is left out."""
+        return names.moved(name, -self.count)
 
     def _rest(self, operation: Operation) -> Operation:
         if isinstance(operation, Branch):
@@ -252,7 +252,7 @@ class BlockRemoval:
         for operand in operands:
             view = operand.view
             family, number = self.names.buffers[view.buffer]
-            if number not in self.inner:
+            if number is None or number not in self.inner:
                 yield replace(operand, view=self._view(view, self._apart))
                 continue
             layout = view.layout and counted(number, self.names.layouts[view.layout])

@@ -6,7 +6,7 @@ other segments not far away, of the state that a step begins with, and of number
 for all blocks. If a shorter schedule, from which iterations in the middle are left out, hands every
 segment what plain training hands it, so does the whole one: each of its operations has a
 neighbourhood that is in the shorter one too, in other numbers. `shortened` gives up where this
-cannot be said; then the whole schedule is run. `docs/adr/0020` has the argument.
+cannot be said; then the whole schedule is run. `docs/adr/0017` has the argument.
 """
 
 from collections.abc import Callable, Sequence
