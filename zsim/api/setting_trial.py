@@ -17,8 +17,8 @@ from zsim.api.forecast import (
 from zsim.calibration.setting_choice import is_tight
 from zsim.closed_form.memory_bounds import device_bytes, host_state_bytes
 from zsim.closed_form.step_bounds import (
-    Exchange,
-    ExchangeSeconds,
+    CollectiveSeconds,
+    GroupCollective,
     KernelTime,
     KernelTimes,
     LinkCut,
@@ -277,11 +277,11 @@ def tensor_seconds(cluster: Cluster, times: CollectiveBounds | None) -> TensorSe
     return of
 
 
-def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> ExchangeSeconds:
+def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> CollectiveSeconds:
     """Return what the bytes of collectives take at least on the links of a cluster."""
     cut = cut_of(cluster)
 
-    def of(exchange: Exchange) -> tuple[float, float]:
+    def of(exchange: GroupCollective) -> tuple[float, float]:
         if times is None or not exchange.domains:
             return least_exchange_s(exchange, cut)
         return times.moving_s(

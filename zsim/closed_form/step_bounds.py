@@ -235,7 +235,7 @@ def _slowed_s(kernels: Iterable[tuple[KernelTime, int]], beside_s: float, share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class GroupCollective:
     """A collective over the ranks of a group: its name, the bytes of the whole tensor, the group.
 
     `ranks` are spread evenly over so many `domains`; 0 where they are not. So many groups as
@@ -249,13 +249,13 @@ class Exchange:
     sharers: int = 1
 
 
-ExchangeSeconds = Callable[[Exchange], tuple[float, float]]
+CollectiveSeconds = Callable[[GroupCollective], tuple[float, float]]
 """Seconds that its bytes take at least on the link of a GPU, and on the NICs of a domain.
 
 What leaves a domain need not pass the link of a GPU, so one of the two is 0."""
 
 
-def least_exchange_s(exchange: Exchange, cut: LinkCut) -> tuple[float, float]:
+def least_exchange_s(exchange: GroupCollective, cut: LinkCut) -> tuple[float, float]:
     """Return the same by the bandwidths of links alone, whatever the algorithm.
 
     Of a tensor that is spread over k domains, each needs all but the k-th part that it has.
@@ -270,7 +270,7 @@ def least_exchange_s(exchange: Exchange, cut: LinkCut) -> tuple[float, float]:
 
 
 def exchange_s(
-    lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: ExchangeSeconds
+    lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: CollectiveSeconds
 ) -> float:
     """Return the seconds that the bytes of a step take through the narrowest cut, at least.
 
@@ -286,7 +286,7 @@ def exchange_s(
 
 
 def data_exchange_s(
-    lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: ExchangeSeconds
+    lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: CollectiveSeconds
 ) -> float:
     """Return the seconds in which a collective over the data axis is under way, at least.
 
@@ -296,7 +296,7 @@ def data_exchange_s(
     return sum(max(seconds(exchange)) for exchange in found if exchange is not None)
 
 
-def _exchange(line: WireBytes, strategy: Strategy, cut: LinkCut) -> Exchange | None:
+def _exchange(line: WireBytes, strategy: Strategy, cut: LinkCut) -> GroupCollective | None:
     """Return the collectives of a line as one; None if it has none that counts."""
     if line.scalar or line.collective not in ALONE_IN_RING:
         return None
@@ -305,7 +305,7 @@ def _exchange(line: WireBytes, strategy: Strategy, cut: LinkCut) -> Exchange | N
         return None
     laps = ALONE_IN_RING[line.collective]
     domains, sharers = _domains(ranks, stride, strategy.ranks, cut.gpus_per_domain)
-    return Exchange(
+    return GroupCollective(
         collective=line.collective,
         size_bytes=line.bytes * ranks / (ranks - 1) / laps,
         ranks=ranks,

@@ -35,6 +35,7 @@ VALUES: Mapping[str, str] = {
     "model.global_batch_size": "global-batch-size",
     "model.tensor_model_parallel_size": "tensor-model-parallel-size",
     "model.pipeline_model_parallel_size": "pipeline-model-parallel-size",
+    "model.virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
     "model.context_parallel_size": "context-parallel-size",
     "model.expert_model_parallel_size": "expert-model-parallel-size",
     "model.num_moe_experts": "num-experts",
@@ -68,6 +69,9 @@ NOT_FLAGS: Mapping[str, str] = {
 }
 """Flags that stand for a false one; these keys are true by default."""
 
+OVERLAPS = "model.overlap_p2p_comm"
+"""Whether messages of a pipeline overlap: not by default, unlike in Megatron-LM."""
+
 WITHOUT_EFFECT = (
     *("defaults", "name", "run.", "exp_manager.", "s3_checkpointing.", "hydra.", "trainer."),
     *("model.data.", "model.tokenizer.", "model.nsys_profile.", "model.megatron_timer"),
@@ -78,7 +82,7 @@ WITHOUT_EFFECT = (
     *("model.mcore_gpt", "model.megatron_amp_O2", "model.persist_layer_norm", "model.fp8_"),
     *("model.grad_", "model.gradient_", "model.bias_", "model.masked_softmax", "model.headscale"),
     *("model.get_attention_mask", "model.apply_", "model.sync_batch_comm", "model.gc_interval"),
-    *("model.batch_p2p", "model.overlap_p2p", "model.virtual_pipeline", "model.reduce_amax"),
+    *("model.batch_p2p", "model.reduce_amax"),
     *("model.pre_process", "model.post_process", "model.do_layer_norm_weight_decay"),
     *("model.attention_type", "model.ffn_dropout", "model.cpu_offloading_", "model.skip_"),
     *("model.fsdp_", "model.rampup_batch_size", "model.nccl_", "model.drop_layers"),
@@ -144,6 +148,8 @@ class _Taken:
             self.names[argument] = key
             if not self.options.flag(key, default=True):
                 self.put(argument, key)
+        if not self.options.flag(OVERLAPS):
+            self.put("no-overlap-p2p-communication", OVERLAPS)
 
 
 def _plain(value: object) -> str:

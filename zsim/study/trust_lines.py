@@ -19,9 +19,11 @@ def said_once(trusts: Sequence[Judged]) -> tuple[str, ...]:
     count = sum(error is not None for _, error in trusts)
     least, most = min(errors.values()), max(errors.values())
     worst = max(errors, key=errors.__getitem__)
+    within = f"{most:.1%}" if least == most else f"{least:.1%} to {most:.1%}"
+    which = "one of them" if least == most else "where most"
     return (
-        f"{count:,} of {len(trusts):,} runs are judged by published ones: step times at most "
-        f"{least:.1%} to {most:.1%} off for 9 of 10; where most: {worst}",
+        f"{count:,} of {len(trusts):,} runs: of published runs 9 of 10 step times are predicted "
+        f"within {within}; {which}: {worst}",
         *_clauses([text for text, error in trusts if error is None], len(trusts)),
     )
 

@@ -16,9 +16,9 @@ from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import (
     Direction,
-    Exchange,
     Gather,
     Interleaved,
+    Messages,
     Reduce,
     StagePlace,
     Task,
@@ -112,7 +112,7 @@ def test_chunks_take_what_those_before_them_send(
         return [
             (task.chunk * stages + index - (0 if sends else way), task.micro_batch)
             for action in orders[index]
-            if isinstance(action, Exchange)
+            if isinstance(action, Messages)
             for task in (action.sends if sends else action.receives)
             if task.direction is way
         ]

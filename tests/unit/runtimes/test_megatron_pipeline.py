@@ -17,7 +17,7 @@ from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import (
     Direction,
-    Exchange,
+    Messages,
     StagePlace,
     Task,
     one_forward_one_backward,
@@ -94,7 +94,7 @@ def test_neighbors_take_what_is_sent_in_the_order_of_sending(
                 [
                     task.micro_batch
                     for action in order
-                    if isinstance(action, Exchange)
+                    if isinstance(action, Messages)
                     for task in (action.sends if sends else action.receives)
                     if task.direction is way
                 ]

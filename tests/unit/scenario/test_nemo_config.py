@@ -109,6 +109,24 @@ def test_it_is_the_scenario_of_megatrons_arguments() -> None:
         assert getattr(found, table) == getattr(same, table), table
 
 
+def test_a_pipeline_with_virtual_stages_is_that_of_megatrons_arguments() -> None:
+    """Its messages do not overlap unless NeMo is told so; Megatron-LM's do."""
+    stages = "pipeline_model_parallel_size: 1\n  virtual_pipeline_model_parallel_size: null"
+    assert stages in LLAMA2_7B
+    cut = LLAMA2_7B.replace(stages, stages.replace("null", "2").replace(": 1", ": 2"))
+    arguments = parse(TEXT.replace("nemo_config", "megatron_arguments"), ["parallel.data=4"])
+    pipeline = " --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"
+    same, _ = megatron_arguments.configured(arguments, SAME + pipeline)
+    apart, _ = megatron_arguments.configured(
+        arguments, f"{SAME}{pipeline} --no-overlap-p2p-communication"
+    )
+    together = read(cut.replace("  bias: False", "  bias: False\n  overlap_p2p_comm: True"))
+    assert (together.parallel, together.zero) == (same.parallel, same.zero)
+    found = read(cut)
+    assert (found.parallel, found.zero) == (apart.parallel, apart.zero)
+    assert found.zero != same.zero
+
+
 def test_a_file_is_read_beside_the_scenario(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +183,7 @@ def test_what_is_not_modelled_is_named() -> None:
         ("num_layers: 32", "num_layers: many", "model.num_layers: 'many' must be a whole number"),
         ("layers: 32", "layers: ${.depth}", "'${.depth}' must be a whole number of at least 1"),
         ("num_layers: 32", "num_layers: 32\n  num_moe_experts: 8", "num_moe_experts: experts"),
-        ("parallel_size: 1", "parallel_size: 2", "pipeline_model_parallel_size: 2 is not modelled"),
+        ("num_layers: 32", "num_layers: 32\n  context_parallel_size: 2", "size: 2 is not modelled"),
         ("mcore_distributed_optim", "fused_adam", '"fused_adam" is not modelled, only mcore_'),
         ("precision: bf16", "precision: fp8", '"fp8" must be bf16, 16 or 32'),
         ("fast-swiglu", "reglu", '"reglu" must be gelu or swiglu or fast-swiglu'),

@@ -194,8 +194,7 @@ def test_what_runs_say_of_trust_is_said_once() -> None:
 def test_of_runs_with_several_errors_trust_says_the_range_and_which_is_least_sure() -> None:
     assert said_once([("near", 0.05), ("near", 0.05)]) == ("near",)
     assert said_once([("near", 0.05), ("far", 0.4), ("near", 0.05), ("none", None)]) == (
-        "3 of 4 runs are judged by published ones: step times at most 5.0% to 40.0% off for 9 of "
-        "10; "
+        "3 of 4 runs: of published runs 9 of 10 step times are predicted within 5.0% to 40.0%; "
         "where most: far",
         "1 of 4 runs: none",
     )

@@ -27,7 +27,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Messages:
     """What a stage sends and receives at a time.
 
     Attributes:
@@ -63,7 +63,7 @@ class Reduce:
     chunk: int
 
 
-Action = Task | Exchange | Awaited | Gather | Reduce
+Action = Task | Messages | Awaited | Gather | Reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +100,9 @@ class StagePlace:
         sends: Sequence[Task] = (),
         receives: Sequence[Task] = (),
         is_awaited: bool = True,
-    ) -> Exchange:
+    ) -> Messages:
         """Return what is left of an exchange at the ends of the model."""
-        return Exchange(
+        return Messages(
             tuple(task for task in sends if self.hands_on(task)),
             tuple(task for task in receives if self.is_given(task)),
             is_awaited,
@@ -276,10 +276,10 @@ class Interleaved:
         ends = place.chunks - 1 if direction is Direction.FORWARD else 0
         return [] if chunk == ends else self._input(direction, chunk + direction)
 
-    def _exchange(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
+    def _exchange(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Messages:
         return self.place.exchange(sends=sends, receives=receives)
 
-    def _post(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Exchange:
+    def _post(self, *, sends: Sequence[Task] = (), receives: Sequence[Task] = ()) -> Messages:
         for task in receives:
             self._expected[task.direction].append(task)
         return self.place.exchange(sends=sends, receives=receives, is_awaited=False)
@@ -324,7 +324,7 @@ def under_way(actions: Sequence[Action], chunks: int) -> list[int]:
         begun: tuple[Task, ...] = ()
         ended: Task | None = None
         match action:
-            case Exchange(receives=begun):
+            case Messages(receives=begun):
                 pass
             case Task(direction=Direction.FORWARD):
                 begun = (action,)

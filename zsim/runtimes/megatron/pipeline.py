@@ -27,9 +27,9 @@ from zsim.runtimes.megatron.order import (
     Action,
     Awaited,
     Direction,
-    Exchange,
     Gather,
     Interleaved,
+    Messages,
     Reduce,
     StagePlace,
     Task,
@@ -177,7 +177,7 @@ class MegatronStage(MegatronStep):
         self.begin()
         for action in self.order:
             match action:
-                case Exchange():
+                case Messages():
                     self._exchange(action)
                 case Awaited():
                     self._wait(action.task, is_sent=action.is_sent)
@@ -273,7 +273,7 @@ class MegatronStage(MegatronStep):
         if slot.given is not None:
             slot.passes.end_gradient(slot.given.name)
 
-    def _exchange(self, exchange: Exchange) -> None:
+    def _exchange(self, exchange: Messages) -> None:
         """Send and receive, as one or one by one; wait, and give back what is sent."""
         for task in exchange.receives:  # tensor_recv_prev and tensor_recv_next are made first
             value = self._handed_on(task, is_sent=False)
