@@ -64,7 +64,7 @@ def test_the_court_sees_every_named_kind_of_fault(name: str, some: list[Case]) -
         (case, edit) for case in some for edit in islice(AIMED[name](case.schedule), PLACES_OF_EACH)
     )
     if name in HARMLESS:
-        assert next(found)
+        assert list(islice(found, 1))
     else:
         judged = islice(found, PLACES)
         assert any(case.court.judge(edit.schedule, rng).is_wrong for case, edit in judged)

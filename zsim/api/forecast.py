@@ -143,7 +143,8 @@ def forecast(
             return _of_memory(enough)
         is_one_asked = turn == 1 and few > MANY_STAGES and steps != 1
         one = accumulating(tables, 1) if is_one_asked else None
-        return (one and _lack(one)) or _whether_it_fits(enough)
+        lack = None if one is None else _lack(one)
+        return lack or _whether_it_fits(enough)
     if not isinstance(steps, int) or steps <= few:
         return _simulated(tables)
     return _extended(tables, steps, few, turn=turn)

@@ -301,10 +301,10 @@ class _LogitsSegment(_RowSegment):
         else:  # tied to the embedding
             self.token = table
 
-    def forward(self, normed: Tensor, *_: Tensor) -> Tensor:
-        """Return [tokens, rows of this rank]."""
+    def forward(self, hidden: Tensor, *_: Tensor) -> Tensor:
+        """Return [tokens, rows of this rank] of hidden states that are normed."""
         weight: Tensor = attrgetter(self._name)(self)
-        return functional.linear(self._rows(normed), weight)
+        return functional.linear(self._rows(hidden), weight)
 
 
 class _HeadSegment(_LogitsSegment):
@@ -351,10 +351,10 @@ class _ScoresSegment(_LogitsSegment):
         super().__init__(maker, segment, dtype)
         self.own = maker.own
 
-    def forward(self, normed: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
         """Return [3, tokens]."""
         (batch,) = others
-        logits = super().forward(normed)
+        logits = super().forward(hidden)
         if logits.dtype is not torch.float64:
             logits = logits.float()
         return statistics(logits, batch, self.own)

@@ -7,6 +7,7 @@ import torch
 from torch import distributed
 
 from zsim.schedule.operation import Reduction
+from zsim_torch.execute.collectives import ALL_GATHER, REDUCE_SCATTER
 from zsim_torch.execute.gloo_exchange import GlooExchange
 from zsim_torch.observe.observer import Observer
 from zsim_torch.supervise.ranks import RankPool
@@ -28,12 +29,13 @@ def on_rank() -> list[tuple[bool, bool]]:
     """For each format and reduction: whether ours has torch's bits, and those of ranks in order."""
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
     group, exchange = distributed.new_group(list(range(ranks))), GlooExchange()
+    assert isinstance(group, distributed.ProcessGroup)
     found: list[tuple[bool, bool]] = []
     for dtype, reduction in product(FORMATS, TORCH):
         source = brought(rank, dtype)
         own, theirs = (torch.empty(ELEMENTS // ranks, dtype=dtype) for _ in range(2))
         exchange.reduce_scatter(own, source, group, reduction).wait()
-        distributed.reduce_scatter_tensor(theirs, source, op=TORCH[reduction], group=group)
+        REDUCE_SCATTER(theirs, source, op=TORCH[reduction], group=group)
         first, *others = (brought(each, dtype).chunk(ranks)[rank] for each in range(ranks))
         for each in others:
             first = first + each
@@ -46,7 +48,7 @@ def on_rank() -> list[tuple[bool, bool]]:
             whole, expected = (torch.zeros(ELEMENTS, dtype=dtype) for _ in range(2))
             part = own if start is None else whole[start : start + len(own)].copy_(own)
             exchange.all_gather(whole, part, group).wait()
-            distributed.all_gather_into_tensor(expected, own, group=group)
+            ALL_GATHER(expected, own, group=group)
             assert torch.equal(whole, expected), (dtype, start)
     return found
 
@@ -55,6 +57,7 @@ def observed() -> tuple[tuple[str, float], ...]:
     """What an observer counts of one of each, and of no call that they are made of."""
     ranks = distributed.get_world_size()
     group = distributed.new_group(list(range(ranks)), group_desc="data")
+    assert isinstance(group, distributed.ProcessGroup)
     exchange = GlooExchange()
     whole, own = torch.zeros(ELEMENTS), torch.ones(ELEMENTS // ranks)
     with Observer() as observer:
