@@ -196,8 +196,9 @@ MUTANTS_OF_WAITS = (
         STAGE_1,
         collectives.ProcessGroups,
         "issue",
-        "works = [_hand_over(one, member, asynchronous=self.asynchronous) for one in handed]",
-        "[_hand_over(one, member, asynchronous=True) for one in handed]\n    works = []",
+        "asynchronous=self.asynchronous)\n        for one in handed\n    ]\n"
+        "    return [work for work in works if work is not None]",
+        "asynchronous=True)\n        for one in handed\n    ]\n    return []",
     ),
     # Waits that are left out.
     Mutant(

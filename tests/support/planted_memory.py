@@ -9,7 +9,7 @@ from planting import ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
 from witnessed_jobs import CALLS
 
 from zsim.schedule.operation import Compute, View
-from zsim.schedule.schedule import Buffer
+from zsim.schedule.schedule import Buffer, Kind
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.executor import Executor
@@ -38,10 +38,13 @@ def an_own_part_is_the_neighbours(right: Function, memory: LiveMemory, view: Vie
     return (start - size if view.axis is not None else start), size
 
 
-@fault(ZERO0, LiveMemory, "own")
+@fault(ZERO0, LiveMemory, "shaped")
 @altered
-def a_gradient_is_added_beside_its_place(right: Function, memory: LiveMemory, view: View) -> Any:
-    return right(memory, replace(view, start=max(0, view.start - 1)))
+def a_gradient_is_added_beside_its_place(
+    right: Function, memory: LiveMemory, view: View, *where: Any
+) -> Any:
+    is_gradient = memory.program.by_name[view.buffer].kind is Kind.GRADIENT
+    return right(memory, replace(view, start=max(0, view.start - is_gradient)), *where)
 
 
 @fault(CALLS, LiveMemory, "pieces")

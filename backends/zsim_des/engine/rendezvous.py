@@ -145,7 +145,7 @@ class Rendezvous:
         sender, message = next(each for each in come if isinstance(each[1], Send))
         assert isinstance(message, Send)
         peer = (sender.rank_class, message.group, message.offset)
-        size_bytes = message.source.size * message.wire.size_bytes
+        size_bytes = next(size for member, size in sender.members if member is message)
         latency_ps = self._links.send_latency_ps(*peer, self._network.state)
         if not size_bytes:
             for entry in ends:

@@ -121,7 +121,7 @@ def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_pat
 def test_a_setting_unlike_any_that_was_judged_is_called_so(found: BestResult) -> None:
     assert found.best is not None
     named = "unlike" in dict(found.facts())["best"]
-    assert named is (found.best.outcome.error is None)
+    assert named is not found.best.outcome.is_judged
 
 
 def test_the_training_is_told_in_days_money_and_energy(found: BestResult) -> None:

@@ -3,7 +3,10 @@
 The test trains a narrow one; `zsim run gpt_370m` says how to train the real one.
 """
 
+import gzip
 import json
+import re
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,5 +88,7 @@ def test_reads_updates_and_writes_overlap_in_its_trace(trained: Path) -> None:
 
 def test_its_page_is_written(trained: Path) -> None:
     page = (trained / "page.html").read_text("utf-8")
-    assert "nvme_read" in page
+    packed = re.search(r'<script type="text/plain" id="figures">(.*?)</script>', page)
+    assert packed is not None
+    assert "nvme_read" in gzip.decompress(b64decode(packed[1])).decode()
     assert "seen on the device" in page
