@@ -30,7 +30,7 @@ SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTH = 1280
 NARROW = 400
 """Pixels across a telephone."""
-BYTES_MAX = 1_500_000
+BYTES_MAX = 2_400_000
 PATIENCE_S = 30.0
 """Until the script of a page is unpacked and has drawn."""
 FLAGS = (
