@@ -1,4 +1,4 @@
-"""How long `zsim best` takes to plan 70B on 128 H100, what it leaves, and its memory.
+"""Time and memory of `zsim best` for 70B on 128 H100, and the gap that it leaves.
 
     python -m benchmarks.best
 

@@ -18,7 +18,7 @@ from zsim.study.axis import changed
 from zsim.suggestion import one_of
 
 OWN: Final = "zero"
-"""How the form calls zsim's own stages."""
+"""Name of zsim's own stages in the form."""
 
 OFFLOAD_NAMES: Final = {
     "": "nothing",

@@ -1,4 +1,4 @@
-"""What has come to a rendezvous: operations of ranks, and the members that meet at a key."""
+"""Arrivals at a rendezvous: operations of ranks, and the members that meet at a key."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from zsim.schedule.operation import Communication
 from zsim_des.symmetry.classes import RankClass
 
 Key = tuple[int | str, ...]
-"""What is met: a communicator class and the number of its collective, or a pair and its number."""
+"""A meeting: a communicator class and the number of its collective, or a pair and its number."""
 
 
 ALONE: tuple[Key, ...] = (("alone",),)
-"""Where a class meets itself: its collective waits for nobody else."""
+"""The place where a class meets itself: its collective waits for nobody else."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ import pytest
 from exact_training import STEPS, cluster, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron_pipelines import OVERLAPPED, SHAPE, Uniform, firsts, model_of, strategy_of
+from megatron_pipelines import OVERLAPPED, SHAPE, model_of, strategy_of
+from uniform_stages import Uniform, firsts
 
 from zsim.analysis.schedule_plan import plan
 from zsim.backend.backend import Job

@@ -7,7 +7,8 @@ import pytest
 from exact_training import STEPS, cluster, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron_pipelines import OVERLAPPED, SHAPE, Uniform, firsts, model_of, strategy_of
+from megatron_pipelines import OVERLAPPED, SHAPE, model_of, strategy_of
+from uniform_stages import Uniform, firsts, saved_peak
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.backend.backend import Job
@@ -28,18 +29,16 @@ from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.mesh import Group
 from zsim.schedule.operation import (
     Action,
-    Allocate,
     AllReduce,
     Compute,
     Copy,
-    Free,
     HostWait,
     Receive,
     ReduceScatter,
     Send,
     Together,
 )
-from zsim.schedule.schedule import Kind, Program
+from zsim.schedule.schedule import Program
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Strategy
 from zsim_des import SimBackend
@@ -110,19 +109,6 @@ def test_neighbors_take_what_is_sent_in_the_order_of_sending(
         assert tasks == Counter(every)
         # P - s micro-batches are under way on stage s, or all there are.
         assert under_way(order, 1) == [min(stages - index, micro_batches)]
-
-
-def saved_peak(program: Program) -> int:
-    """The most that is held at once of what forwards save for their backwards."""
-    held = most = 0
-    for operation in program.step:
-        if isinstance(operation, Allocate | Free):
-            buffer = program.by_name[operation.buffer]
-            if buffer.kind is Kind.SAVED:
-                size = buffer.size_bytes
-                held += size if isinstance(operation, Allocate) else -size
-                most = max(most, held)
-    return most
 
 
 def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it() -> None:

@@ -2,13 +2,14 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from exact_training import STEPS, cluster, trained
 from fitting import fitting
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from uniform_stages import Uniform, firsts, saved_peak
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.backend.backend import Job
@@ -23,16 +24,13 @@ from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.access import views_of
 from zsim.schedule.operation import (
-    Action,
-    Allocate,
     Compute,
     Fill,
-    Free,
     Operation,
     Receive,
     Send,
 )
-from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
@@ -178,19 +176,6 @@ def test_blocks_are_dealt_out_by_their_matrices_as_nanotron_does() -> None:
     assert [unit.name for unit in model.units[-4:]] == ["head0", "head1", "head2", "head3"]
 
 
-def saved_peak(program: Program) -> int:
-    """The most that is held at once of what forwards save for their backwards."""
-    held = most = 0
-    for operation in program.step:
-        if isinstance(operation, Allocate | Free):
-            buffer = program.by_name[operation.buffer]
-            if buffer.kind is Kind.SAVED:
-                size = buffer.size_bytes
-                held += size if isinstance(operation, Allocate) else -size
-                most = max(most, held)
-    return most
-
-
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(4, 6), (4, 2), (3, 3)])
 def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it(
     pipeline: int, micro_batches: int
@@ -205,40 +190,6 @@ def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it(
         # P - s micro-batches are under way on stage s, or all there are.
         alive = min(pipeline - stage, micro_batches)
         assert saved_peak(program) == alive * by_stage[stage]
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """A stage takes so long forward and backward; everything else takes nothing."""
-
-    firsts: frozenset[str]
-    forward_ps: int
-    backward_ps: int
-
-    def issue_ps(self, rank: int, step: int, operation: str) -> int:
-        del rank, step, operation
-        return 0
-
-    def kernel_ps(self, rank: int, step: int, operation: str) -> int:
-        del rank, step
-        if operation not in self.firsts:
-            return 0
-        return self.forward_ps if operation.startswith("step/forward") else self.backward_ps
-
-    def communication_ps(self, step: int, operation: str) -> int:
-        del step, operation
-        return 0
-
-
-def firsts(made: Schedule) -> frozenset[str]:
-    """The first forward and backward operation of each micro-batch on each stage."""
-    found: dict[tuple[str, Action, int], str] = {}
-    for program in made.programs:
-        for operation in program.step:
-            if isinstance(operation, Compute) and operation.unit:
-                key = (program.role, operation.action, operation.micro_batch)
-                found.setdefault(key, operation.id)
-    return frozenset(found.values())
 
 
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 1), (2, 5), (4, 4), (4, 7), (5, 4)])

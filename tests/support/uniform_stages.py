@@ -1,0 +1,54 @@
+"""Stages of a pipeline that all take as long, to count its bubble, and what they hold."""
+
+from dataclasses import dataclass
+
+from zsim.schedule.operation import Allocate, Compute, Free
+from zsim.schedule.schedule import Kind, Program, Schedule
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A stage takes so long forward and backward, and a reduction; everything else nothing."""
+
+    firsts: frozenset[str]
+    forward_ps: int
+    backward_ps: int
+
+    def issue_ps(self, rank: int, step: int, operation: str) -> int:
+        del rank, step, operation
+        return 0
+
+    def kernel_ps(self, rank: int, step: int, operation: str) -> int:
+        del rank, step
+        if operation not in self.firsts:
+            return 0
+        return self.forward_ps if operation.startswith("step/forward") else self.backward_ps
+
+    def communication_ps(self, step: int, operation: str) -> int:
+        del step, operation
+        return 0
+
+
+def firsts(made: Schedule) -> frozenset[str]:
+    """The first forward and backward operation of each micro-batch on each stage."""
+    found: dict[tuple[object, ...], str] = {}
+    for program in made.programs:
+        for operation in program.step:
+            if isinstance(operation, Compute) and operation.unit:
+                chunk = operation.id.partition("/chunk")[2].partition("/")[0]
+                key = (program.role, operation.action, operation.micro_batch, chunk)
+                found.setdefault(key, operation.id)
+    return frozenset(found.values())
+
+
+def saved_peak(program: Program) -> int:
+    """The most that is held at once of what forwards save for their backwards."""
+    held = most = 0
+    for operation in program.step:
+        if isinstance(operation, Allocate | Free):
+            buffer = program.by_name[operation.buffer]
+            if buffer.kind is Kind.SAVED:
+                size = buffer.size_bytes
+                held += size if isinstance(operation, Allocate) else -size
+                most = max(most, held)
+    return most
