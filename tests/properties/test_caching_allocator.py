@@ -83,6 +83,21 @@ def test_what_is_allocated_is_active_and_what_is_active_is_reserved(
             assert chain == sorted(chain)
 
 
+@given(asked=requests(), settings=SETTINGS, capacity=CAPACITIES)
+def test_an_allocator_serves_alike_without_a_journal_which_has_its_peak(
+    asked: list[Request], settings: AllocatorSettings, capacity: int
+) -> None:
+    noted = caching_allocator(capacity_bytes=capacity, settings=settings)
+    kept = type(noted)(capacity_bytes=capacity, settings=settings, journals=False)
+    assert replay(asked, noted) == replay(asked, kept)
+    assert noted.pieces() == kept.pieces()
+    assert noted.peak_reserved_bytes == kept.peak_reserved_bytes
+    figures = noted.figures()
+    for allocator in (noted, kept):
+        assert allocator.allocated_bytes == figures["allocated_bytes.all.current"]
+        assert allocator.peak_allocated_bytes == figures["allocated_bytes.all.peak"]
+
+
 @given(requests())
 def test_requests_survive_being_written_down(asked: list[Request]) -> None:
     assert read(written(asked)) == asked

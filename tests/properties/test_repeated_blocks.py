@@ -77,7 +77,7 @@ def test_a_schedule_whose_blocks_repeat_is_proved_with_fewer(
     shown = values.shown(Context.of(schedule, model))
 
     assert shorter is not None
-    assert 3 * len(shorter.model.units) < 2 * len(model.units)
+    assert 12 * len(shorter.model.units) < 5 * len(model.units)
     assert not shown.findings
     whole = as_a_whole(schedule, model, monkeypatch)
     assert (whole.findings, whole.ranks, whole.classes) == ((), shown.ranks, shown.classes)

@@ -26,7 +26,7 @@ def statistics_on_cpu(shape: Architecture, precision: Precision, tokens: int, no
     """Bytes that torch's layer norm saves by on a CPU: its statistics are in the input's format."""
     if shape.norm is Norm.RMS:
         return 0
-    saved = precision.optimizer.size_bytes - precision.compute.size_bytes
+    saved = precision.wide.size_bytes - precision.compute.size_bytes
     return 2 * norms * tokens * saved
 
 
@@ -103,7 +103,7 @@ def test_segments_keep_on_each_rank_of_the_tensor_axis_what_the_model_says(
         expected = segment.saved_bytes - statistics_on_cpu(shape, precision, own, norms)
         if count == 1 and segment.outputs[0].name == "head/statistics":
             # Kept of one rank, too: a byte of each token, and not torch's count of them.
-            expected += model.tokens - precision.optimizer.size_bytes
+            expected += model.tokens - precision.wide.size_bytes
         assert (kept, keeps_input) == (expected, segment.saves_input), segment
         (made,) = segment.outputs
         scattered = segment.reduces_output and made.tensor_sharded

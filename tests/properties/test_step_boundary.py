@@ -1,5 +1,6 @@
 """What a step knows of the steps before: exactly what runs of a few steps show, pair by pair."""
 
+from dataclasses import replace
 from itertools import product
 
 from drawn_programs import programs
@@ -72,3 +73,20 @@ def test_an_operation_knows_the_steps_before_exactly_as_runs_of_a_few_steps_do(
                 one, other = numbered.operations[earlier].id, numbered.operations[later].id
                 may_run = any((flag, other, one) in shown for flag in flags_of(numbered, way))
                 assert boundary.knows(way, later, earlier) != may_run
+
+
+@settings(max_examples=40)
+@given(programs(flags=2))
+def test_a_way_that_forks_from_another_hands_on_what_it_does_from_the_start(
+    schedule: Schedule,
+) -> None:
+    """Branches in lists of others, and several in a row, of two flags."""
+    (program,), (same,) = Context.of(schedule).programs, Context.of(schedule).programs
+    order, alone = program.step_order, same.step_order
+    alone.ways = [replace(way, since=0) for way in alone.ways]
+    one, other = StepBoundary(order), StepBoundary(alone)
+    numbers = [number for entries in program.step.entries for number in entries]
+    for way, whole in zip(order.ways, alone.ways, strict=True):
+        for later, earlier in product(range(len(way.known)), numbers):
+            if way.known[later] is not None:
+                assert one.knows(way, later, earlier) == other.knows(whole, later, earlier)

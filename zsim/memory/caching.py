@@ -13,6 +13,7 @@ Not modelled: private pools of CUDA graphs, and memory of the device that others
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Hashable
 from itertools import chain
 
 from zsim.memory.journal import Journal
@@ -44,7 +45,9 @@ class CachingAllocator:
     Attributes:
         reserved_bytes: taken from the device and not returned.
         peak_reserved_bytes: the largest value of it so far.
-        journal: what happened.
+        allocated_bytes: in live blocks.
+        peak_allocated_bytes: the largest value of it so far: `torch.cuda.max_memory_allocated`.
+        journal: what happened; empty without `journals`.
         retries: how often the cache was given back because the device had no more.
         ooms: requests that could not be served even then.
         synchronizations: how often the host waited for all streams before it gave the cache back.
@@ -58,14 +61,16 @@ class CachingAllocator:
         *,
         capacity_bytes: int | None = None,
         settings: AllocatorSettings | None = None,
+        journals: bool = True,
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.capacity_bytes = UNLIMITED if capacity_bytes is None else capacity_bytes
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.retries = self.ooms = self.synchronizations = 0
         self.device_allocations = self.device_frees = 0
+        self.allocated_bytes = self.peak_allocated_bytes = 0
         self.journal = Journal(self.expandable)
-        self._changes = self.journal.changes
+        self._changes = self.journal.changes if journals else None
         self._divisions = self.settings.roundup_power2_divisions
         self._split_max = self.settings.max_split_bytes or UNLIMITED
         self._collects = self.settings.garbage_collection_threshold > 0
@@ -73,7 +78,7 @@ class CachingAllocator:
         self._picky = self.expandable or unsplit or self._collects
         self._small: dict[str, BlockPool] = {}
         self._large: dict[str, BlockPool] = {}
-        self._live: dict[str, Block | None] = {}
+        self._live: dict[Hashable, Block | None] = {}
         # Free blocks: the size by the address, and the address by the address of the end.
         self._size_at: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
@@ -83,11 +88,11 @@ class CachingAllocator:
         self._free_since: dict[int, int] = {}
         self._next_address = OWN_SEGMENT_ROUNDING_BYTES
         # Streams that use a live block; blocks that wait for streams, and for how many.
-        self._uses: dict[str, dict[str, None]] = {}
+        self._uses: dict[Hashable, dict[str, None]] = {}
         self._waiting: dict[str, list[list[Block]]] = {}
         self._over: list[list[Block]] = []
 
-    def allocate(self, name: str, size_bytes: int, stream: str) -> bool:
+    def allocate(self, name: Hashable, size_bytes: int, stream: str) -> bool:
         """Serve a request on a stream; whether there was memory. Of 0 bytes, nothing is taken.
 
         Raises:
@@ -116,38 +121,37 @@ class CachingAllocator:
         size = key >> ADDRESS_BITS
         address = key & ADDRESS_MASK
         del self._size_at[address]
-        whole = self._segments.get(address) == size
         rest = size - wanted
         if rest > pool.kept_bytes and wanted < self._split_max:
             after = address + wanted
             self._size_at[after] = rest
             self._start_of[after + rest] = after
             insort(keys, rest << ADDRESS_BITS | after, 0, place)
-            self._live[name] = (address, wanted, pool, size_bytes)
-            if whole:
-                self._changes.append((wanted, size_bytes, rest, 1))
-            else:
-                self._changes.append((wanted, size_bytes, -wanted, 0))
-            return True
-        del self._start_of[address + size]
-        self._live[name] = (address, size, pool, size_bytes)
-        if whole:
-            self._changes.append((size, size_bytes, 0, 0))
+            taken, parts = wanted, 1
         else:
-            self._changes.append((size, size_bytes, -size, -1))
+            del self._start_of[address + size]
+            taken, parts = size, 0
+        self._live[name] = (address, taken, pool, size_bytes)
+        self.allocated_bytes = allocated = self.allocated_bytes + taken
+        if allocated > self.peak_allocated_bytes:  # noqa: PLR1730  (`max` takes twice as long)
+            self.peak_allocated_bytes = allocated
+        if self._changes is not None:
+            is_whole = self._segments.get(address) == size
+            left_bytes, left_parts = (size - taken, parts) if is_whole else (-taken, parts - 1)
+            self._changes.append((taken, size_bytes, left_bytes, left_parts))
         return True
 
     def growth_bytes(self, size_bytes: int) -> int:
         """Return what the device is asked for when nothing that is free serves so many bytes."""
         return segment_bytes(size_bytes + BLOCK_BYTES - 1 & -BLOCK_BYTES)
 
-    def use(self, name: str, stream: str) -> None:
+    def use(self, name: Hashable, stream: str) -> None:
         """Note that another stream uses a live block: `Tensor.record_stream`."""
         block = self._live[name]
         if block is not None and block[2].stream != stream:
             self._uses.setdefault(name, {})[stream] = None
 
-    def free(self, name: str) -> None:
+    def free(self, name: Hashable) -> None:
         """Free a live block: now, or when the streams that use it are there.
 
         Raises:
@@ -156,6 +160,7 @@ class CachingAllocator:
         block = self._live.pop(name)
         if block is None:
             return
+        self.allocated_bytes -= block[1]
         if self._uses and name in self._uses:
             self._hold(name, block)
         else:
@@ -179,11 +184,6 @@ class CachingAllocator:
         self._give_back_what_is_over()
         for pool in chain(self._large.values(), self._small.values()):
             self._return_free(pool)
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """Return the most that was allocated at a time, without what waits for streams."""
-        return self.journal.peak_allocated_bytes
 
     def synchronized_streams(self) -> frozenset[str] | None:
         """Return the streams that the host has waited for to give memory back, since asked last.
@@ -217,7 +217,7 @@ class CachingAllocator:
             "num_device_free": self.device_frees,
         }
 
-    def _allocate_nothing(self, name: str, size_bytes: int) -> bool:
+    def _allocate_nothing(self, name: Hashable, size_bytes: int) -> bool:
         if name in self._live:
             raise AllocatorError(f"{name}: is live already")
         if size_bytes < 0:
@@ -253,16 +253,18 @@ class CachingAllocator:
         self._size_at[address] = joined
         self._start_of[end] = address
         insort(keys, joined << ADDRESS_BITS | address)
-        if self._segments.get(address) == joined:
-            self._changes.append((-size, -requested, size - joined, count - 1))
-            if self._collects:
-                self._free_since[address] = self._searches
-        else:
-            self._changes.append((-size, -requested, size, count))
+        if self._collects and self._segments.get(address) == joined:
+            self._free_since[address] = self._searches
+        if self._changes is not None:
+            if self._segments.get(address) == joined:
+                self._changes.append((-size, -requested, size - joined, count - 1))
+            else:
+                self._changes.append((-size, -requested, size, count))
 
-    def _hold(self, name: str, block: Block) -> None:
+    def _hold(self, name: Hashable, block: Block) -> None:
         """Let a block wait for every stream that uses it: it stands in the list of each."""
-        self.journal.held.append((len(self._changes), -block[1]))
+        if self._changes is not None:
+            self.journal.held.append((len(self._changes), -block[1]))
         streams = self._uses.pop(name)
         waits = [block] * len(streams)
         for stream in streams:
@@ -273,7 +275,8 @@ class CachingAllocator:
             block = waits.pop()
             if not waits:
                 self._give_back(block)
-                self.journal.held.append((len(self._changes), block[1]))
+                if self._changes is not None:
+                    self.journal.held.append((len(self._changes), block[1]))
         self._over.clear()
 
     def _obtain(self, pool: BlockPool, wanted: int, place: int) -> int:
@@ -332,7 +335,8 @@ class CachingAllocator:
             self.device_allocations += 1
         else:
             self.device_frees += 1
-        self.journal.segments.append((len(self._changes), size, count, small))
+        if self._changes is not None:
+            self.journal.segments.append((len(self._changes), size, count, small))
 
     def _return_unsplit(self, pool: BlockPool, wanted: int) -> bool:
         """With blocks that may not be split, return enough of them first; whether it is enough."""

@@ -23,11 +23,16 @@ class ExpandableAllocator(CachingAllocator):
     expandable = True
 
     def __init__(
-        self, *, capacity_bytes: int | None = None, settings: AllocatorSettings | None = None
+        self,
+        *,
+        capacity_bytes: int | None = None,
+        settings: AllocatorSettings | None = None,
+        journals: bool = True,
     ) -> None:
         super().__init__(
             capacity_bytes=capacity_bytes,
             settings=settings or AllocatorSettings(expandable_segments=True),
+            journals=journals,
         )
         self._next_address = 0
         # Unmapped pages in a row: the size by the address, the address by that of the end, and the

@@ -62,12 +62,6 @@ class Journal:
             active += of_active
             yield Moment(reserved, active)
 
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """Return the most that was allocated: `torch.cuda.max_memory_allocated`."""
-        _, allocated = self._of("all")
-        return max(accumulate(allocated), default=0)
-
     def figures(self) -> dict[str, int]:
         """Return current and largest values by their names in `torch.cuda.memory_stats`."""
         found: dict[str, int] = {}

@@ -10,6 +10,7 @@ order in which blocks of one size are taken again does not matter here: they are
 """
 
 from collections import Counter
+from collections.abc import Hashable
 
 from zsim.memory.caching import UNLIMITED
 from zsim.memory.settings import AllocatorError, PinnedSettings, pinned_bytes
@@ -32,12 +33,12 @@ class PinnedAllocator:
         self.reserved_bytes = self.peak_allocated_bytes = 0
         self.device_frees = self.synchronizations = 0
         self._allocated_bytes = 0
-        self._live: dict[str, int] = {}
-        self._uses: dict[str, set[str]] = {}
+        self._live: dict[Hashable, int] = {}
+        self._uses: dict[Hashable, set[str]] = {}
         self._free: Counter[int] = Counter()
         self._waiting: list[tuple[set[str], int]] = []
 
-    def allocate(self, name: str, size_bytes: int, stream: str) -> bool:
+    def allocate(self, name: Hashable, size_bytes: int, stream: str) -> bool:
         """Serve a request; return whether there was memory. All streams share the blocks.
 
         Raises:
@@ -62,11 +63,11 @@ class PinnedAllocator:
         """Return what the host is asked for when nothing that is free serves so many bytes."""
         return pinned_bytes(size_bytes, self.settings)
 
-    def use(self, name: str, stream: str) -> None:
+    def use(self, name: Hashable, stream: str) -> None:
         """Note that a stream uses a live block: a copy that is not waited for."""
         self._uses.setdefault(name, set()).add(stream)
 
-    def free(self, name: str) -> None:
+    def free(self, name: Hashable) -> None:
         """Free a live block: now, or when the streams that use it are there.
 
         Raises:

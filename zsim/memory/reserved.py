@@ -119,12 +119,12 @@ def needed_bytes(program: Program, pool: Pool) -> int:
 
 
 def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator | PinnedAllocator:
-    """Return the allocator that hands out a pool, which is not exact."""
+    """Return the allocator that hands out a pool, which is not exact; it keeps no journal."""
     if pool.place is Place.HOST:
         return PinnedAllocator(capacity_bytes=capacity_bytes)
     if pool.discipline is Discipline.EXPANDABLE:
-        return ExpandableAllocator(capacity_bytes=capacity_bytes)
-    return CachingAllocator(capacity_bytes=capacity_bytes)
+        return ExpandableAllocator(capacity_bytes=capacity_bytes, journals=False)
+    return CachingAllocator(capacity_bytes=capacity_bytes, journals=False)
 
 
 def handed_out(

@@ -20,6 +20,9 @@ Deferred = tuple[tuple[int, str], ...]
 _Key = tuple[int, int]
 """A tensor in a course: the number of its buffer, and its own."""
 
+_Turn = tuple[int, int, int]
+"""A turn of a course: the number of the buffer, the number of the tensor's key, and bytes."""
+
 
 class Service:
     """Serves the book of a rank that runs `program`, of one pool.
@@ -40,9 +43,11 @@ class Service:
         self._pool = pool
         self._rest = _beside_courses(program)
         self._count = 0
-        self._alive: dict[str, deque[list[str]]] = {}
+        self._alive: dict[str, deque[list[int]]] = {}
         self._waiting: dict[str, deque[str]] = {}
-        self._tensors: dict[str, dict[_Key, str]] = {}
+        self._tensors: dict[str, dict[int, int]] = {}
+        self._keys: dict[_Key, int] = {}
+        self._turns: dict[tuple[int, tuple[bool, ...]], list[_Turn]] = {}
 
     @property
     def reserved_bytes(self) -> int:
@@ -88,49 +93,62 @@ class Service:
 
     def take(self, buffer: Buffer) -> bool:
         """Allocate a buffer, or run its course; return whether there was memory."""
-        group: list[str] = []
-        self._alive.setdefault(buffer.name, deque()).append(group)
-        course = buffer.course
-        size = self._rest.get(buffer.name, 0 if course is not None else buffer.size_bytes)
-        allocator = self._allocator
+        name, course, allocator = buffer.name, buffer.course, self._allocator
+        alive = self._alive.get(name)
+        if alive is None:
+            alive = self._alive[name] = deque()
+        group: list[int] = []
+        alive.append(group)
+        size = self._rest.get(name, 0 if course is not None else buffer.size_bytes)
         before = allocator.device_frees + allocator.synchronizations
-        if size and not self._allocate(group, buffer.name, size, buffer.home):
-            return False
-        if course is not None and not self._run(buffer.name, course, buffer.home):
+        if size:
+            self._count += 1
+            if not allocator.allocate(self._count, size, buffer.home):
+                self.refused_bytes = size
+                return False
+            group.append(self._count)
+        if course is not None and not self._run(name, course, buffer.home):
             return False
         # Memory went back to the device, or the host waited for streams so that it might.
         self.waits += allocator.device_frees + allocator.synchronizations > before
         return True
 
-    def _allocate(self, group: list[str], name: str, size: int, stream: str) -> bool:
-        self._count += 1
-        block = f"{name}#{self._count}"
-        if not self._allocator.allocate(block, size, stream):
-            self.refused_bytes = size
-            return False
-        group.append(block)
-        return True
-
     def _run(self, own: str, course: AllocationTrace, stream: str) -> bool:
         """Serve the turns of a segment; whether there was memory."""
-        free = self._allocator.free
-        made: list[str] = []
-        for number, tensor, size in course.turns:
-            name = course.name(number, own)
-            tensors = self._tensors.setdefault(name, {})
-            if size > 0 and name:
-                if not self._allocate(made, name, size, stream):
+        allocate, free = self._allocator.allocate, self._allocator.free
+        names = (own, *course.buffers)
+        tables = [self._tensors.setdefault(name, {}) for name in names]
+        for number, key, size in self._turns_of(course):
+            tensors = tables[number]
+            if size > 0:
+                self._count = block = self._count + 1
+                if not allocate(block, size, stream):
+                    self.refused_bytes = size
                     return False
-                if (number, tensor) in tensors:
-                    free(tensors[number, tensor])
-                tensors[number, tensor] = made.pop()
-            elif size < 0 or not self._alive.get(name):
-                block = tensors.pop((number, tensor), None)
-                if block is not None:
-                    free(block)
+                if key in tensors:
+                    free(tensors[key])
+                tensors[key] = block
+            elif size < 0 or not self._alive.get(names[number]):
+                known = tensors.pop(key, None)
+                if known is not None:
+                    free(known)
         return True
 
-    def _end(self, name: str) -> list[str]:
+    def _turns_of(self, course: AllocationTrace) -> list[_Turn]:
+        """Return the turns that are not void, once for all courses that are alike."""
+        key = (id(course.turns), tuple([not name for name in course.buffers]))
+        found = self._turns.get(key)
+        if found is None:
+            voids = {number for number, void in enumerate(key[1], 1) if void}
+            number_of, keys = self._keys.setdefault, self._keys
+            found = self._turns[key] = [
+                (number, number_of((number, tensor), len(keys)), size)
+                for number, tensor, size in course.turns
+                if number not in voids
+            ]
+        return found
+
+    def _end(self, name: str) -> list[int]:
         """Blocks of a buffer that goes: it is no longer alive."""
         alive = self._alive.get(name)
         blocks = alive.popleft() if alive else []  # schedules that nobody proved may free twice

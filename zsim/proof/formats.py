@@ -138,8 +138,10 @@ class _Narrow:
 
     def _parameters(self, compute: Compute) -> str:
         for each in compute.operands:
+            if each.role is not Role.PARAMETER:
+                continue
             dtype = self._dtype(each.view.buffer)
-            if each.role is Role.PARAMETER and _is_narrower(dtype, self.wanted.compute):
+            if _is_narrower(dtype, self.wanted.compute):
                 return f"reads parameters in {dtype}, and not in {self.wanted.compute}"
         return ""
 

@@ -13,14 +13,16 @@ Cost: one look at each edge; nothing where a schedule has no threads and no file
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
-from zsim.schedule.happens_before import Clock, Way
+from zsim.schedule.happens_before import Clock, Timeline, Way
 from zsim.schedule.operation import Free, FreeMode, Read, Write
 from zsim.schedule.program_index import HOST
 
 INVARIANT = "host_order"
+TRANSFERS = (Read, Write)
 
 
 def examine(context: Context) -> list[Finding]:
@@ -31,18 +33,22 @@ def examine(context: Context) -> list[Finding]:
         away = _away(each, threads)
         if not away or each.crowded:
             continue
-        for order in (each.setup_order, each.settled_order):
-            for way in order.ways:
-                for finding in _of(each, way, away, order.ways):
-                    found.setdefault((finding.role, finding.operation), finding)
+        examine_part = partial(_examine_part, each, away)
+        for finding in (*examine_part(each.setup_order), *each.proved(examine_part)):
+            found.setdefault((finding.role, finding.operation), finding)
     return list(found.values())
+
+
+def _examine_part(each: NumberedProgram, away: frozenset[int], order: Timeline) -> list[Finding]:
+    """Find them in setup or in a step, on any way through its branches."""
+    return [finding for way in order.ways for finding in _of(each, way, away, order.ways)]
 
 
 def _away(each: NumberedProgram, threads: tuple[str, ...]) -> frozenset[int]:
     """Return the streams, by number, that are threads of the host or I/O handles."""
     names = set(threads)
     for operation in each.program.by_id.values():
-        if isinstance(operation, Read | Write):
+        if isinstance(operation, TRANSFERS):
             names.add(operation.stream)
     return frozenset(number for number, name in enumerate(each.step.streams) if name in names)
 
@@ -51,23 +57,21 @@ def _of(
     each: NumberedProgram, way: Way, away: frozenset[int], ways: Sequence[Way]
 ) -> Iterator[Finding]:
     numbered = way.numbered
+    operations, edges, previous = numbered.operations, numbered.edges, numbered.previous
     host: Clock | None = None
-    for number, operation in enumerate(numbered.operations):
+    for number in range(way.since, len(operations)):  # before that a way before was the same
         known = way.known[number]
         if known is None:
             continue
-        stream = numbered.stream[number]
-        if isinstance(operation, Free):
-            if operation.mode is FreeMode.HOST:
+        operation, stream = operations[number], numbered.stream[number]
+        if stream == HOST:
+            if not isinstance(operation, Free) or operation.mode is FreeMode.HOST:
                 host = known
                 continue
             if operation.mode is FreeMode.DEFERRED:
                 continue
             stream = numbered.home[operation.buffer]
-        elif stream == HOST:
-            host = known
-            continue
-        if stream in away:
+        if stream in away or not (edges[number] or number in previous):
             continue
         for awaited, position, name in _awaited(way, number, ways):
             if awaited in away and (host is None or host[awaited] < position):

@@ -18,9 +18,10 @@ Cost: one look at each allocation and free, for each way through the branches; w
 as often as it takes until a step leaves what it found.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 from zsim.closed_form.states import persistent_bytes
 from zsim.proof.context import Context, NumberedProgram
@@ -46,6 +47,9 @@ KINDS = {
 STEPS_MAX = 6
 """Steps after which memory that still comes back later and later is taken to grow for ever."""
 
+PartNumbers = dict[int, list[int]]
+"""Numbers of allocations and frees, by the identity of their part."""
+
 Pending = tuple[tuple[int, int], ...]
 """Deferred frees that have not come back: the free, and how many steps ago."""
 
@@ -56,7 +60,7 @@ def examine(context: Context) -> list[Finding]:
     promises = {(role, pool): size for role, pool, size in context.schedule.contract.peak_bytes}
     overlap = Overlap(context.schedule)
     for each in context.programs:
-        role = each.program.role
+        role, numbers = each.program.role, _by_pool(each)
         for pool in context.schedule.pools:
             limits = [
                 (what, size)
@@ -67,10 +71,27 @@ def examine(context: Context) -> list[Finding]:
                 if size is not None
             ]
             if limits and not each.crowded:
-                found += _pool(each, pool.name, limits, pool.slot_bytes)
+                own = numbers[pool.name]
+                found += _pool(each, pool.name, limits, pool.slot_bytes, numbers=own)
         found += _unused(each, overlap)
         found += _kinds(each)
         found += _states(context, each)
+    return found
+
+
+def _by_pool(each: NumberedProgram) -> dict[str, PartNumbers]:
+    """Return the allocations and frees that the book of each pool has to look at.
+
+    Deferred frees come back at any allocation; without them none of another pool counts.
+    """
+    pools = {buffer.name: buffer.pool for buffer in each.program.buffers}
+    found: defaultdict[str, PartNumbers] = defaultdict(
+        lambda: {id(part): part.memory if part.defers else [] for _, part in each.parts}
+    )
+    for _, part in each.parts:
+        operations = cast("list[Allocate | Free]", part.operations)
+        for number in () if part.defers else part.memory:
+            found[pools[operations[number].buffer]][id(part)].append(number)
     return found
 
 
@@ -86,12 +107,17 @@ class _PoolPeak:
 
 
 def _pool(
-    each: NumberedProgram, pool: str, limits: list[tuple[str, int]], slot: int | None
+    each: NumberedProgram,
+    pool: str,
+    limits: list[tuple[str, int]],
+    slot: int | None,
+    *,
+    numbers: PartNumbers,
 ) -> Iterator[Finding]:
     sizes = {
         buffer.name: buffer.size_bytes for buffer in each.program.buffers if buffer.pool == pool
     }
-    peak, grows = _worst(each, sizes)
+    peak, grows = _worst(each, sizes, numbers)
     for what, limit in limits:
         if peak.size <= limit and not grows:
             continue
@@ -106,7 +132,7 @@ def _pool(
             role=each.program.role,
             operation=_at(peak),
             why=why,
-            witness=tuple(_witness(peak, sizes)),
+            witness=tuple(_witness(peak, sizes, numbers)),
         )
 
 
@@ -114,12 +140,12 @@ def _at(peak: _PoolPeak) -> str:
     return "setup" if peak.way is None else peak.way.numbered.operations[peak.at].id
 
 
-def _witness(peak: _PoolPeak, sizes: dict[str, int]) -> Iterator[str]:
+def _witness(peak: _PoolPeak, sizes: dict[str, int], numbers: PartNumbers) -> Iterator[str]:
     """Yield what is alive at the peak, the largest first, and what was freed and is not back."""
     if peak.way is None:
         return
     yield f"{_at(peak)} brings it to {peak.size} bytes"
-    book = _Book(sizes)
+    book = _Book(sizes, numbers)
     book.alive = dict(peak.alive)
     late = book.follow(peak.way, peak.pending, until=peak.at)
     largest = sorted(book.alive.items(), key=lambda item: -item[1])[:5]
@@ -130,9 +156,11 @@ def _witness(peak: _PoolPeak, sizes: dict[str, int]) -> Iterator[str]:
         yield f"freed by {name}, and nothing has made the host wait for its uses"
 
 
-def _worst(each: NumberedProgram, sizes: dict[str, int]) -> tuple[_PoolPeak, bool]:
+def _worst(
+    each: NumberedProgram, sizes: dict[str, int], numbers: PartNumbers
+) -> tuple[_PoolPeak, bool]:
     """Return the largest book of any execution, and whether it grows with every step."""
-    book = _Book(sizes)
+    book = _Book(sizes, numbers)
     for way in each.setup_order.ways:
         book.alive = dict.fromkeys(sizes, 0)
         book.follow(way, ())
@@ -156,8 +184,9 @@ def _worst(each: NumberedProgram, sizes: dict[str, int]) -> tuple[_PoolPeak, boo
 class _Book:
     """Bytes that are alive in one pool, and the most there were."""
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    def __init__(self, sizes: dict[str, int], numbers: PartNumbers) -> None:
         self.sizes = sizes
+        self.numbers = numbers
         self.alive = dict.fromkeys(sizes, 0)
         self.peak = _PoolPeak()
 
@@ -173,7 +202,7 @@ class _Book:
         total = sum(alive.values()) + sum(_size(numbered, number, sizes) for number, _ in late)
         largest, at = self.peak.size, -1
         asked, host = 0, None  # how many of `late` have been asked for with the host knowing that
-        for number in numbered.memory:
+        for number in self.numbers[id(numbered)]:
             if known_at[number] is None:
                 continue
             operation = operations[number]

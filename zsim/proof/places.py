@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.schedule.access import accesses
+from zsim.schedule.access import viewed
 from zsim.schedule.operation import (
     Action,
     Compute,
@@ -20,13 +20,13 @@ from zsim.schedule.operation import (
     Read,
     StreamOperation,
     Write,
-    walk,
 )
 from zsim.schedule.schedule import Place, Program
 from zsim.schedule.validate import HOST_ACTIONS
 
 INVARIANT = "places"
 
+TRANSFERS = (Read, Write)
 SEGMENTS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 
@@ -41,18 +41,20 @@ def examine(context: Context) -> list[Finding]:
 
 
 def _of(program: Program, place_of: dict[str, Place], threads: frozenset[str]) -> Iterator[Finding]:
-    everything = (*walk(program.setup), *walk(program.step))
-    handles = {each.stream for each in everything if isinstance(each, Read | Write)}
+    everything = program.by_id.values()
+    handles = {each.stream for each in everything if isinstance(each, TRANSFERS)}
+    at = {buffer.name: place_of[buffer.pool] for buffer in program.buffers}
     for operation in everything:
         if isinstance(operation, HOST_ACTIONS):
             continue
-        found: dict[Place, str] = {}
-        for access in accesses(operation):
-            name = access.view.buffer
-            found.setdefault(place_of[program.by_name[name].pool], name)
+        touched = viewed(operation)
+        places = {at[view.buffer] for view in touched}
         on_host = operation.stream in threads
-        why = _wrong(operation, set(found), on_host=on_host, on_handle=operation.stream in handles)
+        why = _wrong(operation, places, on_host=on_host, on_handle=operation.stream in handles)
         if why:
+            found: dict[Place, str] = {}
+            for view in touched:
+                found.setdefault(at[view.buffer], view.buffer)
             where = " and ".join(f"{name} in {place} memory" for place, name in found.items())
             yield Finding(
                 invariant=INVARIANT,
@@ -67,7 +69,7 @@ def _wrong(
 ) -> str:
     """Return what does not go together; nothing if all does."""
     name = type(operation).__name__
-    if isinstance(operation, Read | Write):
+    if isinstance(operation, TRANSFERS):
         return "is on a thread of the host, not on an I/O handle" if on_host else ""
     if on_handle:
         return f"is on stream {operation.stream} of an I/O handle, which reads and writes files"

@@ -14,7 +14,21 @@ from itertools import product
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.issue_order import set_scalar, taken
-from zsim.schedule.operation import Action, Branch, Compute, Fill, Operation, SetScalar, walk
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    Branch,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Read,
+    SetScalar,
+    Write,
+    walk,
+)
 from zsim.schedule.schedule import Program, Schedule
 from zsim.specification.host import HIGHEST, HostState
 from zsim.strategy.optimizer_rule import Adam
@@ -26,6 +40,9 @@ INVARIANT = "scalars"
 
 SCALERS = (Action.UNSCALE, Action.CLIP)
 """Kernels that are given the loss scale."""
+
+SILENT = frozenset({Allocate, Free, HostWait, Copy, Read, Write})
+"""Operations that have nothing to do with scalars: most of a step."""
 
 STEPS, SCALE, SINCE = 1_000_003.0, 2.0**13, 17.0
 """A state like no other: not at a clamp, and no number equal to another."""
@@ -51,6 +68,8 @@ class Uses:
         found = cls()
         changes: list[SetScalar] = []
         for operation in walk(program.step):
+            if type(operation) in SILENT:
+                continue
             match operation:
                 case Compute(action=Action.UPDATE, rule=Adam(), scalars=names):
                     for name in names[:1]:
@@ -278,6 +297,8 @@ def _counting(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     found: list[Operation] = []
     read: set[tuple[object, ...]] = set()
     for operation in operations:
+        if type(operation) in SILENT:
+            continue
         if isinstance(operation, Branch):
             then, otherwise = _counting(operation.then), _counting(operation.otherwise)
             found.append(replace(operation, then=then, otherwise=otherwise))

@@ -84,6 +84,16 @@ class StepSummary:
         return sets[bisect_left(places, position)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """Knowledge of the way that came to a branch last: of operations, host, streams and groups."""
+
+    known: list[Holders]
+    host: Holders
+    tails: list[Holders]
+    latest: dict[str, Holders]
+
+
 class StepBoundary:
     """Knowledge that the operations of a step have of earlier steps."""
 
@@ -98,6 +108,7 @@ class StepBoundary:
         self._groups = {name: first + at for at, name in enumerate(sorted(groups))}
         self._count = first + len(groups)
         self._sets: dict[int, list[Holders]] = {}
+        self._forks: dict[int, _Fork] = {}
 
     def knows(self, way: Way, number: int, earlier: int) -> bool:
         """Return whether `number`, on `way`, starts after `earlier` of every earlier step."""
@@ -154,28 +165,40 @@ class StepBoundary:
             return handed.handed_on(holders)
         return handed.knowing(stream, position) | 2 << stream
 
-    def _summarize(self, way: Way) -> StepSummary:
-        """Go through one way."""
-        numbered = self.numbered
-        count = len(numbered.streams)
-        known: list[Holders] = [0] * len(numbered.operations)
-        # Whatever is issued knows what the host knew at the beginning.
-        host, tails = 1, [1 | 2 << stream for stream in range(count)]
+    def _beginning(self) -> "_Fork":
+        """Return what is known when a step begins: whatever is issued knows what the host knew."""
+        tails = [1 | 2 << stream for stream in range(len(self.numbered.streams))]
         latest = {group: 1 << holder for group, holder in self._groups.items()}
-        for number, operation in enumerate(numbered.operations):
-            if way.known[number] is None or type(operation) is Allocate:
+        return _Fork([], 1, tails, latest)
+
+    def _summarize(self, way: Way) -> StepSummary:
+        """Go through one way, from where it is another one than those before."""
+        numbered, count = self.numbered, len(self.numbered.operations)
+        fork = self._forks[way.since] if way.since else self._beginning()
+        known = fork.known[: way.since] + [0] * (count - way.since)
+        host, tails, latest = fork.host, list(fork.tails), dict(fork.latest)
+        edges, previous, groups = numbered.edges, numbered.previous, numbered.group
+        for number in range(way.since, count):
+            if way.known[number] is None:
                 continue
+            operation, stream = numbered.operations[number], numbered.stream[number]
+            if type(operation) is Allocate:
+                continue
+            if number in numbered.sides:
+                self._forks[number] = _Fork(known, host, list(tails), dict(latest))
             waited = 0
-            for edge in numbered.edges[number]:
+            for edge in edges[number]:
                 waited |= known[edge]
-            for name in numbered.previous.get(number, ()):
-                waited |= 1 << self._awaited[name]
-            stream = numbered.stream[number]
+            if number in previous:
+                for name in previous[number]:
+                    waited |= 1 << self._awaited[name]
             if stream != HOST:
-                group = numbered.group[number]
-                known[number] = tails[stream] = tails[stream] | waited | latest.get(group, 0)
+                group = groups[number]
                 if group:
-                    latest[group] = known[number]
+                    waited |= latest[group]
+                    latest[group] = tails[stream] | waited
+                tails[stream] |= waited
+                known[number] = tails[stream]
             elif type(operation) is Free and operation.mode is FreeMode.DEFERRED:
                 continue
             elif type(operation) is Free and operation.mode is FreeMode.WAITED:

@@ -2,7 +2,8 @@
 
 Allocations and frees are booked as the host issues them. A deferred free comes back at any later
 allocation, but not before its uses have ended, and no later than when the host has waited for
-something that comes after them.
+something that comes after them. Lines without bytes are left out: which of them allocates and which
+frees cannot be told.
 """
 
 from collections import Counter, defaultdict, deque
@@ -59,8 +60,9 @@ class Book:
 
     def _book(self, step: int, operation: str, buffer: str, *, frees: bool) -> Key:
         of = self._rank.program.by_name[buffer]
-        key = (step, operation, buffer, frees and of.size_bytes > 0)
-        self._lines.append((key, (of.pool, of.kind, of.size_bytes)))
+        key = (step, operation, buffer, frees)
+        if of.size_bytes:
+            self._lines.append((key, (of.pool, of.kind, of.size_bytes)))
         return key
 
     def _come_back(self, place: int, step: int, allocate: Allocate) -> None:
@@ -101,7 +103,11 @@ class Book:
 def found(entries: tuple[BookEntry, ...]) -> list[Item]:
     """Return the book of a trace, in the form of `expected`."""
     return _in_order(
-        [(_key(each), (each.pool, each.kind, abs(each.change_bytes))) for each in entries]
+        [
+            (_key(each), (each.pool, each.kind, abs(each.change_bytes)))
+            for each in entries
+            if each.change_bytes
+        ]
     )
 
 

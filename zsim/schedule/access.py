@@ -1,6 +1,7 @@
 """Reads and writes of each operation. One table, for every interpreter and every check."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple, assert_never
 
 from zsim.schedule.operation import (
@@ -28,6 +29,9 @@ class Access(NamedTuple):
     reads: bool
     writes: bool
 
+
+_access = partial(tuple.__new__, Access)
+"""An access of a tuple, without the call of the constructor: proofs make one for each operand."""
 
 READ, WRITE, UPDATE = (True, False), (False, True), (True, True)
 
@@ -77,7 +81,7 @@ def accesses(operation: Operation) -> list[Access]:
     match operation:
         case Compute(action=action, operands=operands):
             table = COMPUTE_ACCESS[action]
-            return [Access(operand.view, *table[operand.role]) for operand in operands]
+            return [_access((operand.view, *table[operand.role])) for operand in operands]
         case Communication(reads=source, writes=target):
             found = [] if source is None else [Access(source, reads=True, writes=False)]
             if target is not None:
@@ -100,6 +104,15 @@ def accesses(operation: Operation) -> list[Access]:
             assert_never(operation)
 
 
+def viewed(operation: Operation) -> Iterable[View]:
+    """Return the views that `operation` itself touches, in the order of its accesses."""
+    if type(operation) is Compute:
+        return [operand.view for operand in operation.operands]
+    if isinstance(operation, Copy):
+        return operation.source, operation.target
+    return [access.view for access in accesses(operation)]
+
+
 def views_of(operation: Operation) -> tuple[int, ...]:
     """Return what operations have in common that touch the very same views in the same way.
 
@@ -112,13 +125,14 @@ def views_of(operation: Operation) -> tuple[int, ...]:
     return ()
 
 
+TOUCHES_NOTHING = frozenset({Allocate, Free, HostWait, SetScalar})
+"""Operations without an access."""
+
+
 def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Yield those that touch buffers, the members of a `Together` one by one."""
     for operation in operations:
-        match operation:
-            case Allocate() | Free() | HostWait() | SetScalar():
-                pass
-            case Together(members=members):
-                yield from members
-            case _:
-                yield operation
+        if type(operation) is Together:
+            yield from operation.members
+        elif type(operation) not in TOUCHES_NOTHING:
+            yield operation

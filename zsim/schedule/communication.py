@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from zsim.dtype import DType
+from zsim.schedule.quick_init import quick_init
 from zsim.schedule.view import Edge, View
 
 AFTER_OTHERS = {"written_after_others": True}
@@ -164,6 +165,7 @@ class PointToPoint(Communication):
         return f"{self.size} {self.wire}"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllGather(CollectiveOperation):
     """Every rank brings `source`; `target`, N times as large, holds all of them in rank order."""
@@ -172,6 +174,7 @@ class AllGather(CollectiveOperation):
     joins: ClassVar[bool] = True
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceScatter(ReducingOperation):
     """`source`, N times as large as `target`, is reduced over ranks; each keeps its own part."""
@@ -180,6 +183,7 @@ class ReduceScatter(ReducingOperation):
     splits: ClassVar[bool] = True
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce(ReducingOperation):
     """`target` on every rank is the reduction of all ranks' `source`."""

@@ -183,7 +183,6 @@ class Timeline:
         self.numbered = numbered
         self.entry = entry
         self.ways: list[Way] = []
-        self._leaving: list[Entry] = []
         state = State(entry.host, list(entry.streams))
         first = Way(numbered, [None] * len(numbered.operations), 0, state)
         self._run(numbered.items, state, first)
@@ -191,7 +190,7 @@ class Timeline:
     @property
     def seam(self) -> Entry:
         """Return what a step leaves to the next one, whichever ways it took: that step's entry."""
-        return reduce(weaker, self._leaving)
+        return reduce(weaker, map(self._left_by, self.ways))
 
     def _run(self, items: list[int], state: State, way: Way) -> None:
         numbered, known_at = self.numbered, way.known
@@ -235,7 +234,7 @@ class Timeline:
                     known = self._after((last,), known, way)
                 latest[group] = number
             known_at[number] = tails[stream] = known
-        self._leave(state, way)
+        way.left = state
         self.ways.append(way)
 
     def _fork(self, branch: int, rest: list[int], state: State, way: Way) -> None:
@@ -308,8 +307,9 @@ class Timeline:
                 known = later(known, clock)
         return known
 
-    def _leave(self, state: State, way: Way) -> None:
-        way.left = state
+    def _left_by(self, way: Way) -> Entry:
+        """Return what a step that goes one way leaves to the next one."""
+        state = way.left
         numbered, length = self.numbered, self.numbered.length
         lifted = self._lifted(way) if numbered.sides else None
 
@@ -338,14 +338,12 @@ class Timeline:
             for stream, tail in enumerate(state.tails)
         ]
         host = shifted(state.host)
-        self._leaving.append(
-            Entry(
-                host,
-                list(map(shifted, tails)),
-                # Whoever waits in the next step knows what the host does, too.
-                {name: later(shifted(clock), host) for name, clock in previous.items()},
-                {group: shifted(clock) for group, clock in groups.items()},
-            )
+        return Entry(
+            host,
+            list(map(shifted, tails)),
+            # Whoever waits in the next step knows what the host does, too.
+            {name: later(shifted(clock), host) for name, clock in previous.items()},
+            {group: shifted(clock) for group, clock in groups.items()},
         )
 
     def _lifted(self, way: Way) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from fractions import Fraction
 
-from zsim.schedule.access import accesses
+from zsim.schedule.access import viewed
 from zsim.schedule.issue_order import taken
 from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
 from zsim.schedule.schedule import FileBytes, HostBytes, Place, Program, Schedule
@@ -14,10 +14,10 @@ def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> 
 
     `places` are by pool.
     """
-    source, target = (
-        places[program.by_name[view.buffer].pool] for view in (copy.source, copy.target)
-    )
-    if {source, target} != {Place.DEVICE, Place.HOST}:
+    by_name = program.by_name
+    source = places[by_name[copy.source.buffer].pool]
+    target = places[by_name[copy.target.buffer].pool]
+    if source is target or Place.NVME in (source, target):
         return None
     return source is Place.DEVICE
 
@@ -26,13 +26,15 @@ def on_host_threads(
     operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
 ) -> bool:
     """Return whether all that `operation` touches is host memory; `places` are by pool."""
-    pools = {program.by_name[each.view.buffer].pool for each in accesses(operation)}
-    return {places[pool] for pool in pools} == {Place.HOST}
+    by_name, touched = program.by_name, viewed(operation)
+    return bool(touched) and all(
+        places[by_name[view.buffer].pool] is Place.HOST for view in touched
+    )
 
 
 def copied_bytes(copy: Copy, program: Program) -> int:
     """Bytes that a Copy moves at most: its elements in the format of the source."""
-    source, target = (program.by_name[view.buffer] for view in (copy.source, copy.target))
+    source, target = program.by_name[copy.source.buffer], program.by_name[copy.target.buffer]
     elements = min(copy.source.size, copy.target.size, source.elements, target.elements)
     return elements * source.dtype.size_bytes
 

@@ -8,11 +8,14 @@ from math import gcd
 from operator import attrgetter
 from typing import NamedTuple
 
+from zsim.schedule.quick_init import quick_init
+
 
 class LayoutError(ValueError):
     """A layout that cannot exist."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """`size` elements from `start` on hold parameter `parameter`, flattened in row-major order.

@@ -25,6 +25,7 @@ from zsim.schedule.communication import (
     Reduction,
     Send,
 )
+from zsim.schedule.quick_init import quick_init
 from zsim.schedule.view import Edge, OperationError, Previous, View
 from zsim.strategy.optimizer_rule import Rule
 
@@ -95,6 +96,7 @@ class Role(StrEnum):
     MASTER = "master"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
     """A view and what it is for. `partial` names the axes over which a written value is a summand.
@@ -107,6 +109,7 @@ class Operand:
     partial: tuple[str, ...] = ()
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocate:
     """The host takes memory for `buffer`. A produced buffer is booked here and bound later."""
@@ -123,6 +126,7 @@ class FreeMode(StrEnum):
     HOST = "host"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
     """The host gives the memory of `buffer` back; `uses` on other streams touched it.
@@ -138,6 +142,7 @@ class Free:
     uses: tuple[str, ...] = ()
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
     """One segment of a unit for one micro-batch, or a step of the optimizer on a shard.
@@ -198,6 +203,7 @@ class Together:
         return self.members[0].group
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
     """Every element of `target` becomes `value`, times the host scalar `scalar` where named."""
@@ -210,6 +216,7 @@ class Fill:
     scalar: str | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """`target` becomes (or, accumulating, grows by) `source` / `divisor`, cast to its dtype.
@@ -229,7 +236,8 @@ class Copy:
     launches: int = 1
 
     def __post_init__(self) -> None:
-        if (least := min(self.divisor, self.launches)) < 1:
+        if self.divisor < 1 or self.launches < 1:
+            least = min(self.divisor, self.launches)
             raise OperationError(f"{self.id}: divisor {least} or launches must be at least 1")
 
 
@@ -242,6 +250,7 @@ class _FileTransfer(Copy):
             raise OperationError(f"{self.id}: a {type(self).__name__} copies bytes as they are")
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read(_FileTransfer):
     """Bytes of a file on NVMe go to memory: the host's, or with GPUDirect Storage the device's.
@@ -251,11 +260,13 @@ class Read(_FileTransfer):
     """
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write(_FileTransfer):
     """Bytes of memory go to a file on NVMe, on the stream of an I/O handle, as a `Read` does."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWait:
     """The host stops until `operation` has finished."""

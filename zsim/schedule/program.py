@@ -3,6 +3,7 @@
 There is one `Program` per role, so the size of a schedule does not depend on the number of ranks.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -20,6 +21,7 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
+from zsim.schedule.quick_init import quick_init
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 
@@ -87,6 +89,7 @@ class Pool:
     slot_bytes: int | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
     """`elements` of `dtype` in `pool`, on every rank of the role.
@@ -181,12 +184,11 @@ class Program:
                     raise ScheduleError(
                         f"buffer {buffer.name}: course: {name} must be a buffer of its pool"
                     )
-        by_id: dict[str, Operation] = {}
-        for part in (self.setup, self.step):
-            for operation in walk(part):
-                if operation.id in by_id:
-                    raise ScheduleError(f"program {self.role}: id {operation.id} is used twice")
-                by_id[operation.id] = operation
+        every = [*walk(self.setup), *walk(self.step)]
+        by_id: dict[str, Operation] = {operation.id: operation for operation in every}
+        if len(by_id) != len(every):
+            ((twice, _),) = Counter([operation.id for operation in every]).most_common(1)
+            raise ScheduleError(f"program {self.role}: id {twice} is used twice")
         members: set[str] = set()
         groups: set[str] = set()
         defers = False
@@ -207,6 +209,7 @@ class Program:
         object.__setattr__(self, "defers", defers)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalParameter:
     """A tensor of weights: its name, and its elements on one rank of the tensor axis.

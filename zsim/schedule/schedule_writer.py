@@ -5,6 +5,7 @@ from typing import Final
 
 from zsim.dtype import DType
 from zsim.model.model import ModelError
+from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.buffer_handle import BufferHandle
 from zsim.schedule.host_actions import name_of
 from zsim.schedule.mesh import Box, Group
@@ -62,6 +63,7 @@ class ScheduleWriter(OperationList):
         produced: bool = False,
         layout: str | None = None,
         shard: str | None = None,
+        course: AllocationTrace | None = None,
     ) -> str:
         """Declare a buffer once; later declarations of the name are the same buffer."""
         if name not in self.buffers:
@@ -75,6 +77,7 @@ class ScheduleWriter(OperationList):
                 produced=produced,
                 layout=layout,
                 shard=shard,
+                course=course,
             )
         return name
 

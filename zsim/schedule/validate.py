@@ -3,7 +3,7 @@
 Raises on the first fault, with its path. Whether the schedule is right is for `zsim.proof`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from zsim.model.generator import Draw
@@ -35,8 +35,9 @@ from zsim.schedule.operation import (
 from zsim.schedule.pool_rules import inspect_file_transfer, inspect_place, inspect_slots
 from zsim.schedule.program import Buffer, Contract, Program, ScheduleError, UncheckedSchedule
 from zsim.schedule.scalar_rules import inspect_change, inspect_decision
+from zsim.schedule.update_rules import inspect_update
 from zsim.schedule.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
-from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
+from zsim.strategy.optimizer_rule import ClipNorm
 
 
 def inspect(schedule: UncheckedSchedule) -> None:
@@ -156,15 +157,22 @@ class _Inspector:
         self.good_views: set[int] = set()
         self.in_step = False
         self.setup = {operation.id for operation in walk(program.setup)}
+        self.awaitable: set[Edge] = set()
 
     def inspect(self) -> None:
         """Raise on the first fault of the program."""
         self._inspect_buffers()
-        for operation in walk(self.program.setup):
-            self._inspect_operation(operation)
+        self._inspect_part(self.program.setup)
         self.in_step = True
-        for operation in walk(self.program.step):
-            self._inspect_operation(operation)
+        self._inspect_part(self.program.step)
+
+    def _inspect_part(self, operations: Sequence[Operation]) -> None:
+        """Raise on the first fault of a list; most allocations need no more than a look."""
+        every, by_name = list(walk(operations)), self.program.by_name
+        self.awaitable = {each.id for each in every if not isinstance(each, HOST_ACTIONS)}
+        for operation in every:
+            if type(operation) is not Allocate or operation.buffer not in by_name:
+                self._inspect_operation(operation)
 
     def _inspect_buffers(self) -> None:
         for buffer in self.program.buffers:
@@ -204,13 +212,15 @@ class _Inspector:
 
     def _inspect_operation(self, operation: Operation) -> None:
         where = operation.id
-        match operation:
-            case Allocate(buffer=buffer):
-                self._need_buffer(where, buffer)
-                return
+        match operation:  # the most frequent first: cases are tried one after the other
             case Free(buffer=buffer, uses=uses):
                 self._need_buffer(where, buffer)
                 self._inspect_edges(where, uses)
+                return
+            case Compute():
+                self._inspect_compute(operation)
+            case Allocate(buffer=buffer):
+                self._need_buffer(where, buffer)
                 return
             case HostWait(operation=edge):
                 self._inspect_edges(where, (edge,))
@@ -226,8 +236,6 @@ class _Inspector:
                 else:
                     self._need_scalar(where, number)
                 return
-            case Compute():
-                self._inspect_compute(operation)
             case Fill(target=target, scalar=scalar):
                 self._inspect_view(where, target)
                 if scalar is not None:
@@ -269,6 +277,8 @@ class _Inspector:
     def _inspect_edges(self, where: str, edges: tuple[Edge, ...]) -> None:
         by_id = self.program.by_id
         for edge in edges:
+            if edge in self.awaitable:  # an operation of this part, on a stream
+                continue
             previous = isinstance(edge, Previous)
             name = edge.operation if isinstance(edge, Previous) else edge
             if name not in by_id:
@@ -293,14 +303,15 @@ class _Inspector:
                 with at(where):
                     for axis in operand.partial:
                         self.mesh.axis_size(axis)
-            self._inspect_view(where, operand.view)
+            if id(operand.view) not in self.good_views:
+                self._inspect_view(where, operand.view)
         for scalar in compute.scalars:
             self._need_scalar(where, scalar)
         if compute.draw is not None:
             self._inspect_draw(where, compute.action, compute.draw)
         match compute.action:
             case Action.UPDATE:
-                self._inspect_update(compute)
+                inspect_update(compute, self.scalars)
             case Action.CLIP:
                 self._need_number(compute, Role.INPUT)
                 if not isinstance(compute.rule, ClipNorm):
@@ -319,26 +330,6 @@ class _Inspector:
             drawn = self.program.by_id.get(draw.restores)
             if not isinstance(drawn, Compute) or drawn.draw is None:
                 raise ScheduleError(f"{where}: restores {draw.restores!r}, which draws nothing")
-
-    def _inspect_update(self, update: Compute) -> None:
-        where, rule = update.id, update.rule
-        if not isinstance(rule, Optimizer):
-            raise ScheduleError(f"{where}: rule {rule} must be Adam or SGD")
-        rate = rule.learning_rate
-        if isinstance(rate, str) and not (rate in self.scalars and self.scalars[rate].given):
-            raise ScheduleError(f"{where}: learning rate {rate!r} is no scalar that is given")
-        roles = [operand.role for operand in update.operands]
-        if (kept := roles.count(Role.MOMENT)) != (needed := rule.moments):
-            raise ScheduleError(f"{where}: {kept} moments, {needed} needed by its rule")
-        if roles.count(Role.MASTER) + roles.count(Role.PARAMETER) != 1:
-            raise ScheduleError(f"{where}: one operand, master or parameter, is updated")
-        if roles.count(Role.GRADIENT) != 1:
-            raise ScheduleError(f"{where}: one gradient operand is needed")
-        sizes = sorted({operand.view.size for operand in update.operands})
-        if len(sizes) != 1:
-            raise ScheduleError(f"{where}: operands of one size are needed, they have {sizes}")
-        if len({window_of(operand.view) for operand in update.operands}) > 1:
-            raise ScheduleError(f"{where}: operands are not one window on one layout")
 
     def _need_number(self, compute: Compute, role: Role) -> None:
         sizes = [operand.view.size for operand in compute.operands if operand.role is role]

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+from zsim.schedule.quick_init import quick_init
+
 
 class OperationError(ValueError):
     """An operation that cannot be."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """`size` elements of `buffer` from `start` on.
@@ -25,13 +28,15 @@ class View:
     origin: int | None = None
 
     def __post_init__(self) -> None:
-        where = f"view of {self.buffer}"
         if self.start < 0 or self.size < 0:
-            raise OperationError(f"{where}: start {self.start} and size {self.size} must be >= 0")
+            raise self._wrong(f"start {self.start} and size {self.size} must be >= 0")
         if self.axis is not None and self.layout is not None:
-            raise OperationError(f"{where}: name an axis or a layout, not both")
+            raise self._wrong("name an axis or a layout, not both")
         if self.origin is not None and (self.layout is None or self.origin < 0):
-            raise OperationError(f"{where}: origin {self.origin} needs a layout, and to be >= 0")
+            raise self._wrong(f"origin {self.origin} needs a layout, and to be >= 0")
+
+    def _wrong(self, why: str) -> OperationError:
+        return OperationError(f"view of {self.buffer}: {why}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,14 @@ def total(one: Numbers, other: Numbers) -> Numbers:
     return found
 
 
+def added(one: Numbers, other: Numbers, *, divisor: float = 1) -> Numbers:
+    """Add element by element, the second divided by a number."""
+    found = other if divisor == 1 else other * share(divisor, other.ndim)
+    found = one + found  # below 2**63: each is reduced, and so is their product's factor
+    found %= moduli(found.ndim)
+    return found
+
+
 def summed(numbers: Numbers, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Numbers:
     """Add up along `axis`: at most 2**33 terms."""
     found: Numbers = numbers.sum(axis=axis, keepdims=keepdims, dtype=np.uint64)

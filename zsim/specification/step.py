@@ -30,8 +30,10 @@ class TensorCuts:
         weights: for each axis, how many ranks a coordinate stands for.
         data: dimensions along which ranks see different data, lanes counted.
         tensor: the dimension of the tensor axis, lanes counted; None if there is none.
+        context: that of the ranks that share a sequence; None if each has sequences of its own.
         parameters: elements in each piece of a parameter.
-        values: pieces of a value on one rank, `whole` of what all ranks of the tensor axis have.
+        values: pieces of a value on one rank, `whole` of what all ranks of the tensor axis have,
+            `shared` of what all ranks that share a sequence have.
         copied: parameters that ranks of the tensor axis hold copies of.
     """
 
@@ -43,6 +45,8 @@ class TensorCuts:
     values: Mapping[str, int]
     whole: Mapping[str, int]
     copied: frozenset[str]
+    context: int | None = None
+    shared: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def dimensions(self) -> int:
@@ -71,6 +75,7 @@ class Application:
         outputs, saved: what forward makes.
         towards: what the gradient of the outputs is multiplied with to make those of parameters
             that are trained, then of inputs, one after the other; `ends` is where each ends.
+        slopes: the gradients of the outputs, and `made` what backward makes of them.
     """
 
     inputs: list[Numbers]
@@ -80,6 +85,8 @@ class Application:
     kept: list[Numbers] = field(default_factory=list[Numbers])
     towards: Numbers = field(default_factory=lambda: np.zeros((2, 0), np.uint64))
     ends: list[int] = field(default_factory=list[int])
+    slopes: list[Numbers] = field(default_factory=list[Numbers])
+    made: list[Numbers] = field(default_factory=list[Numbers])
 
     def parts(self, whole: Numbers) -> list[Numbers]:
         """Return the gradients that stand one after the other in `whole`."""
@@ -97,7 +104,8 @@ class TrainingState:
 
 def spread(*operands: Numbers) -> tuple[int, ...]:
     """Return the shape along the axes that all operands broadcast to."""
-    return np.broadcast_shapes(*(each.shape[1:-1] for each in operands))
+    shapes = {each.shape[1:-1] for each in operands}
+    return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
 
 class PlainStep:
@@ -137,9 +145,17 @@ class PlainStep:
         """Run every micro-batch; the sum of all gradients over all replicas, divided."""
         cut, found = self.cut, dict[str, Numbers]()
         self._parameters = parameters
+        sums: dict[tuple[str, int], Numbers] = {}
         for micro_batch in range(self.micro_batches):
-            for name, gradient in self._micro_batch(micro_batch).items():
-                found[name] = total(found[name], gradient) if name in found else gradient
+            for key, made in self._micro_batch(micro_batch).items():
+                sums[key] = total(sums[key], made) if key in sums else made
+        for unit in self.model.units:
+            for place, segment in enumerate(unit.segments):
+                end = 0
+                for name in self.model.trained_of(segment) if (unit.name, place) in sums else ():
+                    start, end = end, end + len(cut.parameters[name])
+                    gradient = sums[unit.name, place][..., start:end]
+                    found[name] = total(found[name], gradient) if name in found else gradient
         split = any(value.tensor_sharded for value in self.model.values.values())
         for name, gradient in found.items():
             over = list(cut.data)
@@ -194,27 +210,30 @@ class PlainStep:
             found = total(found, squares)
         return found
 
-    def _micro_batch(self, micro_batch: int) -> dict[str, Numbers]:
-        """Run forward and backward through all units; return the gradient of every parameter."""
+    def _micro_batch(self, micro_batch: int) -> dict[tuple[str, int], Numbers]:
+        """Run forward and backward through all units.
+
+        Returns the gradients of all parameters of each segment, one after the other.
+        """
         values = {self.model.batch.name: self.batches[micro_batch]}
         for unit in self.model.units:
             for place in range(len(unit.segments)):
                 self._forward(values, unit, place, micro_batch=micro_batch)
         one = np.ones((2, *(1,) * (self.cut.dimensions - 1)), np.uint64)
         slopes = {self.model.loss.name: one}
-        gradients: dict[str, Numbers] = {}
+        gradients: dict[tuple[str, int], Numbers] = {}
         for unit in reversed(self.model.units):
             for place in reversed(range(len(unit.segments))):
                 if self.model.runs_backward(unit.segments[place]):
-                    self._backward(slopes, gradients, unit, place, micro_batch=micro_batch)
+                    made = self._backward(slopes, unit, place, micro_batch=micro_batch)
+                    gradients[unit.name, place] = made
         return gradients
 
     def _is_cut(self, name: str) -> bool:
         return self.model.values[name].tensor_sharded and self.cut.tensor is not None
 
-    def _together(self, numbers: Numbers) -> Numbers:
-        """Return what all ranks of the tensor axis have, one after the other."""
-        place = self.cut.tensor
+    def _together(self, numbers: Numbers, place: int | None) -> Numbers:
+        """Return what all ranks along a dimension have, one after the other."""
         assert place is not None
         full = np.broadcast_to(
             numbers,
@@ -224,9 +243,8 @@ class PlainStep:
         joined = moved.reshape(*moved.shape[:-2], -1)
         return np.expand_dims(joined, place)
 
-    def _own(self, numbers: Numbers) -> Numbers:
-        """Return of what all ranks of the tensor axis have the own part of each."""
-        place = self.cut.tensor
+    def _own(self, numbers: Numbers, place: int | None) -> Numbers:
+        """Return of what all ranks along a dimension have the own part of each."""
         assert place is not None
         ranks = self.cut.shape[place - 1]
         parts = numbers.reshape(*numbers.shape[:-1], ranks, -1)
@@ -237,14 +255,30 @@ class PlainStep:
         if self.cut.tensor is None:
             return numbers
         whole = self.cut.summed(numbers, (self.cut.tensor,))
-        return self._own(whole) if self._is_cut(name) else whole
+        return self._own(whole, self.cut.tensor) if self._is_cut(name) else whole
 
     def _read(self, values: Mapping[str, Numbers], segment: Segment) -> list[Numbers]:
-        whole = segment.reads_whole
-        return [
-            self._together(values[name]) if whole and self._is_cut(name) else values[name]
-            for name in segment.inputs
-        ]
+        def read(name: str) -> Numbers:
+            if self._is_shared(segment, name):
+                return self._together(values[name], self.cut.context)
+            if name == segment.passed_input:
+                return self._passed(values[name], segment.context_offset)
+            if segment.reads_whole and self._is_cut(name):
+                return self._together(values[name], self.cut.tensor)
+            return values[name]
+
+        return [read(name) for name in segment.inputs]
+
+    def _passed(self, numbers: Numbers, offset: int | None) -> Numbers:
+        """Return what the rank `offset` places before has, of those that share a sequence."""
+        place = self.cut.context
+        if place is None or numbers.shape[place] == 1:
+            return numbers
+        return np.roll(numbers, offset or 0, place)
+
+    def _is_shared(self, segment: Segment, name: str) -> bool:
+        """Tell whether a segment reads an input as all ranks that share a sequence have it."""
+        return self.cut.context is not None and name == segment.shared_input
 
     def _pieces(self, name: str, *, whole: bool) -> int:
         return self.cut.whole[name] if whole and self._is_cut(name) else self.cut.values[name]
@@ -275,41 +309,44 @@ class PlainStep:
     def _backward(
         self,
         slopes: dict[str, Numbers],
-        gradients: dict[str, Numbers],
         unit: Unit,
         place: int,
         *,
         micro_batch: int,
-    ) -> None:
+    ) -> Numbers:
+        """Return the gradients of the segment's parameters, one after the other."""
         segment = unit.segments[place]
         made = self.applications[unit.name, place, micro_batch]
         name = f"{unit.name}/{place}"
-        made.kept = made.inputs if segment.saves_input else []
+        made.kept = made.inputs[segment.adds :] if segment.saves_input else []
         wanted = self.wanted(segment)
         made.towards, made.ends = self._towards(name, made, segment, wanted)
-        slope = self.slope(
-            name,
-            [
-                self._together(slopes[value.name])
-                if segment.reduces_output and self._is_cut(value.name)
-                else slopes[value.name]
-                for value in segment.outputs
-                if value.name in slopes
-            ],
-        )
-        parts = made.parts(product(made.towards, slope))
-        trained = self.model.trained_of(segment)
-        for parameter, gradient in zip(trained, parts, strict=False):
-            known = gradients.get(parameter)
-            gradients[parameter] = gradient if known is None else total(known, gradient)
-        for value, towards in zip(wanted, parts[len(trained) :], strict=True):
+        made.slopes = [
+            self._together(slopes[value.name], self.cut.tensor)
+            if segment.reduces_output and self._is_cut(value.name)
+            else slopes[value.name]
+            for value in segment.outputs
+            if value.name in slopes
+        ]
+        slope = self.slope(name, made.slopes)
+        whole = product(made.towards, slope)
+        parts = made.made = made.parts(whole)
+        trained = len(self.model.trained_of(segment))
+        for value, towards in zip(wanted, parts[trained:], strict=True):
             gradient = towards
-            if segment.reduces_input_gradient:
+            if self._is_shared(segment, value):
+                assert self.cut.context is not None
+                gradient = self.cut.summed(gradient, (self.cut.context,))
+                gradient = self._own(gradient, self.cut.context)
+            elif value == segment.passed_input:  # of the rank that it came from
+                gradient = self._passed(gradient, -(segment.context_offset or 0))
+            elif segment.reduces_input_gradient:
                 gradient = self._sum(gradient, value)
             elif segment.gathers_input and self._is_cut(value):
-                gradient = self._own(gradient)
+                gradient = self._own(gradient, self.cut.tensor)
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
+        return whole[..., : made.ends[trained - 1] if trained else 0]
 
     def slope(self, name: str, slopes: Sequence[Numbers]) -> Numbers:
         """Return what the gradients of all outputs come to, linear in each, shape (2, ..., 1)."""
@@ -325,7 +362,12 @@ class PlainStep:
         self, name: str, made: Application, segment: Segment, wanted: Sequence[str]
     ) -> tuple[Numbers, list[int]]:
         counts = [len(self.cut.parameters[each]) for each in self.model.trained_of(segment)]
-        counts += [self._pieces(each, whole=segment.reads_whole) for each in wanted]
+        counts += [
+            self.cut.shared[each]
+            if self._is_shared(segment, each)
+            else self._pieces(each, whole=segment.reads_whole)
+            for each in wanted
+        ]
         ends = list(accumulate(counts))
         count = ends[-1] if ends else 0
         saved = [] if made.saved is None else [made.saved]

@@ -32,7 +32,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Program, Schedule
 from zsim.units import PICOSECONDS_PER_SECOND
-from zsim_des.network.carried import Carried, carried_by
+from zsim_des.network.carried import Carried, access_of, carried_by
 
 
 class LoweringError(ValueError):
@@ -122,6 +122,7 @@ class Ask:
 Instruction = Enqueue | Stop | Choose | Ask | HostNote
 
 END = "the end of the step"
+TRANSFERS = (Read, Write)
 HANDED_OVER = (Communication, Together)
 HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
 
@@ -167,8 +168,7 @@ def _measured_ps(times: MeasuredTimes, operation: Operation) -> int:
 
 def threads_of(schedule: Schedule, program: Program) -> frozenset[str]:
     """Return the streams that are threads of the host, or handles of reads and writes."""
-    operations = (each for part in (program.setup, program.step) for each in walk(part))
-    handles = {each.stream for each in operations if isinstance(each, Read | Write)}
+    handles = {each.stream for each in program.by_id.values() if isinstance(each, TRANSFERS)}
     return frozenset(handles | set(schedule.host_threads))
 
 
@@ -187,15 +187,16 @@ class _Lowering:
         self._program = program
         self._gpu = gpu
         costs = gpu.launch_costs
-        is_free = costs == FREE or schedule.with_host_time
+        is_free, measured = costs == FREE or schedule.with_host_time, gpu.measured
         self._launch_ps = _nothing if is_free else costs.issue_ps
-        if gpu.measured is not None:
-            self._launch_ps = partial(_measured_ps, gpu.measured)
-        self._runs = gpu.measured is not None and gpu.measured.runs_on_host
+        if measured is not None:
+            self._launch_ps = partial(_measured_ps, measured)
+        self._runs = measured is not None and measured.runs_on_host
         self._unissued_ps = 0  # of operations that are no instruction, until the next that is one
         self._threads = threads_of(schedule, program)
         self._places = {pool.name: pool.place for pool in schedule.pools}
         self._schedule = schedule
+        self._access = access_of(schedule)
         self._has_host = len(set(self._places.values())) > 1
         self._streams = {name: index for index, name in enumerate(schedule.streams)}
         self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
@@ -205,6 +206,9 @@ class _Lowering:
             self._noted = (Allocate, Free, SetScalar)
         elif asks:
             self._noted = (Free,)
+        # Most operations take memory, which mostly is no instruction and costs the host nothing.
+        takes_part = asks or Allocate in self._noted or measured is not None
+        self._silent = frozenset[type[Operation]](() if takes_part else (Allocate,))
         self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
         self._seen: set[str] = set()
         step = list(walk(program.step))
@@ -224,8 +228,7 @@ class _Lowering:
             flying = [each.id for each in walk(operations) if isinstance(each, HANDED_OVER)]
             slots = tuple(self.slots[name] for name in flying)
             made.append(Stop(END, After(slots, ()), self._taken_ps()))
-            loop_ps = round(measured.host.step_s * PICOSECONDS_PER_SECOND)
-            made.append(Stop(END, NOTHING, loop_ps))
+            made.append(Stop(END, NOTHING, round(measured.host.step_s * PICOSECONDS_PER_SECOND)))
         return tuple(made)
 
     def awaited(self) -> frozenset[int]:
@@ -236,9 +239,12 @@ class _Lowering:
     def _list(self, operations: tuple[Operation, ...]) -> list[Instruction]:
         found: list[Instruction] = []
         for operation in operations:
+            if type(operation) in self._silent:
+                self._seen.add(operation.id)
+                continue
             made = self._instruction(operation)
-            if made is None:
-                self._unissued_ps += self._own_ps(operation)
+            if made is None:  # no instruction, which costs a host that was measured something
+                self._unissued_ps += 0 if self._gpu.measured is None else self._launch_ps(operation)
             else:
                 if not isinstance(made, HostNote):
                     made.launch_ps += self._taken_ps()
@@ -250,10 +256,6 @@ class _Lowering:
                 found.append(HostNote(operation.id, operation))
             self._seen.add(operation.id)
         return found
-
-    def _own_ps(self, operation: Operation) -> int:
-        """Return what an operation that is no instruction costs the host."""
-        return 0 if self._gpu.measured is None else self._launch_ps(operation)
 
     def _taken_ps(self) -> int:
         taken_ps, self._unissued_ps = self._unissued_ps, 0
@@ -319,7 +321,9 @@ class _Lowering:
         """
         carries: Carried | None = None
         if self._has_host:
-            carries = carried_by(operation, self._program, self._schedule, self._places)
+            carries = carried_by(
+                operation, self._program, self._schedule, self._places, access=self._access
+            )
         time_ps = moving = 0
         if carries is None or carries.kernel is None:
             time_ps, moving = self._times(operation)

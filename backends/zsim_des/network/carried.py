@@ -11,10 +11,12 @@ from zsim.compute.host_kernel import kernel_of
 from zsim.compute.roofline import touched_bytes
 from zsim.schedule.host_traffic import copied_bytes, largest_part, leaves_device, on_host_threads
 from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
+from zsim.schedule.quick_init import quick_init
 from zsim.schedule.schedule import Place, Program, Schedule
 from zsim.strategy.offload import FileAccess
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Carried:
     """Bytes of an operation on the host side of its node.
@@ -31,6 +33,9 @@ class Carried:
     share: Fraction = Fraction(1)
 
 
+TRANSFERS = (Read, Write)
+"""Operations that move bytes between memory and files."""
+
 FILES: dict[tuple[type[Read | Write], bool], HostFlow] = {
     (Read, False): HostFlow.READ,
     (Write, False): HostFlow.WRITE,
@@ -40,31 +45,47 @@ FILES: dict[tuple[type[Read | Write], bool], HostFlow] = {
 """Flows of reads and writes of files; straight to the GPU with GPUDirect Storage."""
 
 
+def flow_of(
+    operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
+) -> HostFlow | None:
+    """Return how `operation` passes the host side; None if all of it is on the device.
+
+    `places` are by pool. What touches host memory alone runs on host threads.
+    """
+    if isinstance(operation, TRANSFERS):
+        memory = operation.target if isinstance(operation, Read) else operation.source
+        direct = places[program.by_name[memory.buffer].pool] is Place.DEVICE
+        return FILES[type(operation), direct]
+    if isinstance(operation, Copy):
+        outward = leaves_device(operation, program, places)
+        if outward is not None:
+            return HostFlow.COPY_OUT if outward else HostFlow.COPY_IN
+    return HostFlow.KERNEL if on_host_threads(operation, program, places) else None
+
+
 def carried_by(
     operation: Compute | Copy | Fill,
     program: Program,
     schedule: Schedule,
     places: Mapping[str, Place],
+    *,
+    access: DriveAccess,
 ) -> Carried | None:
     """Return what `operation` moves on the host side; None if all of it is on the device.
 
-    `places` are by pool of `schedule`. What touches host memory alone runs on host threads.
+    `places` are by pool of `schedule`, whose files are read and written by `access`.
     """
-    if isinstance(operation, Read | Write):
-        memory = operation.target if isinstance(operation, Read) else operation.source
-        direct = places[program.by_name[memory.buffer].pool] is Place.DEVICE
-        flow = FILES[type(operation), direct]
-        return Carried(flow, copied_bytes(operation, program), access=access_of(schedule))
-    if isinstance(operation, Copy):
-        outward = leaves_device(operation, program, places)
-        if outward is not None:
-            flow = HostFlow.COPY_OUT if outward else HostFlow.COPY_IN
-            size_bytes, share = largest_part(operation, program, schedule)
-            return Carried(flow, size_bytes, share=share)
-    if not on_host_threads(operation, program, places):
+    flow = flow_of(operation, program, places)
+    if flow is None:
         return None
-    kernel = kernel_of(operation.action) if isinstance(operation, Compute) else HostKernel.CAST
-    return Carried(HostFlow.KERNEL, touched_bytes(operation, program), kernel=kernel)
+    if flow is HostFlow.KERNEL:
+        kernel = kernel_of(operation.action) if isinstance(operation, Compute) else HostKernel.CAST
+        return Carried(flow, touched_bytes(operation, program), kernel=kernel)
+    assert isinstance(operation, Copy)
+    if isinstance(operation, TRANSFERS):
+        return Carried(flow, copied_bytes(operation, program), access=access)
+    size_bytes, share = largest_part(operation, program, schedule)
+    return Carried(flow, size_bytes, share=share)
 
 
 def access_of(schedule: Schedule) -> DriveAccess:

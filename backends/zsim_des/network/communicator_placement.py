@@ -12,7 +12,7 @@ from zsim.cluster.host_links import HostFlow, path
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import Communication, Compute, Copy, Fill, PointToPoint, Together
 from zsim.schedule.schedule import Schedule
-from zsim_des.network.carried import carried_by
+from zsim_des.network.carried import flow_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -129,6 +129,11 @@ def spreads(
     return places, found
 
 
+ON_ONE_RANK = (Compute, Copy, Fill)
+MEETINGS = (Communication, Together)
+"""Operations that need no other rank, and those that do."""
+
+
 def used_of(schedule: Schedule) -> Used:
     """Return what some program of the schedule uses."""
     groups: dict[str, list[int]] = {}
@@ -138,10 +143,11 @@ def used_of(schedule: Schedule) -> Used:
     has_host = len(set(places.values())) > 1
     for program in schedule.programs:
         for operation in program.by_id.values():
-            if has_host and isinstance(operation, Compute | Copy | Fill):
-                found = carried_by(operation, program, schedule, places)
-                flows |= set() if found is None else {found.flow}
-            if not isinstance(operation, Communication | Together):
+            if has_host and isinstance(operation, ON_ONE_RANK):
+                flow = flow_of(operation, program, places)
+                if flow is not None:
+                    flows.add(flow)
+            if not isinstance(operation, MEETINGS):
                 continue
             members = operation.members if isinstance(operation, Together) else (operation,)
             for member in members:

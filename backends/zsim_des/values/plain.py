@@ -5,15 +5,13 @@ gradients are averaged over all of them, and the optimizer is applied to whole p
 ones stay as they were in the beginning, and there is nothing that could be a gradient of them.
 """
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
 
-from zsim.model.generator import Draws
-from zsim.model.model import BATCH, Model, Parameter, Segment, Unit
+from zsim.model.model import Model, Parameter
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim.strategy.precision import Precision
@@ -21,14 +19,12 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP, WARM_UP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced
-from zsim_des.values.truth import Part, data, given, initial, mask
+from zsim_des.values.plain_pass import PlainPass, Tensors, trainable
+from zsim_des.values.truth import Part, given, initial
 
 TENSOR = "tensor"
 LARGEST_SCALE = 2.0**53
 """Beyond it a host does not count: whole numbers have gaps."""
-
-Tensors = list[dict[str, Numbers]]
-"""By rank of the tensor axis, tensors by name."""
 
 
 @dataclass(slots=True)
@@ -117,11 +113,6 @@ def part_of(model: Model, parameter: Parameter, place: int) -> Part:
     return () if shared else ((TENSOR, place),)
 
 
-def trainable(model: Model) -> frozenset[str]:
-    """Names of the parameters that an optimizer is given."""
-    return frozenset(each.name for each in model.parameters if not each.frozen)
-
-
 def _begin(model: Model, strategy: Strategy) -> PlainState:
     parameters: Tensors = [
         {
@@ -169,172 +160,20 @@ def _mean_gradients(model: Model, strategy: Strategy, state: PlainState, step: i
         for own in state.parameters
     ]
     micro_batches = strategy.train.gradient_accumulation_steps
-    for replica in range(strategy.replicas):
+    members = strategy.parallel.context
+    for first in range(0, strategy.replicas, members):
+        runs: list[PlainPass] = []
         for micro_batch in range(micro_batches):
-            batch = data(replica, step, micro_batch, model.batch.elements)
-            run = _Run(model, state.parameters, batch, (replica, step, micro_batch))
-            state.losses.append(run.loss)
+            which = [(first + member, step, micro_batch) for member in range(members)]
+            runs.append(PlainPass(model, state.parameters, which))
+        state.losses += [run.losses[member] for member in range(members) for run in runs]
+        for run in runs:
             for place, own in enumerate(run.gradients):
+                sums = total[place % model.tensor]
                 for name, gradient in own.items():
-                    total[place][name] = reduced(total[place][name] + gradient)
+                    sums[name] = reduced(sums[name] + gradient)
     share = inverse(strategy.replicas * micro_batches)
     return [{name: product(value, share) for name, value in own.items()} for own in total]
-
-
-class _Run:
-    """One micro-batch on one replica: forward through all units, and backward."""
-
-    def __init__(
-        self, model: Model, parameters: Tensors, batch: Numbers, which: tuple[int, int, int]
-    ) -> None:
-        self._model = model
-        self._which = which
-        self._parameters = parameters
-        self._places = range(model.tensor)
-        self._values: Tensors = [{BATCH: batch} for _ in self._places]
-        self._saved: list[dict[tuple[str, int], float]] = [{} for _ in self._places]
-        self._slopes: Tensors = [{model.loss.name: np.ones(1)} for _ in self._places]
-        self._trainable = trainable(model)
-        self.gradients: Tensors = [
-            {name: np.zeros(len(each)) for name, each in own.items() if name in self._trainable}
-            for own in parameters
-        ]
-        for unit in model.units:
-            for position in range(len(unit.segments)):
-                self._forward(unit, position)
-        self.loss = float(self._values[0][model.loss.name][0])
-        for unit in reversed(model.units):
-            for position in reversed(range(len(unit.segments))):
-                if self._is_differentiated(unit.segments[position]):
-                    self._backward(unit, position)
-
-        if any(value.tensor_sharded for value in model.values.values()):
-            self._add_up_copies()
-
-    def _is_differentiated(self, segment: Segment) -> bool:
-        """Return whether autograd goes through a segment: to what it trains, or further back."""
-        asked = any(value.requires_gradient for value in segment.outputs)
-        return asked or not self._trainable.isdisjoint(segment.parameters)
-
-    def _add_up_copies(self) -> None:
-        """Of parameters that all places have, each has the gradient of its own tokens."""
-        for parameter in self._model.parameters:
-            name = parameter.name
-            if not parameter.tensor_sharded and name in self._trainable:
-                total = reduced(np.sum([own[name] for own in self.gradients], axis=0))
-                for own in self.gradients:
-                    own[name] = total
-
-    def _cut(self, name: str) -> bool:
-        return self._model.values[name].tensor_sharded
-
-    def _inputs(self, place: int, segment: Segment) -> list[Numbers]:
-        """Return what a segment reads: its own part, or all where ranks make the same or sum."""
-        whole = segment.reduces_input_gradient or segment.gathers_input
-        return [
-            self._together(self._values, name)
-            if whole and self._cut(name)
-            else self._values[place][name]
-            for name in segment.inputs
-        ]
-
-    def _together(self, tensors: Tensors, name: str) -> Numbers:
-        return np.concatenate([own[name] for own in tensors])
-
-    def _elements(self, names: Sequence[str], *, whole: bool) -> list[int]:
-        values = [self._model.values[name] for name in names]
-        places = len(self._places)
-        return [
-            value.elements * (places if whole and value.tensor_sharded else 1) for value in values
-        ]
-
-    def _own(self, made: list[list[Numbers]], names: Sequence[str]) -> list[list[Numbers]]:
-        """Sum over all places; each keeps its own tokens where they are cut."""
-        sums = _summed(made)
-        for place, own in enumerate(sums):
-            for index, name in enumerate(names):
-                if self._cut(name):
-                    own[index] = np.split(own[index], len(self._places))[place]
-        return sums
-
-    def _forward(self, unit: Unit, position: int) -> None:
-        segment = unit.segments[position]
-        made: list[list[Numbers]] = []
-        for place in self._places:
-            name, drawn = f"{unit.name}/{position}", ""
-            if segment.draws is not None:
-                own = place if segment.draws is Draws.APART else None
-                drawn = mask(self._which, name, own)
-            done = stand_in.forward(
-                f"{name}{drawn}",
-                self._inputs(place, segment),
-                [self._parameters[place][name] for name in segment.parameters],
-                self._elements(
-                    [value.name for value in segment.outputs], whole=segment.reduces_output
-                ),
-            )
-            made.append(done.outputs)
-            self._saved[place][unit.name, position] = done.saved
-        if segment.reduces_output:
-            made = self._own(made, [value.name for value in segment.outputs])
-        for place, outputs in enumerate(made):
-            for value, output in zip(segment.outputs, outputs, strict=True):
-                self._values[place][value.name] = output
-
-    def _backward(self, unit: Unit, position: int) -> None:
-        segment = unit.segments[position]
-        wanted = [name for name in segment.inputs if self._model.values[name].requires_gradient]
-        made: list[list[Numbers]] = []
-        for place in self._places:
-            done = self._backward_on(place, unit, position, wanted)
-            made.append(done.inputs)
-            own = self.gradients[place]
-            for name, gradient in zip(segment.parameters, done.parameters, strict=True):
-                if name in own:
-                    own[name] = reduced(own[name] + gradient)
-        if segment.reduces_input_gradient:
-            made = self._own(made, wanted)
-        elif segment.gathers_input:
-            made = [
-                [
-                    np.split(each, len(self._places))[place] if self._cut(name) else each
-                    for name, each in zip(wanted, gradients, strict=True)
-                ]
-                for place, gradients in enumerate(made)
-            ]
-        for place, gradients in enumerate(made):
-            slopes = self._slopes[place]
-            for name, gradient in zip(wanted, gradients, strict=True):
-                slopes[name] = reduced(slopes[name] + gradient) if name in slopes else gradient
-
-    def _backward_on(
-        self, place: int, unit: Unit, position: int, wanted: Sequence[str]
-    ) -> stand_in.Backward:
-        segment: Segment = unit.segments[position]
-        slopes = {
-            value.name: self._together(self._slopes, value.name)
-            if segment.reduces_output and value.tensor_sharded
-            else self._slopes[place][value.name]
-            for value in segment.outputs
-            if value.name in self._slopes[place]
-        }
-        saved = self._saved[place][unit.name, position]
-        return stand_in.backward(
-            f"{unit.name}/{position}",
-            inputs=self._inputs(place, segment) if segment.saves_input else [],
-            saved=[np.array([saved])] if segment.saved_bytes else [],
-            parameters=[self._parameters[place][name] for name in segment.parameters],
-            slopes=[slopes[value.name] for value in segment.outputs if value.name in slopes],
-            sizes=self._elements(
-                wanted, whole=segment.reduces_input_gradient or segment.gathers_input
-            ),
-        )
-
-
-def _summed(made: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
-    """Every place has the sum over all places."""
-    sums = [reduced(np.sum(parts, axis=0)) for parts in zip(*made, strict=True)]
-    return [list(sums) for _ in made]
 
 
 def _update(

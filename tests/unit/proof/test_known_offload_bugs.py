@@ -157,6 +157,10 @@ def test_gradients_that_leave_on_a_stream_of_their_own_race_with_the_next_reduct
         ),
     )
     assert found(apart) & {"lifetime", "races"}
+    # the branch of ZeRO-Offload's first author, which waited at the end of backward alone
+    apart = deepspeed(2, reduce_bucket_size=60, migration_stream=True)
+    assert found(apart) == set()
+    assert found(freed_without(apart, "/free/flat")) & {"lifetime", "races"}
 
 
 def test_parameters_that_are_gathered_while_they_are_still_copied_to_the_device() -> None:

@@ -172,6 +172,28 @@ def deferred() -> Schedule:
     return build.schedule(Contract(peak_bytes=(("all", "device", 8),)))
 
 
+def test_nothing_is_said_of_when_a_buffer_without_bytes_came_back() -> None:
+    """A line of no bytes may allocate or free, so each is left out."""
+    build = ScheduleBuilder.of("nothing", data=1)
+    x, y, z = (build.buffer(name, size) for name, size in (("x", 0), ("y", 1), ("z", 1)))
+    step = build.step
+    step.allocate(x, y)
+    used = step.fill("use", y.all, 0.0, stream=COMMUNICATION)
+    step.free(x, uses=[used], mode=FreeMode.DEFERRED)
+    step.host_wait("wait", used)
+    step.allocate(z)
+    step.free(y, z)
+    made = build.schedule(Contract(peak_bytes=(("all", "device", 8),)))
+    trace = run(made)
+    assert [each.buffer for each in trace.ranks[0].book if not each.change_bytes] == ["x", "x"]
+    assert said(made, trace) == []
+    (rank,) = trace.ranks
+    late = replace(
+        trace, ranks=(replace(rank, book=tuple(e for e in rank.book if e.change_bytes)),)
+    )
+    assert said(made, late) == []
+
+
 def booked(*lines: tuple[str, str, int]) -> tuple[BookEntry, ...]:
     return tuple(
         BookEntry(

@@ -1,7 +1,8 @@
 """Schedules without some of their blocks: what has a larger number moves up."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from zsim.model.model import Model, Unit
@@ -119,7 +120,7 @@ class BlockRemoval:
         persistent = set(program.persistent)
         return [
             [by_number[number] for number in self.inner[: len(self.inner) - self.count]]
-            for by_number in self.names.buffers.families().values()
+            for by_number in self.names.buffers.families.values()
             if by_number[self.inner.start] in persistent
         ]
 
@@ -136,12 +137,11 @@ class BlockRemoval:
 
     def _buffer(self, buffer: Buffer) -> Buffer:
         renamed = self._renaming(self.names.buffers, buffer.name)
-        return replace(
-            buffer,
-            name=renamed(self.names.buffers, buffer.name),
-            layout=buffer.layout and renamed(self.names.layouts, buffer.layout),
-            course=None,
-        )
+        name = renamed(self.names.buffers, buffer.name)
+        layout = buffer.layout and renamed(self.names.layouts, buffer.layout)
+        if (name, layout, None) == (buffer.name, buffer.layout, buffer.course):
+            return buffer
+        return replace(buffer, name=name, layout=layout, course=None)
 
     def _layout(self, layout: Layout) -> Layout:
         renamed = self._renaming(self.names.layouts, layout.name)
@@ -267,27 +267,33 @@ class BlockRemoval:
             raise IrregularError
 
     def _view(self, view: View, renamed: Renamed) -> View:
-        return replace(
-            view,
-            buffer=renamed(self.names.buffers, view.buffer),
-            layout=view.layout and renamed(self.names.layouts, view.layout),
-        )
+        name = renamed(self.names.buffers, view.buffer)
+        layout = view.layout and renamed(self.names.layouts, view.layout)
+        if (name, layout) == (view.buffer, view.layout):
+            return view
+        return replace(view, buffer=name, layout=layout)
 
     def _moved(self, operation: Each, renamed: Renamed) -> Each:
         """Return an operation with other names, and no edges."""
         changes: dict[str, Any] = {}
-        for each in fields(operation):
-            value = getattr(operation, each.name)
+        for name in _names(cast(Hashable, type(operation))):
+            value = getattr(operation, name)
             if isinstance(value, View):
-                changes[each.name] = self._view(value, renamed)
-            elif each.name == "buffer":
-                changes[each.name] = renamed(self.names.buffers, value)
-            elif each.name == "unit":
-                changes[each.name] = renamed(self.names.units, value)
-            elif each.name == "operands":
-                changes[each.name] = tuple(
-                    replace(own, view=self._view(own.view, renamed)) for own in value
+                changes[name] = self._view(value, renamed)
+            elif name == "buffer":
+                changes[name] = renamed(self.names.buffers, value)
+            elif name == "unit":
+                changes[name] = renamed(self.names.units, value)
+            elif name == "operands":
+                changes[name] = tuple(
+                    Operand(role=own.role, view=self._view(own.view, renamed), partial=own.partial)
+                    for own in value
                 )
-            elif each.name == "members":
-                changes[each.name] = tuple(self._moved(own, renamed) for own in value)
+            elif name == "members":
+                changes[name] = tuple(self._moved(own, renamed) for own in value)
         return replace(operation, **changes) if changes else operation
+
+
+@cache
+def _names(kind: Hashable) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(cast("type[Compute]", kind)))  # or any other one

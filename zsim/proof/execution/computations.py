@@ -60,9 +60,9 @@ class Kernels:
 
     def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:
         """Forget the last run; compare with `plain` from now on, whose gradients are `means`."""
-        self.plain = self.segments.plain = plain
+        self.plain = plain
         self.means = means
-        self.segments.departures.clear()
+        self.segments.begin(plain)
         self.measures.required[:] = 0
 
     def run(

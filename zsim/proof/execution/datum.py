@@ -6,7 +6,7 @@ what tests it. A verdict, the outcome of such tests, is the set of gradients tha
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +35,7 @@ class Datum:
             shape (words, ranks..., places).
         pieces: 1 + the number of the piece of a parameter, shape (ranks..., places); 0 for none.
         covered: of a verdict the gradients that it covers.
+        parts: slices that were read, by their first place and the place after the last.
     """
 
     values: Numbers
@@ -42,11 +43,22 @@ class Datum:
     words: Words | None = None
     pieces: Integers | None = None
     covered: Cover | None = None
+    parts: dict[tuple[int, int], "Datum"] | None = field(default=None, init=False, repr=False)
 
     @property
     def count(self) -> int:
         """Return the number of places."""
         return int(self.values.shape[-1])
+
+    @property
+    def is_marked(self) -> bool:
+        """Return whether it may have a mark."""
+        return not (
+            self.undefined is None
+            and self.words is None
+            and self.pieces is None
+            and self.covered is None
+        )
 
 
 def changed(data: Sequence[Datum], change: Change, *, ranks_only: bool = False) -> Datum:
@@ -157,7 +169,12 @@ def read(datum: Datum, index: Index) -> Datum:
         return changed((datum,), lambda arrays, _: chosen(arrays[0], take))
     place = (..., slice(index.low, index.high))
     if datum.undefined is None and datum.words is None:
-        return Datum(datum.values[place])
+        if datum.parts is None:
+            datum.parts = {}
+        found = datum.parts.get((index.low, index.high))
+        if found is None:
+            found = datum.parts[index.low, index.high] = Datum(datum.values[place])
+        return found
     return changed((datum,), lambda arrays, _: arrays[0][place])
 
 

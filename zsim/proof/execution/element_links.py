@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TypeGuard, assert_never
 
-from zsim.model.model import Model, Segment
+from zsim.model.model import Model, Segment, Value
 from zsim.proof.execution.grid import Grid, RankArray
-from zsim.proof.execution.inferred_model import TENSOR
+from zsim.proof.execution.inferred_model import CONTEXT, TENSOR
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.access import accesses, touching, views_of
@@ -48,18 +48,23 @@ class ElementLinks:
         for value in model.values.values():
             self.tensors.spaces.space(("value", value.name), value.elements)
             if value.tensor_sharded:
-                whole = value.elements * model.tensor
-                self.tensors.spaces.space(("whole", value.name), whole)
-                tensors.split(("whole", value.name), 0, value.elements, (TENSOR,))
-                for rank in self.grid.tracked[TENSOR].coordinates:
-                    self.tensors.spaces.link(
-                        (("value", value.name), 0),
-                        (("whole", value.name), rank * value.elements),
-                        value.elements,
-                        own=True,
-                    )
+                self._join(("whole", value.name), value, TENSOR)
+        self._is_shared = CONTEXT in self.grid.tracked
+        if self._is_shared:
+            for name in {part.shared_input for unit in model.units for part in unit.segments}:
+                if name is not None:
+                    self._join(("shared", name), model.values[name], CONTEXT)
         for name, elements in self._parameters.items():
             self.tensors.spaces.space(("parameter", name), elements)
+
+    def _join(self, key: Key, value: Value, axis: str) -> None:
+        """Add what all ranks of an axis have of a value, each a part of its own."""
+        tensors, size = self.tensors, value.elements
+        tensors.spaces.space(key, size * tensors.mesh.axis_size(axis))
+        tensors.split(key, 0, size, (axis,))
+        for rank in self.grid.tracked[axis].coordinates:
+            own = (("value", value.name), 0)
+            tensors.spaces.link(own, (key, rank * size), size, own=True)
 
     def add(self) -> None:
         """Go through all programs."""
@@ -80,6 +85,10 @@ class ElementLinks:
                     self.tensors.cut(ranks, access.view)
                 self._compute(ranks, operation)
             case Copy(source=source, target=target):
+                key = (ranks.index, operation.by_parameter, *views_of(operation))
+                if key in self._done:
+                    return
+                self._done.add(key)
                 self.tensors.cut(ranks, source)
                 self.tensors.cut(ranks, target)
                 if not operation.by_parameter:
@@ -153,14 +162,15 @@ class ElementLinks:
         wanted = [name for name in segment.inputs if values[name].requires_gradient]
         trained = self.model.trained_of(segment)
         outputs = [value.name for value in segment.outputs]
-        gathers, reduces = segment.reads_whole, segment.reduces_output
+        reduces = segment.reduces_output
+        read = segment.kept_inputs if compute.action is Action.BACKWARD else segment.inputs
         names: dict[Role, list[Key]] = {
-            Role.INPUT: [self._value(name, whole=gathers) for name in segment.inputs],
+            Role.INPUT: [self._read(segment, name) for name in read],
             Role.OUTPUT: [self._value(name, whole=reduces) for name in outputs],
             Role.OUTPUT_GRADIENT: [
                 self._value(name, whole=reduces) for name in outputs if name in self._sloped
             ],
-            Role.INPUT_GRADIENT: [self._value(name, whole=gathers) for name in wanted],
+            Role.INPUT_GRADIENT: [self._read(segment, name) for name in wanted],
             Role.PARAMETER: [("parameter", name) for name in segment.parameters],
             Role.GRADIENT: [("parameter", name) for name in trained],
         }
@@ -180,6 +190,12 @@ class ElementLinks:
             keys = names.get(operand.role, [])
             if place < len(keys):
                 self._tensor(ranks, compute.id, operand.view, keys[place])
+
+    def _read(self, segment: Segment, name: str) -> Key:
+        """Return what a segment reads of an input."""
+        if self._is_shared and name == segment.shared_input:
+            return ("shared", name)
+        return self._value(name, whole=segment.reads_whole)
 
     def _value(self, name: str, *, whole: bool) -> Key:
         return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)

@@ -26,6 +26,8 @@ from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
 TENSOR = "tensor"
 """The axis that the segments of a model are split over: `Model.tensor` is its size."""
+CONTEXT = "context"
+"""The axis along which ranks share each sequence."""
 
 Place = tuple[str, int, int]
 

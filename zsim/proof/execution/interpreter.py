@@ -14,7 +14,7 @@ from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.datum import Datum, read, unwritten, written
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
-from zsim.proof.execution.tensors import Tensors
+from zsim.proof.execution.tensors import Index, Tensors
 from zsim.schedule.access import COMPUTE_ACCESS
 from zsim.schedule.issue_order import set_scalar
 from zsim.schedule.operation import (
@@ -27,6 +27,7 @@ from zsim.schedule.operation import (
     Fill,
     Free,
     HostWait,
+    Operand,
     Operation,
     Receive,
     ReducingOperation,
@@ -38,6 +39,7 @@ from zsim.schedule.operation import (
 from zsim.specification.residues import Numbers, number
 
 Host = Generator[CollectiveOperation | Receive, Datum, None]
+Placed = tuple[Operand, Index]
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Interpreter:
         self._mail: dict[tuple[object, ...], deque[Datum]] = defaultdict(deque)
         self._decided: list[list[tuple[Branch, Numbers]]] = []
         self._waiting: list[tuple[Host, CollectiveOperation | Receive] | None] = []
+        self._placed: dict[tuple[int, int], tuple[Placed, ...]] = {}
 
     def run(self, memory: list[ClassMemory], *, setup: bool, overflows: bool) -> None:
         """Run setup or a step; `memory` of each class is changed.
@@ -213,11 +216,13 @@ class Interpreter:
 
     def read(self, ranks: RankArray, view: View) -> Datum:
         """Return what a view holds on all ranks of a class."""
-        datum = self.memory[ranks.index].buffers.get(view.buffer)
-        index = self.tensors.index(ranks, view)
+        return self._read(ranks, view.buffer, self.tensors.index(ranks, view))
+
+    def _read(self, ranks: RankArray, name: str, index: Index) -> Datum:
+        datum = self.memory[ranks.index].buffers.get(name)
         if datum is None:
             return unwritten(len(ranks.shape), index.count)
-        return read(datum, index)
+        return datum if index.is_whole else read(datum, index)
 
     def write(self, ranks: RankArray, view: View, new: Datum) -> None:
         """Write a view on all ranks of a class.
@@ -225,17 +230,19 @@ class Interpreter:
         Raises:
             UnfollowedError: it has another number of pieces.
         """
-        index = self.tensors.index(ranks, view)
+        self._write(ranks, view.buffer, self.tensors.index(ranks, view), new)
+
+    def _write(self, ranks: RankArray, name: str, index: Index, new: Datum) -> None:
         if new.count != index.count:
-            raise UnfollowedError(f"{view.buffer} is not cut as what is written into it")
+            raise UnfollowedError(f"{name} is not cut as what is written into it")
         buffers = self.memory[ranks.index].buffers
         if not index.is_whole:
-            datum = buffers.get(view.buffer)
+            datum = buffers.get(name)
             if datum is None:
-                width = self.tensors.held(ranks, view.buffer).width
+                width = self.tensors.held(ranks, name).width
                 datum = unwritten(len(ranks.shape), width)
             new = written(datum, index, new)
-        buffers[view.buffer] = new
+        buffers[name] = new
 
     def _host(self, ranks: RankArray, operations: Iterable[Operation]) -> Host:
         memory = self.memory[ranks.index]
@@ -285,24 +292,37 @@ class Interpreter:
                 yield from self._collective(ranks, member)
 
     def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:
-        operands = [self.read(ranks, each.view) for each in compute.operands]
-        access = COMPUTE_ACCESS[compute.action]
-        for operand, datum in zip(compute.operands, operands, strict=True):
-            if datum.undefined is not None and access[operand.role][0]:
+        placed = self._places(ranks, compute)
+        operands: list[Datum] = []
+        for operand, index in placed:
+            datum = self._read(ranks, operand.view.buffer, index)
+            operands.append(datum)
+            if datum.undefined is not None and COMPUTE_ACCESS[compute.action][operand.role][0]:
                 self._need_written(ranks, compute.id, operand.view, datum)
         made = self.kernels.run(ranks, compute, operands, scalars, in_setup=self.in_setup)
-        for operand, new in zip(compute.operands, made, strict=True):
+        for (operand, index), new in zip(placed, made, strict=True):
             if new is not None:
-                self.write(ranks, operand.view, new)
+                self._write(ranks, operand.view.buffer, index, new)
+
+    def _places(self, ranks: RankArray, compute: Compute) -> tuple[Placed, ...]:
+        """Return the operands with their places, once for all micro-batches that share them."""
+        key = (ranks.index, id(compute.operands))
+        found = self._placed.get(key)
+        if found is None:
+            index = self.tensors.index
+            found = tuple((each, index(ranks, each.view)) for each in compute.operands)
+            self._placed[key] = found
+        return found
 
     def _copy(self, ranks: RankArray, copy: Copy) -> None:
+        index = self.tensors.index(ranks, copy.target)
         source = self.read(ranks, copy.source)
         counts = copy.accumulate or copy.by_parameter
-        held = self.read(ranks, copy.target) if counts else None
+        held = self._read(ranks, copy.target.buffer, index) if counts else None
         made = self.moves.copied(ranks, copy, source, held)
-        if copy.accumulate:
+        if copy.accumulate and made.undefined is not None:
             self._need_written(ranks, copy.id, copy.target, made)
-        self.write(ranks, copy.target, made)
+        self._write(ranks, copy.target.buffer, index, made)
 
     def _send(self, ranks: RankArray, operation: Send) -> None:
         self._mail[self.tensors.grid.route(ranks, operation)].append(

@@ -1,7 +1,6 @@
 """Fills and copies on exact numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +13,7 @@ from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import Copy, Fill
-from zsim.specification.residues import Numbers, number, product, share, total
+from zsim.specification.residues import Numbers, added, number, product, share, total
 
 
 class Moves:
@@ -96,13 +95,16 @@ class Moves:
         Raises:
             UnfollowedError: both are cut differently.
         """
-        moved = self._shared(source, copy.divisor)
         if target is None:
-            return moved
+            return self._shared(source, copy.divisor)
         if copy.by_parameter:
+            moved = self._shared(source, copy.divisor)
             return self._by_parameter(ranks, copy, moved, target)
         if source.count != target.count:
             raise UnfollowedError(f"{copy.id}: source and target are cut differently")
+        if not (source.is_marked or target.is_marked):
+            return Datum(added(target.values, source.values, divisor=copy.divisor))
+        moved = self._shared(source, copy.divisor)
         found = like((moved, target), total(moved.values, target.values))
         if moved.covered is not None and target.covered is not None:
             found.covered = moved.covered | target.covered  # verdicts are 0 or 1: a sum is either
@@ -112,7 +114,7 @@ class Moves:
         if divisor == 1:
             return source
         values = product(source.values, share(divisor, source.values.ndim))
-        return replace(source, values=values)
+        return Datum(values, source.undefined, source.words, source.pieces, source.covered)
 
     def _by_parameter(self, ranks: RankArray, copy: Copy, moved: Datum, target: Datum) -> Datum:
         """Return the target once what both hold of each parameter went over; padding is zero."""

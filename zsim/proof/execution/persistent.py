@@ -160,8 +160,9 @@ class Persistent:
         }
         found = {name: np.zeros(places.shape, bool) for name, places in unread.items()}
         seen: set[tuple[int, ...]] = set()
-        for outside in ranks.program.step if unread else ():
-            for operation in touching(walk((outside,))):
+        for outside in touching(ranks.program.step) if unread else ():
+            inside = touching(walk((outside,))) if type(outside) is Branch else (outside,)
+            for operation in inside:
                 views = views_of(operation)
                 if views in seen:  # what another micro-batch has begun
                     continue

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +26,9 @@ from zsim.schedule.operation import (
     View,
 )
 
+MEMORY = (Allocate, Free)
+"""Operations that name a buffer, and say no more that a number depends on."""
+
 ITERATIONS_MIN = 6
 """Iterations of a stretch that counts as a repetition."""
 
@@ -35,7 +38,8 @@ PERIODS_MAX = 64
 UNUSED = frozenset({"id", "stream", "after", "kernels", "launches", "draw", "mode", "uses"})
 """Fields that numbers do not depend on: the machine runs operations as they are issued."""
 
-_NUMBER = re.compile(r"\d+")
+_NUMBERED = re.compile(r"([^\d#]*)(0|[1-9][0-9]*)(?!\d)([^#]*)")
+"""A name in which a number comes first that is written as numbers are, without zeros before it."""
 
 
 class IrregularError(Exception):
@@ -46,26 +50,28 @@ Named = tuple[str, int | None]
 """A family with a number, or a name that stands for itself."""
 
 
-class NumberedNames:
-    """Names of one kind of thing, taken apart; families of at least `least` are numbered."""
+class NumberedNames(dict[str, Named]):
+    """Names of one kind of thing, taken apart: to each its family and number.
+
+    Families of at least `least` are numbered; any other name stands for itself.
+    """
 
     def __init__(self, names: Iterable[str], least: int) -> None:
         apart = {name: _apart(name) for name in names}
-        sizes = Counter(family for family, number in apart.values() if number is not None)
-        self._found: dict[str, Named] = {
-            name: found if sizes[found[0]] >= least else (name, None)
-            for name, found in apart.items()
-        }
+        sizes = Counter([family for family, number in apart.values() if number is not None])
+        super().__init__(
+            (name, found) for name, found in apart.items() if sizes.get(found[0], 0) >= least
+        )
 
-    def __getitem__(self, name: str) -> Named:
-        """Return the family of a name and its number."""
-        found = self._found.get(name)
-        return (name, None) if found is None else found
+    def __missing__(self, name: str) -> Named:
+        """Return a name that has no number."""
+        return name, None
 
+    @cached_property
     def families(self) -> dict[str, dict[int, str]]:
         """Return the names of each family by number."""
         found: dict[str, dict[int, str]] = {}
-        for name, (family, number) in self._found.items():
+        for name, (family, number) in self.items():
             if number is not None:
                 found.setdefault(family, {})[number] = name
         return found
@@ -77,10 +83,11 @@ class NumberedNames:
 
 
 def _apart(name: str) -> Named:
-    found = _NUMBER.search(name)
-    if found is None or "#" in name or str(int(found[0])) != found[0]:
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
         return name, None
-    return f"{name[: found.start()]}#{name[found.end() :]}", int(found[0])
+    before, number, behind = found.groups()
+    return f"{before}#{behind}", int(number)
 
 
 @cache
@@ -107,9 +114,9 @@ class Signatures:
 
     def of(self, operation: Operation) -> tuple[Hashable, int | None]:
         """Return the signature of an operation and its first number; None where it has none."""
-        if isinstance(operation, Allocate | Free):
+        if isinstance(operation, MEMORY):
             family, number = self.buffers[operation.buffer]
-            return (isinstance(operation, Free), family), number
+            return (type(operation), family), number
         self._base = None
         return self._signature(operation), self._base
 
@@ -134,8 +141,12 @@ class Signatures:
 
     def _view(self, view: View) -> Hashable:
         layout = view.layout and self._counted(self.layouts[view.layout])
-        buffer = self._counted(self.buffers[view.buffer])
-        return buffer, view.start, view.size, view.axis, layout, view.origin
+        family, number = self.buffers[view.buffer]
+        if number is not None:  # as `_counted` does, which would be called for each view
+            if self._base is None:
+                self._base = number
+            number -= self._base
+        return family, number, view.start, view.size, view.axis, layout, view.origin
 
     def _counted(self, named: Named) -> Hashable:
         family, number = named
@@ -171,7 +182,7 @@ def views(value: object) -> Iterator[View]:
 
 def named_buffers(operation: Operation) -> Iterator[str]:
     """Yield the buffers that an operation names."""
-    if isinstance(operation, Allocate | Free):
+    if isinstance(operation, MEMORY):
         yield operation.buffer
     else:
         yield from (each.buffer for each in views(operation))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks, anywhere, either, unwritten
 from zsim.proof.execution.grid import RankArray
-from zsim.schedule.operation import Action, Compute, Role
+from zsim.schedule.operation import Action, Compute, Operand, Role
 from zsim.specification import stand_ins
 from zsim.specification.residues import Numbers, Random, product, total
 from zsim.specification.step import Application, PlainStep
@@ -29,6 +29,40 @@ Reads = list[tuple[Role, int, Datum, Numbers]]
 READ = (Role.INPUT, Role.SAVED, Role.PARAMETER)
 MADE = (Role.GRADIENT, Role.INPUT_GRADIENT)
 """Roles of what backward reads, beside gradients of outputs, and of what it makes, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperandPlaces:
+    """Places of the operands of a segment: what it reads, saves and makes, in order of roles.
+
+    `counts` is how many there are of each role that is read.
+    """
+
+    reads: tuple[int, ...]
+    counts: tuple[int, ...]
+    saved: tuple[int, ...]
+    makes: tuple[int, ...]
+    gradients: tuple[int, ...]
+    workspaces: tuple[int, ...]
+
+    @classmethod
+    def of(cls, compute: Compute) -> "OperandPlaces":
+        """Return those of a segment that runs forward or backward."""
+        of: dict[Role, list[int]] = {role: [] for role in Role}
+        for place, operand in enumerate(compute.operands):
+            of[operand.role].append(place)
+        reads: tuple[Role, ...] = (Role.INPUT, Role.PARAMETER)
+        makes: tuple[Role, ...] = (Role.OUTPUT, Role.SAVED)
+        if compute.action is Action.BACKWARD:
+            reads, makes = (*READ, Role.OUTPUT_GRADIENT), MADE
+        return cls(
+            reads=tuple(place for role in reads for place in of[role]),
+            counts=tuple(len(of[role]) for role in reads),
+            saved=tuple(of[Role.SAVED]),
+            makes=tuple(place for role in makes for place in of[role]),
+            gradients=tuple(of[Role.GRADIENT]),
+            workspaces=tuple(of[Role.WORKSPACE]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +89,9 @@ class Segments:
         self.dimensions = len(contents.tensors.grid.axes) + 2
         self.departures: list[Departure] = []
         self.departed = False
+        self._equal: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
+        self._saved: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
+        self._by_operands: dict[tuple[int, Action], tuple[tuple[Operand, ...], OperandPlaces]] = {}
 
     def _applications(self, compute: Compute) -> Iterator[Application]:
         """Yield the runs of a segment in the plain step, that of its micro-batch first."""
@@ -65,15 +102,27 @@ class Segments:
             if found is not None:
                 yield found
 
+    def begin(self, plain: PlainStep) -> None:
+        """Forget the last run; compare with `plain` from now on."""
+        self.plain = plain
+        self.departures.clear()
+        self._equal.clear()
+        self._saved.clear()
+
     def _differs(self, ranks: RankArray, datum: Datum, wanted: Numbers) -> Marks | None:
         """Return on which ranks a datum is not the numbers, (ranks..., 1); None if on none."""
         wanted = self.contents.within(ranks, wanted)
-        if datum.values is wanted and datum.undefined is None:  # it was handed on as it was made
-            return None
+        both = (id(datum.values), id(wanted))
+        if datum.undefined is None:
+            if datum.values is wanted:  # it was handed on as it was made
+                return None
+            if both in self._equal:  # a parameter that another micro-batch has read
+                return None
         if datum.count != wanted.shape[-1]:
             return np.ones((1,) * (wanted.ndim - 1), bool)
         differs = datum.values != wanted
         if datum.undefined is None and not differs.any():
+            self._equal[both] = datum.values, wanted  # kept, so that ids stay their own
             return None
         marks: Marks = differs.any(axis=0).any(axis=-1, keepdims=True)
         if datum.undefined is not None:
@@ -91,6 +140,9 @@ class Segments:
 
     def forward(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return what forward makes."""
+        known = self._as_plain(ranks, compute, operands)
+        if known is not None:
+            return known
         of = _by_role(compute, operands)
         outputs = [each.count for each in of[Role.OUTPUT]]
         saves = [each.count for each in of[Role.SAVED]]
@@ -99,7 +151,7 @@ class Segments:
             is_other = [each.shape[-1] for each in run.outputs] != outputs
             if is_other or (saves and run.saved is None):
                 return None
-            return [*run.outputs, *_repeated(run.saved, saves)]
+            return [*run.outputs, *self._repeated(run.saved, saves)]
 
         made = self._chosen(ranks, compute, of, makes, counts=[*outputs, *saves], alike=len(saves))
         split = len(outputs)
@@ -111,6 +163,10 @@ class Segments:
         self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
     ) -> tuple[Makes, list[Datum]]:
         """Return what backward makes, and of that the gradients of parameters."""
+        known = self._as_plain(ranks, compute, operands)
+        if known is not None:
+            at = self._positions(compute).gradients
+            return known, [made for made in map(known.__getitem__, at) if made is not None]
         of = _by_role(compute, operands)
         counts = [each.count for role in MADE for each in of[role]]
 
@@ -120,16 +176,96 @@ class Segments:
 
         (whole,) = self._chosen(ranks, compute, of, makes, counts=[sum(counts)], alike=0)
         slopes = of[Role.OUTPUT_GRADIENT]
-        slope = self.plain.slope(
-            f"{compute.unit}/{compute.segment}", [each.values for each in slopes]
-        )
-        parts = _parts(whole, slope, anywhere(*slopes), counts)
+        parts = self._parts_of_plain(ranks, compute, whole, slopes)
+        if parts is None:
+            name = f"{compute.unit}/{compute.segment}"
+            slope = self.plain.slope(name, [each.values for each in slopes])
+            parts = _parts(whole, slope, anywhere(*slopes), counts)
         split = len(of[Role.GRADIENT])
         made_of = {
             Role.GRADIENT: iter(parts[:split]),
             Role.INPUT_GRADIENT: iter(parts[split:]),
         }
         return _in_order(compute, operands, made_of), parts[:split]
+
+    def _parts_of_plain(
+        self, ranks: RankArray, compute: Compute, whole: Datum, slopes: Sequence[Datum]
+    ) -> list[Datum] | None:
+        """Return the gradients that the plain step makes, if these are made of the same numbers.
+
+        `whole` is what the gradients of the outputs, `slopes`, are multiplied with. What reads them
+        then has the very arrays of the plain step.
+        """
+        run = self.plain.applications.get((compute.unit, compute.segment, compute.micro_batch))
+        if run is None or len(run.slopes) != len(slopes):
+            return None
+        for datum, wanted in zip((whole, *slopes), (run.towards, *run.slopes), strict=True):
+            if self._differs(ranks, datum, wanted) is not None:
+                return None
+        return [Datum(self.contents.within(ranks, each)) for each in run.made]
+
+    def _as_plain(
+        self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
+    ) -> Makes | None:
+        """Return what a segment makes that reads the very arrays that it reads in the plain step.
+
+        So it makes what is made there. None where it reads other arrays, which may hold the same.
+        """
+        run = self.plain.applications.get((compute.unit, compute.segment, compute.micro_batch))
+        if run is None:
+            return None
+        at = self._positions(compute)
+        wanted: tuple[Sequence[Numbers], ...]
+        if compute.action is Action.BACKWARD:
+            if bool(at.saved) != (run.saved is not None):
+                return None
+            saved = self._repeated(run.saved, [operands[place].count for place in at.saved])
+            wanted = (run.kept, saved, run.parameters, run.slopes)
+            made = run.made
+        elif at.saved and run.saved is None:
+            return None
+        else:
+            wanted = (run.inputs, run.parameters)
+            saved = self._repeated(run.saved, [operands[place].count for place in at.saved])
+            made = [*run.outputs, *saved]
+        if len(at.makes) != len(made) or at.counts != tuple(map(len, wanted)):
+            return None
+        within, equal = self.contents.within, self._equal
+        for place, each in zip(at.reads, chain(*wanted), strict=True):
+            datum, own = operands[place], within(ranks, each)
+            if datum.undefined is not None or not (
+                datum.values is own or (id(datum.values), id(own)) in equal
+            ):
+                return None
+        found: Makes = [None] * len(operands)
+        for place, each in zip(at.makes, made, strict=True):
+            if operands[place].count != each.shape[-1]:
+                return None
+            found[place] = Datum(within(ranks, each))
+        for place in at.workspaces:
+            datum = operands[place]
+            found[place] = unwritten(datum.values.ndim - 2, datum.count)
+        return found
+
+    def _positions(self, compute: Compute) -> OperandPlaces:
+        """Return where the operands of each role are, once for all micro-batches."""
+        key = (id(compute.operands), compute.action)
+        found = self._by_operands.get(key)
+        if found is None:
+            found = self._by_operands[key] = compute.operands, OperandPlaces.of(compute)
+        return found[1]
+
+    def _repeated(self, saved: Numbers | None, counts: Sequence[int]) -> list[Numbers]:
+        """Return the one number that is saved, in each operand that holds it."""
+        if saved is None:
+            return []
+        found: list[Numbers] = []
+        for count in counts:
+            key = (id(saved), count)
+            if key not in self._saved:
+                self._saved[key] = saved, _wide(saved, count)  # kept, so that its id stays its own
+            found.append(self._saved[key][1])
+        return found
 
     def _reads(self, compute: Compute, of: ByRole, run: Application) -> Reads | None:
         """Return operands beside what they hold in a run of the plain step, if as many."""
@@ -142,7 +278,7 @@ class Segments:
             if bool(of[Role.SAVED]) != (run.saved is not None):
                 return None
             counts = [each.count for each in of[Role.SAVED]]
-            wanted.insert(1, (Role.SAVED, _repeated(run.saved, counts)))
+            wanted.insert(1, (Role.SAVED, self._repeated(run.saved, counts)))
         if any(len(of[role]) != len(numbers) for role, numbers in wanted):
             return None
         return [
@@ -222,12 +358,9 @@ class Segments:
 
 def _wide(array: NDArray[Any], count: int) -> NDArray[Any]:
     """Return one number, or mark, of each rank in so many places."""
+    if array.shape[-1] == count:
+        return array
     return np.broadcast_to(array, (*array.shape[:-1], count))
-
-
-def _repeated(saved: Numbers | None, counts: Sequence[int]) -> list[Numbers]:
-    """Return the one number that is saved, in each operand that holds it."""
-    return [] if saved is None else [_wide(saved, count) for count in counts]
 
 
 def _parts(

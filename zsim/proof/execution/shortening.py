@@ -10,7 +10,7 @@ cannot be said; then the whole schedule is run. `docs/adr/0017` has the argument
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from zsim.model.model import Model, Parameter, Segment
 from zsim.proof.execution.block_removal import BlockNames, BlockRemoval
@@ -26,7 +26,7 @@ from zsim.proof.execution.repetition import (
     runs,
     single,
 )
-from zsim.schedule.operation import Branch, Operation, PointToPoint, SetScalar
+from zsim.schedule.operation import Branch, Operation, PointToPoint, SetScalar, Together
 from zsim.schedule.schedule import Schedule
 
 UNITS_MIN = 12
@@ -61,7 +61,7 @@ def shortened(schedule: Schedule, model: Model) -> Shortened | None:
         return None
     least = UNITS_MIN
     units = NumberedNames((each.name for each in model.units), least)
-    least = max((len(each) for each in units.families().values()), default=0)
+    least = max((len(each) for each in units.families.values()), default=0)
     if least < UNITS_MIN:
         return None
     try:
@@ -128,8 +128,13 @@ class _Shortening:
             IrregularError: something in it is not followed here.
         """
         every = issued(operations)
-        part = self.parts[id(operations)] = RunList(every, runs(every, self.signatures))
-        if any(isinstance(each, PointToPoint) for each in single(every)):
+        part = RunList(every, runs(every, self.signatures))
+        part = RunList(every, [self._centered(part, run) for run in part.runs])
+        self.parts[id(operations)] = part
+        kinds = set(map(type, every))
+        if Together in kinds:
+            kinds |= set(map(type, single(every)))
+        if any(issubclass(kind, PointToPoint) for kind in kinds):
             raise IrregularError
         for run in part.runs:
             for each in part.iteration(run, run.first):
@@ -140,13 +145,26 @@ class _Shortening:
                 self._take_apart(each.then)
                 self._take_apart(each.otherwise)
 
+    def _centered(self, part: RunList, run: Run) -> Run:
+        """Return the run with the number of each iteration in the middle of those that it names.
+
+        Any number that grows by one from iteration to iteration will do, and the nearer it is to
+        all that an iteration names, the more iterations can be left out.
+        """
+        numbers = self._numbers(part, run)
+        return replace(run, first=(min(numbers) + max(numbers)) // 2)
+
     def _near(self, part: RunList, run: Run) -> int:
         """Return how far from that of an iteration the numbers are that it names."""
-        return max(
-            abs(number - run.first)
+        return max(abs(number - run.first) for number in self._numbers(part, run))
+
+    def _numbers(self, part: RunList, run: Run) -> list[int]:
+        """Return the numbers that the first iteration of a run names."""
+        return [
+            number
             for each in part.iteration(run, run.first)
             for number in self.signatures.numbers(each)
-        )
+        ]
 
     def _way(self, found: Sequence[tuple[RunList, Run]]) -> int:
         """Return how far data goes between two segments."""
@@ -166,7 +184,7 @@ class _Shortening:
         Raises:
             IrregularError: one is not there, or says something else than the one before.
         """
-        for by_number in names.families().values():
+        for by_number in names.families.values():
             inner = [by_number.get(number) for number in self.inner]
             there = [name for name in inner if name is not None]
             if len(there) != len(inner):

@@ -21,7 +21,7 @@ from zsim.proof.execution.collective_runner import CollectiveRunner, UnfollowedE
 from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
-from zsim.proof.execution.inferred_model import TENSOR, Training
+from zsim.proof.execution.inferred_model import CONTEXT, TENSOR, Training
 from zsim.proof.execution.interpreter import ClassMemory, Interpreter
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
@@ -191,6 +191,8 @@ class StepProof:
             values={key[1]: space.count for key, space in spaces.items() if key[0] == "value"},
             whole={key[1]: space.count for key, space in spaces.items() if key[0] == "whole"},
             copied=frozenset(copied),
+            context=1 + axes.index(CONTEXT) if CONTEXT in axes else None,
+            shared={key[1]: space.count for key, space in spaces.items() if key[0] == "shared"},
         )
 
     def run(self, scalars: Mapping[str, float]) -> StepResult:

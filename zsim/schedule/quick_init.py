@@ -1,0 +1,61 @@
+"""Frozen dataclasses that are made as fast as others.
+
+The `__init__` of a frozen dataclass stores each field by a call of `object.__setattr__`, which is
+most of what it costs to make one: a schedule of a trillion parameters has 60,000 of them.
+"""
+
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
+
+
+FEW = 4
+"""Fields up to which it is faster to store each by its slot than to open the object for all."""
+
+_SET_CLASS = object.__dict__["__class__"].__set__
+
+
+def quick_init(kind: type[Made]) -> type[Made]:
+    """Give a frozen dataclass with slots an `__init__` that takes the same and is twice as fast.
+
+    Slots are written to directly. Where there are more than a few, the object is of a class with
+    the same slots that is not frozen while they are.
+
+    Raises:
+        TypeError: a field is not given, or its default is made anew for each object.
+    """
+    name = kind.__name__
+    known: dict[str, Any] = {"_set_class": _SET_CLASS, "_open": _opened(kind), "_kind": kind}
+    by_place: list[str] = []
+    by_name: list[str] = []
+    stored: list[str] = []
+    every = fields(kind)  # type: ignore[arg-type]
+    for field in every:
+        if not field.init or field.default_factory is not MISSING:
+            raise TypeError(f"{name}.{field.name}: only fields that are given, or have one default")
+        default = "" if field.default is MISSING else f"=_default_{field.name}"
+        known[f"_default_{field.name}"] = field.default
+        known[f"_set_{field.name}"] = getattr(kind, field.name).__set__
+        (by_name if field.kw_only else by_place).append(field.name + default)
+        by_slot = f"_set_{field.name}(self, {field.name})"
+        opened = f"self.{field.name} = {field.name}"
+        stored.append(f"  {by_slot if len(every) <= FEW else opened}")
+    if len(every) > FEW:
+        stored = ["  _set_class(self, _open)", *stored, "  self.__class__ = _kind"]
+    taken = ["self", *by_place, *(["*", *by_name] if by_name else [])]
+    checks = ["  self.__post_init__()"] if hasattr(kind, "__post_init__") else []
+    lines = [f"def __init__({', '.join(taken)}):", *stored, *checks]
+    exec("\n".join(lines), known)  # as dataclasses do
+    made = known["__init__"]
+    made.__qualname__ = f"{kind.__qualname__}.__init__"
+    made.__annotations__ = kind.__init__.__annotations__
+    type.__setattr__(kind, "__init__", made)
+    return kind
+
+
+def _opened(kind: type) -> type:
+    """Return a class with the same slots whose objects take any value."""
+    own = {key: kind.__dict__[key] for key in ("__slots__", "__module__")}
+    generic = {"__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+    return type(kind.__name__, kind.__bases__, {**own, **generic})
