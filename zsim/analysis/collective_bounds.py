@@ -20,6 +20,9 @@ class CollectiveBounds:
     _known: dict[tuple[str, int, int], float] = field(
         default_factory=dict[tuple[str, int, int], float]
     )
+    _moved: dict[tuple[str, int, int, int], tuple[float, float]] = field(
+        default_factory=dict[tuple[str, int, int, int], tuple[float, float]]
+    )
 
     def alone_s(self, collective: str, size_bytes: int, ranks: int) -> float:
         """Return the seconds of a collective among GPUs of a domain, with the links to itself."""
@@ -44,13 +47,16 @@ class CollectiveBounds:
 
         What leaves a domain need not pass the link of a GPU.
         """
-        assert self.cluster.network is not None
-        shape = GroupShape(ranks=ranks, nodes=domains)
-        near, far = least_link_s(
-            self.cluster.network,
-            Collective(collective),
-            round(size_bytes),
-            shape,
-            links=bandwidths(self.cluster, shape),
-        )
-        return (near, 0.0) if domains == 1 else (0.0, far)
+        key = (collective, round(size_bytes), ranks, domains)
+        if key not in self._moved:
+            assert self.cluster.network is not None
+            shape = GroupShape(ranks=ranks, nodes=domains)
+            near, far = least_link_s(
+                self.cluster.network,
+                Collective(collective),
+                round(size_bytes),
+                shape,
+                links=bandwidths(self.cluster, shape),
+            )
+            self._moved[key] = (near, 0.0) if domains == 1 else (0.0, far)
+        return self._moved[key]

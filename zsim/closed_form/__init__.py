@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from zsim.closed_form import offloaded
 from zsim.closed_form.data_volume import DataVolume
+from zsim.closed_form.exchanged_keys import shared_sequence
 from zsim.closed_form.tensor import sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage, stages
@@ -36,7 +37,8 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
     for stage in stages(model, strategy):
         own = volume.of_stage
         data = volume.data(stage.model, strategy) if own is None else own(stage, strategy)
-        lines = _volume(stage.model, strategy, [*_handed_on(stage, strategy), *data], norms)
+        sent = (volume.messages or _handed_on)(stage, strategy)
+        lines = _volume(stage.model, strategy, [*sent, *data], norms)
         found += [replace(line, role=stage.name) for line in lines]
     return tuple(found)
 
@@ -59,6 +61,7 @@ def _volume(
         *others,
         *tensor(model, strategy),
         *sequence(model, strategy),
+        *shared_sequence(model, strategy),
         *_scalars(strategy, norms),
     ]
     total: Counter[tuple[str, str, bool]] = Counter()
@@ -72,10 +75,24 @@ def _volume(
 
 
 def _handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:
-    """Return what a stage sends in a step: what it made, and the gradient of what it was given."""
-    size = sum(value.size_bytes for value in stage.handed_on)
+    """Return what a stage sends in a step: what it made, and the gradient of what it was given.
+
+    Of both it receives as much. Where ranks of the tensor axis each send a part, those that receive
+    gather the parts of values that can be cut so.
+    """
+    sent = gathered = 0
+    runtime, ranks = strategy.zero.emulate, strategy.parallel.tensor
+    cuts = runtime is not None and runtime.cuts_messages(tensor=ranks)
+    for value in stage.handed_on:
+        is_cut = cuts and value.elements % ranks == 0
+        part = value.size_bytes // ranks if is_cut else value.size_bytes
+        sent += part
+        gathered += (ranks - 1) * part if is_cut else 0
     times = strategy.train.gradient_accumulation_steps
-    return [WireBytes(group="pipeline", collective="send", bytes=times * size)]
+    return [
+        WireBytes(group="pipeline", collective="send", bytes=times * sent),
+        WireBytes(group="tensor", collective="all_gather", bytes=times * gathered),
+    ]
 
 
 def _scalars(strategy: Strategy, norms: int) -> list[WireBytes]:

@@ -33,7 +33,8 @@ class CopiedBytes:
 class DataVolume:
     """The own part of a runtime: parameters and gradients, and how many norms it reduces.
 
-    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units.
+    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units;
+    `messages` is what a stage sends, where it is not all on one communicator.
     `copied` is what it copies on the device, of parameters and gradients. `host` is what it copies
     between device and host, `files` what it reads and writes; None is what `[offload]` says of
     zsim's own stages.
@@ -41,6 +42,7 @@ class DataVolume:
 
     data: Callable[[Model, Strategy], list[WireBytes]]
     of_stage: Callable[[Stage, Strategy], list[WireBytes]] | None = None
+    messages: Callable[[Stage, Strategy], list[WireBytes]] | None = None
     norms: Callable[[Model, Strategy], int] = clipped_once
     copied: Callable[[Model, Strategy], CopiedBytes] | None = None
     host: Callable[[Model, Strategy], HostBytes] | None = None

@@ -82,7 +82,7 @@ def kept_activations(model: Model, strategy: Strategy) -> int:
         for segment in unit.segments:
             if model.runs_backward(segment):
                 total += segment.saved_bytes
-                inputs |= set(segment.inputs) if segment.saves_input else set()
+                inputs |= set(segment.kept_inputs)
     return total + sum(model.values[name].size_bytes for name in inputs - {BATCH})
 
 

@@ -19,6 +19,7 @@ from zsim.model.kernel import Kernel
 from zsim.model.model import Model, Segment, Value
 from zsim.model.pipeline_stages import stages
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
 ALONE_IN_RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -182,15 +183,23 @@ class _Clock:
         return self.tensor("all_reduce", value.size_bytes, model.tensor)
 
 
-def busy_s(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyTime:
+    """Seconds in which a rank computes, copies or sums, and those of kernels and sums alone."""
+
+    seconds: float
+    kernels_s: float
+
+
+def busy_time(
     model: Model,
     strategy: Strategy,
     speeds: RankSpeeds,
     copied: Callable[[Model], CopiedBytes],
     *,
     exchanged_s: float,
-) -> float:
-    """Return the seconds in which the busiest rank computes, copies or sums, at least.
+) -> BusyTime:
+    """Return the time in which the busiest rank computes, copies or sums, at least.
 
     Collectives of the data axis, which take `exchanged_s` or more, slow kernels beside them. In a
     pipeline, a stage waits for the first micro-batch to come down, and the first stage for the last
@@ -203,18 +212,19 @@ def busy_s(
         each = [clock.work(stage.model).seconds for stage in made]
         first = [clock.work(stage.chunks[0].model).seconds for stage in made]
         copies = [copied(stage.model).compute / speeds.copied_bytes_per_s for stage in made]
-        return max(
-            times * own + copies[index] + sum(first[:index]) for index, own in enumerate(each)
-        )
+        kernels = [times * own + sum(first[:index]) for index, own in enumerate(each)]
+        whole = max(own + copied for own, copied in zip(kernels, copies, strict=True))
+        return BusyTime(seconds=whole, kernels_s=max(kernels))
     work, moved = clock.work(model), copied(model)
     copies_s = moved.compute / speeds.copied_bytes_per_s
     if not work.tensor_s:  # copies on other streams find no time in which no kernel runs
         copies_s += moved.beside / speeds.copied_bytes_per_s
     tensor_s = times * work.tensor_s
-    kernels = [(each, times * many) for each, many in work.kernels.items()]
-    kernels.append((KernelTime(copies_s, copies_s), 1))
-    slowed_s = _slowed_s(kernels, exchanged_s - tensor_s, speeds.collective_share)
-    return times * work.seconds + copies_s + slowed_s
+    beside = [(each, times * many) for each, many in work.kernels.items()]
+    beside.append((KernelTime(copies_s, copies_s), 1))
+    slowed_s = _slowed_s(beside, exchanged_s - tensor_s, speeds.collective_share)
+    kernels_s = times * work.seconds
+    return BusyTime(seconds=kernels_s + copies_s + slowed_s, kernels_s=kernels_s)
 
 
 def _slowed_s(kernels: Iterable[tuple[KernelTime, int]], beside_s: float, share: float) -> float:
@@ -368,3 +378,23 @@ def host_update_s(model: Model, strategy: Strategy, cut: LinkCut) -> float:
     size = strategy.train.precision.optimizer.size_bytes * (strategy.moments + 1)
     sharers = min(cut.gpus_per_domain, strategy.ranks)
     return held / size * ADAM_TRAFFIC * sharers / cut.adam
+
+
+def filed_update_s(files: FileBytes | None, strategy: Strategy, cut: LinkCut) -> float:
+    """Return the seconds in which states in files are read for an update and written, at least.
+
+    Between the last backward and the next forward DeepSpeed reads each sub-group, updates it and
+    writes it back (runtime/zero/stage3.py, `step`), one after the other but for `pipeline_read` and
+    `pipeline_write`. Gradients and parameters in files may move before and after.
+    """
+    runtime = strategy.zero.emulate
+    if files is None or runtime is None:
+        return 0.0
+    tiers = runtime.tiers(stage=strategy.zero.stage)
+    if MemoryTier.NVME not in {tier for option, tier in tiers.items() if "param" not in option}:
+        return 0.0
+    number = strategy.train.precision.optimizer.size_bytes
+    states = (1 + strategy.moments) * number
+    others = number + strategy.train.precision.compute.size_bytes
+    moved = files.written * states / (states + others) * min(cut.gpus_per_domain, strategy.ranks)
+    return max(moved / rate for rate in (cut.drives_read, cut.drives_write) if rate is not None)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from weakref import finalize
 
 from zsim.closed_form.checkpoint import goes_back, run_again_apart
 from zsim.closed_form.data_volume import DataVolume, all_reduces, over_tokens
@@ -37,17 +38,27 @@ def padded_elements(model: Model, strategy: Strategy, *, frozen: bool) -> int:
     return sum(each.padded(ranks) for each in buckets(model, strategy) if each.frozen is frozen)
 
 
-def buckets(model: Model, strategy: Strategy) -> list[BucketSize]:
+def buckets(model: Model, strategy: Strategy) -> tuple[BucketSize, ...]:
     """Every bucket; those of frozen parameters are filled apart.
 
     Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
     would make it too large, and in stage 3 at the end of its unit. A unit that is called again is
-    taken once.
+    taken once. The last ones of a model are kept while it is alive: each volume asks for them.
     """
-    return [
-        *_filled(model, strategy, frozen=False),
-        *(_filled(model, strategy, frozen=True) if model.frozen else ()),
-    ]
+    known = _LATEST.get(id(model))
+    if known is None:
+        finalize(model, _LATEST.pop, id(model), None).atexit = False
+    if known is None or known[0] is not strategy:
+        filled = (
+            *_filled(model, strategy, frozen=False),
+            *(_filled(model, strategy, frozen=True) if model.frozen else ()),
+        )
+        known = _LATEST[id(model)] = strategy, filled
+    return known[1]
+
+
+_LATEST: dict[int, tuple[Strategy, tuple[BucketSize, ...]]] = {}
+"""Strategy and buckets of models that are alive, by identity."""
 
 
 def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[BucketSize]:
@@ -70,25 +81,25 @@ def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucke
         if uses[parameter.name] > 1:
             again, place = reread.get(parameter.name, 0), places[parameter.name]
             yield BucketSize(parameter.elements, frozen, again, place)
-    filled: BucketSize | None = None
+    filled = first = times = 0
+    holds = False
     for own, again in reversed(units):
-        if strategy.zero.stage == 3 and filled is not None:
-            yield filled
-            filled = None
+        if strategy.zero.stage == 3 and holds:
+            yield BucketSize(filled, frozen, times, first)
+            holds = False
         for parameter in own:
             size, place = parameter.elements, places[parameter.name]
             if uses[parameter.name] > 1:
                 continue
-            if filled is not None and limit is not None and filled.elements + size > limit:
-                yield filled
-                filled = None
-            if filled is None:
-                filled = BucketSize(size, frozen, again, place)
+            if holds and limit is not None and filled + size > limit:
+                yield BucketSize(filled, frozen, times, first)
+                holds = False
+            if holds:
+                filled, first = filled + size, min(first, place)
             else:
-                first = min(filled.first, place)
-                filled = BucketSize(filled.elements + size, frozen, filled.again, first)
-    if filled is not None:
-        yield filled
+                filled, first, times, holds = size, place, again, True
+    if holds:
+        yield BucketSize(filled, frozen, times, first)
 
 
 def kept_back(model: Model, strategy: Strategy) -> int:

@@ -12,11 +12,13 @@ from fractions import Fraction
 
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.host_side import Drives
+from zsim.schedule.quick_init import quick_init
 from zsim.units import PICOSECONDS_PER_SECOND
 
 SECONDS_PER_DAY = 86_400
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveAccess:
     """The way a read or write is issued; the defaults are those of DeepSpeed's `aio` table.

@@ -204,10 +204,12 @@ class Transformer:
             raise ArchitectureError(
                 f"model.hidden_groups: {self.hidden_groups} must divide layers {self.layers}"
             )
-        if self.sequence_length % self.execution.context:
+        context = self.execution.context
+        if context > 1 and self.sequence_length % (2 * context):
+            # Each rank has a part from either half, for as many pairs of causal attention.
             raise ArchitectureError(
-                f"model.sequence_length: {self.sequence_length} must be a multiple of context "
-                f"{self.execution.context}"
+                f"model.sequence_length: {self.sequence_length} must be a multiple of twice the "
+                f"context {context}"
             )
         if self.execution.context > 1 and self.attention is Attention.PLAIN:
             raise ArchitectureError(

@@ -46,7 +46,7 @@ def equal_units(
         output = Value(
             name=f"unit{index}/output",
             elements=1 if last else tokens,
-            dtype=precision.optimizer if last else dtype,
+            dtype=precision.wide if last else dtype,
         )
         segment = Segment(
             inputs=(source,),

@@ -82,6 +82,11 @@ class Segment:
             backward.
         gathers_input: every rank of the tensor axis makes the same of inputs that are whole, and
             the same gradient of them.
+        gathers_context: the last input is read as all ranks that share a sequence have it, one
+            after the other, and its gradient is a summand over these ranks.
+        context_offset: the last input is that of the rank which stands so many places before among
+            those that share a sequence, 0 the own; None if it is not passed on among them.
+        adds: the first input is what the segment adds to, which its backward does not read.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
         again: kernels of forward where a checkpoint is run again; empty if all of them.
@@ -100,6 +105,9 @@ class Segment:
     reduces_output: bool = False
     reduces_input_gradient: bool = False
     gathers_input: bool = False
+    gathers_context: bool = False
+    context_offset: int | None = None
+    adds: bool = False
     draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
@@ -111,6 +119,21 @@ class Segment:
     def reads_whole(self) -> bool:
         """Return whether it reads inputs whole of which ranks of the tensor axis hold parts."""
         return self.reduces_input_gradient or self.gathers_input
+
+    @property
+    def kept_inputs(self) -> tuple[str, ...]:
+        """Return the inputs that backward reads again."""
+        return self.inputs[self.adds :] if self.saves_input else ()
+
+    @property
+    def shared_input(self) -> str | None:
+        """Return the input that is read as all ranks that share a sequence have it, if one is."""
+        return self.inputs[-1] if self.gathers_context else None
+
+    @property
+    def passed_input(self) -> str | None:
+        """Return the input that is another rank's of those that share a sequence, if one is."""
+        return self.inputs[-1] if self.context_offset else None
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
         """Those of forward, or where a checkpoint is run `again`."""
@@ -144,7 +167,7 @@ BATCH = "batch"
 """The value that holds a micro-batch of data."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Model:
     """Units in the order of forward; the last output of the last one is the loss (one element).
 

@@ -1,4 +1,4 @@
-"""Units of a model split over the stages of a pipeline, as nanotron and Megatron-LM do.
+"""Units of a model split over the stages of a pipeline, as nanotron, Megatron-LM, torchtitan do.
 
 `build_model` of nanotron (2025-02) goes through the model's blocks in order. A block is on the
 stage at hand, and the next one begins once the cost so far is more than the stages up to here
@@ -12,10 +12,15 @@ Megatron-LM (2026-08) gives every stage as many layers (`get_num_layers_to_build
 stage may have several chunks of layers, which alternate with those of other stages: the layers of
 chunk c of stage s come after those of chunk c of the stages before it (virtual stages, Narayanan
 et al. 2021, section 2.2.2).
+
+torchtitan (0.2.2) has as many stages on each rank, dealt out in the same turns. Embedding and head
+count for some layers, and stages that come first have one more where it does not go round
+(`generate_llm_fqn_per_model_part` of `distributed/pipeline_parallel.py`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from zsim.model.model import BATCH, Model, ModelError, Segment, Unit, Value
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -114,6 +119,10 @@ def fewest_layers(model: Model, layers: int, strategy: Strategy) -> int:
     count, even = strategy.parallel.pipeline, _even(strategy)
     if even is not None:
         return count * (even.layers_of_chunk or 1)
+    weighed = _weighed(strategy)
+    if weighed is not None:
+        ends = weighed.layers_at_ends or (0, 0)
+        return max(1, count * weighed.chunks_of_stage * max(1, *ends) - sum(ends))
     costs = [cost(model, index) for index in range(len(model.units))]
     return next(
         few
@@ -126,6 +135,12 @@ def _even(strategy: Strategy) -> RuntimeOptions | None:
     """Return the options of a runtime that deals out layers evenly; None of another."""
     runtime = strategy.zero.emulate
     return runtime if runtime is not None and runtime.even_stages else None
+
+
+def _weighed(strategy: Strategy) -> RuntimeOptions | None:
+    """Return the options of a runtime whose ends count for layers; None of another."""
+    runtime = strategy.zero.emulate
+    return runtime if runtime is not None and runtime.layers_at_ends is not None else None
 
 
 def _dealt(costs: Sequence[int], count: int) -> list[int]:
@@ -164,6 +179,35 @@ def even_places(model: Model, count: int, layers_of_chunk: int | None) -> list[i
     return found
 
 
+def weighed_places(model: Model, count: int, ends: tuple[int, int]) -> list[int]:
+    """Return the virtual stage of each unit among `count`, where `ends` count for so many layers.
+
+    Raises:
+        ModelError: there are too few layers.
+    """
+    layers = [block[0].name for block in model.checkpointed_together if block[0].checkpoint]
+    first, last = ends
+    each, more = divmod(len(layers) + first + last, count)
+    if each < max(1, first, last):
+        raise ModelError(
+            f"model.layers: {len(layers)} are too few for {count} stages of a pipeline, of which "
+            f"the first has {first} less and the last {last} less"
+        )
+    sizes = [each + (stage < more) for stage in range(count)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    ends_at = list(accumulate(sizes))
+    found: list[int] = []
+    begun, names = 0, set(layers)
+    for unit in model.units:
+        begun += unit.name in names
+        if unit.name in names:
+            found.append(next(stage for stage, end in enumerate(ends_at) if begun <= end))
+        else:  # the embedding is on the first stage, what follows all layers on the last
+            found.append(found[-1] if 0 < begun < len(layers) else 0 if not begun else count - 1)
+    return found
+
+
 def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     """`model` split over the stages of a strategy.
 
@@ -174,6 +218,9 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     count, even = strategy.parallel.pipeline, _even(strategy)
     if even is not None:
         found = even_places(model, count, even.layers_of_chunk)
+    elif (weighed := _weighed(strategy)) is not None:
+        ends = weighed.layers_at_ends or (0, 0)
+        found = weighed_places(model, count * weighed.chunks_of_stage, ends)
     else:
         found = places(model, count)
         if found[-1] != count - 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from zsim.model.model import BATCH, Model, Parameter
 from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
@@ -64,6 +65,7 @@ class WrappedStep(Step):
         *,
         kept: Buckets | None = None,
         tier: MemoryTier = MemoryTier.DEVICE,
+        writer: ScheduleWriter | None = None,
     ) -> None:
         # The sharded parameters are in their original format, which the optimizer updates, and are
         # cast as they are gathered: FlatParamHandle._use_low_precision_shard (_flat_param.py),
@@ -75,7 +77,7 @@ class WrappedStep(Step):
             parameter_tier=tier,
             optimizer_tier=tier,
         )
-        super().__init__(model, strategy, buckets, holding, kept=kept)
+        super().__init__(model, strategy, buckets, holding, kept=kept, writer=writer)
         blocks = [self.block(unit) for unit in range(len(model.units))]
         self.order = [block for block in blocks if block is not None]
         inside = set(self.order)

@@ -13,6 +13,7 @@ from zsim.scenario.deepspeed_values import read_clip, read_device, read_whole
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.section_options import SectionOptions, on_world
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.torchtitan_config import ROTATES
 from zsim.scenario.yaml_text import yaml_sections
 from zsim.strategy.strategy import Checkpointing
 
@@ -101,6 +102,10 @@ def _axes(options: SectionOptions) -> None:
             degrees[key] = found
             shared = degrees.get("context", 1) if key == "data" else 1
             options.say(f"parallel.{key}", found * shared, option)
+    way = "parallelism_config.parallelism_config_cp_comm_strategy"
+    exchange = options.word(way, "allgather", tuple(ROTATES))
+    if degrees.get("context", 1) > 1:
+        options.say("parallel.context_exchange", ROTATES[exchange], way)
     stages = "parallelism_config.parallelism_config_sp_size"
     if (degree := options.whole(stages, 1)) != 1:
         raise options.wrong(stages, degree, "is not modelled, only 1")

@@ -7,11 +7,11 @@ prints of a script. What comes before the name of a Python file is the launcher'
 it, are the scenario's. Arguments that are not modelled are named.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 
+from zsim.scenario.command_line import words_by_name
 from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.strategy.precision import Precision
@@ -61,7 +61,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     Raises:
         ScenarioError: they are no arguments, say what is not modelled, or contradict the scenario.
     """
-    return with_arguments(scenario, Arguments(_parsed(text)))
+    return with_arguments(scenario, Arguments(words_by_name(text, field=FIELD)))
 
 
 def with_arguments(scenario: Scenario, arguments: "Arguments") -> tuple[Scenario, tuple[str, ...]]:
@@ -167,30 +167,7 @@ class Arguments:
         return values[0]
 
 
-def _parsed(text: str) -> dict[str, list[str]]:
-    """Return the values of each argument by its name; of one given twice the last count.
-
-    Raises:
-        ScenarioError: it is no command line, or has variables.
-    """
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise ScenarioError(f"{FIELD}: no command line: {str(error).lower()}") from None
-    scripts = [at for at, word in enumerate(words) if word.endswith(".py")]
-    found: dict[str, list[str]] = {}
-    values: list[str] | None = None
-    for word in words[scripts[0] + 1 :] if scripts else words:
-        if "$" in word:
-            raise ScenarioError(f"{FIELD}: {word!r}: must be written out, a variable has no value")
-        if word.startswith("--"):
-            name, equals, value = word.removeprefix("--").partition("=")
-            values = found[name.replace("_", "-")] = [value] if equals else []
-        elif values is None:
-            raise ScenarioError(f"{FIELD}: {word!r}: must be an argument, such as --num-layers 32")
-        else:
-            values.append(word)
-    return found
+EXCHANGES = {"p2p": "ring", "all_gather": "all_gather"}  # `cp_comm_type` of Transformer Engine
 
 
 def _parallel(arguments: Arguments) -> None:
@@ -201,10 +178,17 @@ def _parallel(arguments: Arguments) -> None:
     )
     name = "pipeline-model-parallel-size"
     arguments.say("parallel.pipeline", arguments.whole(name, 1), name)
-    for axis in ("context", "expert-model"):
-        name = f"{axis}-parallel-size"
-        if (degree := arguments.whole(name, 1)) != 1:
-            raise arguments.wrong(name, f"{degree} is not modelled, only 1")
+    name = "expert-model-parallel-size"
+    if (degree := arguments.whole(name, 1)) != 1:
+        raise arguments.wrong(name, f"{degree} is not modelled, only 1")
+    name = "context-parallel-size"
+    context = arguments.whole(name, 1)
+    arguments.say("parallel.context", context, name)
+    exchange = arguments.word("cp-comm-type", "p2p", ("p2p", "all_gather", "a2a", "a2a+p2p"))
+    if exchange not in EXCHANGES:
+        raise arguments.wrong("cp-comm-type", f"{exchange} is not modelled")
+    if context != 1:
+        arguments.say("parallel.context_exchange", EXCHANGES[exchange], "cp-comm-type")
 
 
 def _model(arguments: Arguments) -> None:
@@ -304,6 +288,9 @@ def _train(arguments: Arguments) -> None:
 
 
 def _optimizer(arguments: Arguments) -> None:
+    for name in ("main-params", "main-grads", "exp-avg", "exp-avg-sq"):
+        # of the precision-aware optimizer, whose formats are fp32 unless they are given
+        arguments.word(f"{name}-dtype", "fp32", ("fp32",))
     kind = arguments.word("optimizer", "adam", ("adam", "sgd"))
     arguments.say("train.optimizer", kind, "optimizer")
     if "lr" in arguments.given:
@@ -337,12 +324,10 @@ def _checkpoints(arguments: Arguments) -> None:
 
 
 def _runtime(arguments: Arguments) -> None:
-    """Say the options of the runtime, of which the distributed optimizer is modelled."""
-    if not arguments.flag("use-distributed-optimizer"):
-        why = "missing; Megatron-LM is modelled with it alone"
-        raise arguments.wrong("use-distributed-optimizer", why)
+    """Say the stage, which is that of the distributed optimizer, and the options of the runtime."""
+    shards = arguments.flag("use-distributed-optimizer")
     arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
-    arguments.say("zero.stage", 1, "use-distributed-optimizer")
+    arguments.say("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
     is_bf16 = arguments.said["train.precision"].value is Precision.BF16
     in_bf16 = arguments.flag("grad-reduce-in-bf16")
     in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_bf16
@@ -361,6 +346,9 @@ def _runtime(arguments: Arguments) -> None:
     cuts_tokens = arguments.flag("sequence-parallel")
     tensor = arguments.said["parallel.tensor"].value
     options["sequence_parallel"] = ("sequence-parallel", cuts_tokens and tensor != 1)
+    whole = "no-scatter-gather-tensors-in-pipeline"
+    if arguments.flag(whole):  # without it, the version decides: see the option
+        options["scatter_gather_tensors_in_pipeline"] = (whole, False)
     _virtual_stages(arguments, options)
     for field, (name, value) in options.items():
         arguments.say(f"zero.megatron.{field}", value, name)

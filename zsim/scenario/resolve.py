@@ -19,7 +19,7 @@ from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.runtime_tables import emulated, stage_of
-from zsim.scenario.sized_cluster import Topology, cluster_of, degrees, on_ranks
+from zsim.scenario.sized_cluster import Topology, cluster_of, degrees, on_ranks, readers
 from zsim.scenario.tables import (
     ComputeTable,
     ModelTable,
@@ -110,7 +110,7 @@ def resolve(
         zero = _zero(scenario.zero)
     wrong.refuse()
     tensor, data = degrees(scenario.parallel, described)
-    micro, accumulation = _batches(scenario.train, data * scenario.parallel.replicate)
+    micro, accumulation = _batches(scenario.train, readers(scenario.parallel, data))
     _need_bounded(scenario.model, accumulation)
     parallel = {**scenario.parallel.given(Parallel), "tensor": tensor, "data": data}
     train["gradient_accumulation_steps"] = accumulation
@@ -144,7 +144,7 @@ def resolve(
 def _kernel_profile(table: ComputeTable, kernels: KernelConstants) -> KernelProfile | None:
     """Return the constants of kernels that are asked for; None where none are."""
     if table.profile is None:
-        for name in ("host_per_segment", "host_per_unit"):
+        for name in ("host_per_segment", "host_per_unit", "host_per_collective"):
             if getattr(table, name) is not None:
                 raise ScenarioError(f"compute.{name}: needs a profile, whose costs it adds to")
         return None
@@ -165,8 +165,11 @@ def _timed(
     costs = {
         name: getattr(trainer, name) if given is None else given for name, given in own.items()
     }
-    if trainer.collective_ps is not None:
-        costs["collective_ps"] = trainer.collective_ps
+    collective_ps = table.host_per_collective
+    if collective_ps is None:
+        collective_ps = trainer.collective_ps
+    if collective_ps is not None:
+        costs["collective_ps"] = collective_ps
     launch = replace(profile.launch, **costs)
     training = profile.training if table.in_training else ALONE
     return gpu.timed_by(replace(profile, launch=launch, training=training))

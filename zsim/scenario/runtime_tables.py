@@ -25,7 +25,7 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
 
 
 def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
-    """Return the ZeRO stage: as it is given, or the one that the runtime is.
+    """Return the ZeRO stage: as it is given, or the one that the runtime is, or usually has.
 
     Raises:
         ScenarioError: it is needed and missing.
@@ -35,4 +35,6 @@ def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
     stages = STAGES if runtime is None else runtime.stages
     if len(stages) == 1:
         return stages[0]
+    if runtime is not None and runtime.usual_stage is not None:
+        return runtime.usual_stage
     raise ScenarioError(f"zero.stage: missing; must be {', '.join(map(str, stages))}")

@@ -15,7 +15,9 @@ Topology = Callable[[str, str | None, int], Cluster]
 
 
 def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
-    """Return the cluster, and how many ranks train on different data: a global batch is over them.
+    """Return the cluster, and how many ranks, or groups that share sequences, have other data.
+
+    A global batch is over them.
 
     Raises:
         ScenarioError: the axes do not fit the cluster, or there is none.
@@ -23,7 +25,19 @@ def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
     need_cluster_keys(scenario)
     cluster = cluster_of(scenario.cluster, scenario.parallel, topology)
     _, data = degrees(scenario.parallel, cluster)
-    return cluster, data * scenario.parallel.replicate
+    return cluster, readers(scenario.parallel, data)
+
+
+def readers(parallel: ParallelTable, data: int) -> int:
+    """Return how many ranks, or groups of them that share sequences, read sequences of their own.
+
+    Raises:
+        ScenarioError: such groups do not make up the `data` ranks.
+    """
+    context = parallel.context
+    if data % context:
+        raise ScenarioError(f"parallel.context: {context} must divide the {data} ranks of data")
+    return data // context * parallel.replicate
 
 
 def on_ranks(scenario: Scenario, ranks: int) -> Scenario:

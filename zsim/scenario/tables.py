@@ -225,6 +225,7 @@ class ComputeTable(Table):
     in_training: Flag = True
     host_per_segment: Time | None = None
     host_per_unit: Time | None = None
+    host_per_collective: Time | None = None
 
 
 class HostKnobs(Table):

@@ -2,14 +2,16 @@
 
 Sections, defaults and what an option does are those of `torchtitan/config/job_config.py` and
 `models/llama3/infra/parallelize.py` of torchtitan 0.2.2 (February 2026), the last version that
-reads TOML; what 0.1.0 called otherwise is read too. They say `[model]`, `[parallel]`, `[zero]`,
-`[activations]` and `[train]`; the cluster, and its allocator, are the scenario's. Options that are
-not modelled are named.
+reads TOML; what 0.1.0 called otherwise is read too. With a pipeline the batch of a step is cut into
+micro-batches, as `distributed/pipeline_parallel.py` has it. They say `[model]`, `[parallel]`,
+`[zero]`, `[activations]` and `[train]`; the cluster, and its allocator, are the scenario's. Options
+that are not modelled are named.
 """
 
 import tomllib
 from collections.abc import Mapping
 
+from zsim.runtimes.fsdp2.options import PipelineSchedule
 from zsim.scenario.model_catalogue import ModelCatalogue
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.section_options import SectionOptions
@@ -56,12 +58,16 @@ TOO_OLD = (
 )
 """Options of versions before 0.1.0, which would be taken for defaults."""
 
+ROTATES = {"allgather": "all_gather", "alltoall": "ring"}
+"""Ways of `set_rotate_method` (torch.distributed.tensor.experimental), and how they are called
+here."""
+
 WITHOUT_EFFECT = (
     *("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.", "lr_scheduler."),
     *("memory_estimation.", "experimental.custom_args_module", "debug.seed", "training.seed"),
     *("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion"),
     *("training.dataset", "training.dataloader.", "training.steps", "training.gc_"),
-    *("parallelism.pipeline_parallel_", "parallelism.module_fqns_per_model_part"),
+    *("parallelism.pipeline_parallel_expert_parallel_overlap", "parallelism.pp_"),
     *("parallelism.expert_", "quantize.grouped_mm.", "quantize.linear.mx.", "float8.", "mx."),
     *("parallelism.context_parallel_", "compile.backend", "debug.moe_", "fault_tolerance."),
     *("activation_checkpoint.visualize_", "activation_checkpoint.memory_budget"),
@@ -70,8 +76,12 @@ WITHOUT_EFFECT = (
 )
 """Beginnings of options that change neither time nor memory of a step here.
 
-Those of pipelines, experts and other formats are without effect where these are refused.
+Those of experts and other formats are without effect where these are refused.
 """
+
+DEGREE = "parallelism.pipeline_parallel_degree"
+OF_PIPELINES = ("parallelism.pipeline_parallel_", "parallelism.module_fqns_per_model_part")
+"""Beginnings of options that change nothing without a pipeline."""
 
 SILENT: Mapping[str, object] = {
     "optimizer.implementation": "fused",
@@ -111,10 +121,13 @@ def configured(
             )
     names = ("model", "parallel", "zero", "activations", "train")
     tables = said_tables(scenario, names, source=FIELD)
-    _runtime(options)
+    stages = options.whole(DEGREE, 1)
+    _runtime(options, stages)
     _parallel(options)
     _model(options, catalogue, has_shape=scenario.model.layers is not None)
     _train(options)
+    said = options.said.get("model.layers")
+    _pipeline(options, stages, layers=scenario.model.layers if said is None else said.value)
     _checkpoints(options)
     for field, what in options.said.items():
         put(tables, field, what, source=FIELD)
@@ -136,13 +149,15 @@ def _tree(text: str) -> dict[str, object]:
         raise ScenarioError(f"{FIELD}: not TOML: nested too deeply") from None
 
 
-def _runtime(options: SectionOptions) -> None:
+def _runtime(options: SectionOptions, stages: int) -> None:
     """Say FSDP2 as `apply_fsdp` asks for it."""
     said = "parallelism.fsdp_reshard_after_forward"
     policy = options.word(said, "default", ("default", "always", "never"))
     options.say("zero.emulate", "fsdp2", said)
     options.say("zero.stage", 3, said)
-    options.say("zero.fsdp2.reshard_after_forward", policy != "never", said)
+    # apply_fsdp: stages of a pipeline keep their parameters unless it is said otherwise
+    frees = policy == "always" or (policy == "default" and stages == 1)
+    options.say("zero.fsdp2.reshard_after_forward", frees, said)
     reduce = "training.mixed_precision_reduce"
     options.word(reduce, "float32", ("float32",))
     options.say("zero.fsdp2.reduce_dtype", "fp32", reduce)
@@ -164,10 +179,6 @@ def _parallel(options: SectionOptions) -> None:
         ("context_parallel", "context"),
     ):
         options.say(f"parallel.{key}", degrees[axis], f"parallelism.{axis}_degree")
-    stages = options.whole("parallelism.pipeline_parallel_degree", 1)
-    if stages != 1:
-        name = "parallelism.pipeline_parallel_degree"
-        raise options.wrong(name, stages, "is not modelled, only 1")
     name = "parallelism.data_parallel_shard_degree"
     shards = options.whole(name, -1, least=-1)
     if shards == 0:
@@ -175,6 +186,11 @@ def _parallel(options: SectionOptions) -> None:
     context = degrees["context_parallel"]
     if shards * context == 1 and degrees["data_parallel_replicate"] > 1:
         raise options.wrong(name, shards, "with replicas is DDP, which is not modelled")
+    name = "parallelism.context_parallel_rotate_method"
+    method = options.word(name, "allgather", tuple(ROTATES))
+    if context > 1:
+        options.say("parallel.context_exchange", ROTATES[method], name)
+    name = "parallelism.data_parallel_shard_degree"
     if shards > 0:  # FSDP shards over the context axis, too
         options.say("parallel.data", shards * context, name)
     if degrees["tensor_parallel"] > 1:
@@ -218,13 +234,61 @@ def _train(options: SectionOptions) -> None:
         options.say("train.global_batch_size", sequences, total)
     norm = "training.max_norm"
     options.say("train.clip_norm", options.number(norm, 1.0), norm)
-    options.word("training.dtype", "float32", ("float32",))
+    kept = options.word("training.dtype", "float32", ("float32", "bfloat16"))
     formats = {"bfloat16": Precision.BF16, "float32": Precision.FP32}
     narrow = "training.mixed_precision_param"
+    if kept == "bfloat16":  # what is trained is as narrow, and wider nowhere
+        formats = {"bfloat16": Precision.PURE_BF16}
     precision = formats[options.word(narrow, "bfloat16", tuple(formats))]
     options.say("train.precision", precision, narrow)
     _compile(options)
     _optimizer(options)
+
+
+def _pipeline(options: SectionOptions, stages: int, *, layers: object) -> None:
+    """Say the stages of a pipeline, its order, and its micro-batches; nothing without one."""
+    section = "parallelism.pipeline_parallel"
+    if stages == 1:
+        options.drop(OF_PIPELINES)
+        return
+    options.say("parallel.pipeline", stages, DEGREE)
+    for name in (f"{section}_schedule_csv", "parallelism.module_fqns_per_model_part"):
+        if value := options.left.pop(name, None):
+            raise options.wrong(name, value, "is not modelled")
+    name = f"{section}_schedule"
+    kind = options.word(name, PipelineSchedule.ONE_FORWARD_ONE_BACKWARD)
+    known = {each.lower(): each for each in PipelineSchedule}  # get_schedule_class takes any case
+    if kind.lower() not in known:
+        raise options.wrong(name, kind, f"is not modelled, only {', '.join(PipelineSchedule)}")
+    options.say("zero.fsdp2.pipeline_schedule", known[kind.lower()], name)
+    less = 0
+    for end in ("first_stage_less_layers", "last_stage_less_layers"):
+        fewer = options.whole(f"{section}_{end}", 1, least=0)
+        options.say(f"zero.fsdp2.{end}", fewer, f"{section}_{end}")
+        less += fewer
+    name = f"{section}_layers_per_stage"
+    if name in options.left:
+        each = options.whole(name, 1)
+        if not isinstance(layers, int):
+            raise options.wrong(name, each, "needs model.layers")
+        virtual = -(-(layers + less) // each)  # pipeline_llm
+        if virtual % stages:
+            why = f"makes {virtual} stages, which must be a multiple of {DEGREE} = {stages}"
+            raise options.wrong(name, each, why)
+        chunks = virtual // stages
+        if (chunks > 1) != (known[kind.lower()] is PipelineSchedule.INTERLEAVED):
+            raise options.wrong(name, each, f"makes {chunks} on each rank, which {kind} has not")
+        options.say("zero.fsdp2.pipeline_stages_per_rank", chunks, name)
+    # build_pipeline_schedule
+    name, local = f"{section}_microbatch_size", "training.local_batch_size"
+    size, batch = options.whole(name, 1), options.said["train.micro_batch_size"].value
+    assert isinstance(batch, int)
+    if batch % size:
+        raise options.wrong(name, size, f"must divide {local} = {batch}")
+    options.say("train.micro_batch_size", size, name)
+    options.say("train.gradient_accumulation_steps", batch // size, local)
+    # forward_one_chunk keeps what a stage returns, at last the logits, until their backward
+    options.say("train.holds_logits", value=True, option=DEGREE)
 
 
 def _compile(options: SectionOptions) -> None:

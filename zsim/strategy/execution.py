@@ -33,6 +33,19 @@ class Loss(StrEnum):
     there (torchtitan of 2026, `ChunkedLossWrapper`)."""
 
 
+class ContextExchange(StrEnum):
+    """Ways in which ranks that share a sequence see keys and values of each other's tokens."""
+
+    ALL_GATHER = "all_gather"
+    """Gathered before attention, whose gradients of them are then reduce-scattered (Llama Team
+    2024, "The Llama 3 herd of models", section 3.3.2; Transformer Engine's `cp_comm_type`
+    all_gather)."""
+    RING = "ring"
+    """Sent from each rank to the next while attention to those that are there goes on; what is
+    made of each is merged in fp32 (Liu et al. 2023; Transformer Engine's `cp_comm_type` p2p,
+    alltoall of PyTorch's `_context_parallel`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """Execution of the blocks of a model.
@@ -49,6 +62,9 @@ class Execution:
             et al. 2022, "FP8 formats for deep learning"); None is in the format of the rest.
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
+        exchange: how these ranks exchange keys and values.
+        merges: attention to those that were gathered is to one rank's after the other, merged in
+            fp32, as around a ring (`_templated_ring_attention`, torch 2.13, whatever the exchange).
         loss: how the loss is computed.
         metrics: cross entropies that a training loop computes once more of the logits, in their
             own format and without a gradient, to report them (Composer's `train_metrics`).
@@ -66,6 +82,8 @@ class Execution:
     compiled: bool = False
     float8: Float8 | None = None
     context: int = 1
+    exchange: ContextExchange = ContextExchange.ALL_GATHER
+    merges: bool = False
     loss: Loss = Loss.TORCH
     metrics: int = 0
     holds_logits: bool = False
@@ -75,6 +93,11 @@ class Execution:
     def __post_init__(self) -> None:
         if self.context < 1:
             raise ExecutionError(f"context: {self.context} must be at least 1")
+
+    @property
+    def passes_keys(self) -> bool:
+        """True if ranks that share sequences pass keys and values on around a ring."""
+        return self.context > 1 and self.exchange is ContextExchange.RING
 
 
 PLAIN = Execution()

@@ -1,6 +1,13 @@
 """Axes of ranks that a model is cut over."""
 
+from collections.abc import Iterator
+
+from pydantic_core import InitErrorDetails
+
+from zsim.config_error import refusal
 from zsim.strategy.config_table import Count, Table
+from zsim.strategy.execution import ContextExchange
+from zsim.strategy.runtime_options import RuntimeOptions
 
 
 class ParallelAxes(Table):
@@ -9,6 +16,7 @@ class ParallelAxes(Table):
     Attributes:
         tensor: ranks of the tensor axis, inside units (Shoeybi et al. 2019, section 3).
         context: ranks of the data axis that share each sequence (Liu et al. 2023).
+        context_exchange: how they exchange keys and values; None is as the runtime does by default.
         pipeline: stages that the units are split over, each on ranks of its own (Narayanan et al.
             2021, section 2.2).
         replicate: replicas of the sharded model states, each with other data: gradients are reduced
@@ -18,5 +26,28 @@ class ParallelAxes(Table):
 
     tensor: Count = 1
     context: Count = 1
+    context_exchange: ContextExchange | None = None
     pipeline: Count = 1
     replicate: Count = 1
+
+    def exchange(self, runtime: RuntimeOptions | None) -> ContextExchange:
+        """Return how ranks that share sequences exchange keys and values, in a runtime or none."""
+        default = ContextExchange.ALL_GATHER if runtime is None else runtime.context_exchange
+        return self.context_exchange or default
+
+    def against_context(
+        self, data: int, inner: tuple[str, int | None]
+    ) -> Iterator[InitErrorDetails]:
+        """Check ranks that share sequences, of `data` ranks; `inner` may split these, too."""
+        name, ranks = inner
+        if data % self.context:
+            yield refusal("parallel.context", self.context, f"must divide data = {data}")
+        if ranks is not None and self.context > 1:
+            why = f"is not modelled with zero.{name} = {ranks}"
+            yield refusal("parallel.context", self.context, why)
+
+    def against_tiles(self, tiles: int) -> Iterator[InitErrorDetails]:
+        """Check that the axes are modelled for linear layers in tiles."""
+        for name in ("tensor", "context"):
+            if (ranks := getattr(self, name)) > 1:
+                yield refusal("zero.tiles", tiles, f"is not modelled for {name} = {ranks}")

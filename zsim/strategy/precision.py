@@ -8,12 +8,13 @@ from zsim.dtype import DType
 class Precision(StrEnum):
     """Format of parameters and gradients in forward and backward.
 
-    FP16 and BF16 keep fp32 master weights (Micikevicius et al. 2018, section 3.1); FP32 and FP64
-    train the parameters themselves. FP64 is for tests.
+    FP16 and BF16 keep fp32 master weights (Micikevicius et al. 2018, section 3.1); PURE_BF16, FP32
+    and FP64 train the parameters themselves, with moments in their format. FP64 is for tests.
     """
 
     FP16 = "fp16"
     BF16 = "bf16"
+    PURE_BF16 = "pure_bf16"
     FP32 = "fp32"
     FP64 = "fp64"
 
@@ -28,12 +29,21 @@ class Precision(StrEnum):
         return _OPTIMIZER[self]
 
     @property
+    def wide(self) -> DType:
+        """Format in which kernels add up: statistics of norms and softmax, and the loss."""
+        return DType.FP64 if self is Precision.FP64 else DType.FP32
+
+    @property
     def has_master(self) -> bool:
         """True if the optimizer keeps its own copy of the parameters."""
         return self.compute is not self.optimizer
 
 
-_COMPUTE = {precision: DType(precision.value) for precision in Precision}
+_COMPUTE = {precision: DType(precision.value.removeprefix("pure_")) for precision in Precision}
 _OPTIMIZER = {
-    precision: DType.FP64 if precision is Precision.FP64 else DType.FP32 for precision in Precision
+    Precision.FP16: DType.FP32,
+    Precision.BF16: DType.FP32,
+    Precision.PURE_BF16: DType.BF16,
+    Precision.FP32: DType.FP32,
+    Precision.FP64: DType.FP64,
 }

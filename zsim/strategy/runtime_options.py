@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 from zsim.dtype import DType
 from zsim.entry_point import entries
 from zsim.strategy.config_table import Table
+from zsim.strategy.execution import ContextExchange
 from zsim.strategy.offload import FileAccess, MemoryTier
 
 GROUP = "zsim.runtimes"
@@ -52,19 +53,30 @@ class RuntimeOptions(Table):
 
     Class attributes:
         stages: ZeRO stages that the runtime is or has.
+        usual_stage: the one that a scenario has if it names none; None asks for one.
         has_replicas: whether states may be sharded over some ranks and replicated over others.
         has_pipeline: whether units can be split over stages of a pipeline.
         even_stages: whether every stage has as many layers.
         checkpoints_every_nth: whether of several blocks in a row one alone can be checkpointed.
         takes_frozen: whether there may be parameters that are not trained.
+        trains_narrow: whether parameters in bf16 are trained themselves (`pure_bf16`).
+        has_context: whether it has ranks that share a sequence in the way that is modelled here; a
+            search asks no other for them.
+        context_exchange: how ranks that share a sequence exchange keys and values by default.
+        merges_context: whether attention to what was gathered of them is one rank after the other.
     """
 
     stages: ClassVar[tuple[int, ...]] = ()
+    usual_stage: ClassVar[int | None] = None
     has_replicas: ClassVar[bool] = True
     has_pipeline: ClassVar[bool] = False
     even_stages: ClassVar[bool] = False
     checkpoints_every_nth: ClassVar[bool] = False
     takes_frozen: ClassVar[bool] = False
+    trains_narrow: ClassVar[bool] = False
+    has_context: ClassVar[bool] = False
+    context_exchange: ClassVar[ContextExchange] = ContextExchange.ALL_GATHER
+    merges_context: ClassVar[bool] = False
 
     @staticmethod
     def kinds() -> tuple[type["RuntimeOptions"], ...]:
@@ -100,6 +112,21 @@ class RuntimeOptions(Table):
     def layers_of_chunk(self) -> int | None:
         """Return the layers of a virtual stage of a pipeline; None if stages have one chunk."""
         return None
+
+    @property
+    def chunks_of_stage(self) -> int:
+        """Return how many chunks a stage of a pipeline has, where layers do not say it."""
+        return 1
+
+    @property
+    def layers_at_ends(self) -> tuple[int, int] | None:
+        """Return for how many layers embedding and head count; None if stages are cut otherwise."""
+        return None
+
+    def cuts_messages(self, *, tensor: int) -> bool:
+        """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""
+        del tensor
+        return False
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the option that splits the data axis, and its inner ranks; None if it does not."""

@@ -189,6 +189,7 @@ class Strategy(Table):
                 *self._against_runtime(),
                 *self._against_stage(),
                 *self._against_checkpointing(),
+                *self.train.contradictions(self.zero.emulate, self.offload),
                 *self.offload.contradictions(
                     stage=self.zero.stage,
                     emulates=self.zero.emulate is not None,
@@ -203,7 +204,7 @@ class Strategy(Table):
     def _against_runtime(self) -> Iterator[InitErrorDetails]:
         runtime, parallel, zero = self.zero.emulate, self.parallel, self.zero
         if parallel.pipeline > 1 and (runtime is None or not runtime.has_pipeline):
-            why = "is modelled for emulate = megatron or nanotron alone"
+            why = "is modelled for emulate = fsdp2, megatron or nanotron alone"
             yield refusal("parallel.pipeline", parallel.pipeline, why)
         if runtime is None:
             return
@@ -216,8 +217,10 @@ class Strategy(Table):
             yield refusal("train.loss", None, why)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
-        if not runtime.has_replicas and parallel.replicate > 1:
-            yield refusal("parallel.replicate", parallel.replicate, f"is not modelled for {name}")
+        if parallel.replicate > 1 and not (runtime.has_replicas and zero.stage):
+            where = " in stage 0" if runtime.has_replicas else ""
+            why = f"is not modelled for {name}{where}"
+            yield refusal("parallel.replicate", parallel.replicate, why)
         if self.activations.every_nth > 1 and not runtime.checkpoints_every_nth:
             why = f"is not in {name}, allowed is 1"
             yield refusal("activations.every_nth", self.activations.every_nth, why)
@@ -236,11 +239,14 @@ class Strategy(Table):
         zero = self.zero
         if zero.secondary is not None and zero.stage != 3:
             yield refusal("zero.secondary", zero.secondary, f"is for stage 3, not {zero.stage}")
+        if zero.tiles > 1 and zero.stage != 3:
+            yield refusal("zero.tiles", zero.tiles, f"is for stage 3, not {zero.stage}")
         if zero.tiles > 1:
-            yield from self._against_tiles()
+            yield from self.parallel.against_tiles(zero.tiles)
         name, inner = self._inner
         if inner is not None and (inner < 1 or self.parallel.data % inner):
             yield refusal(f"zero.{name}", inner, f"must divide data = {self.parallel.data}")
+        yield from self.parallel.against_context(self.parallel.data, self._inner)
         if zero.fused_buffers is FusedBuffers.MODEL:
             if zero.stage == 3:
                 why = "is for stages 0 to 2, stage 3 gathers units"
@@ -249,18 +255,15 @@ class Strategy(Table):
                 why = "is for fused_buffers = constant"
                 yield refusal("zero.bucket_elements", zero.bucket_elements, why)
 
-    def _against_tiles(self) -> Iterator[InitErrorDetails]:
-        name, tiles = "zero.tiles", self.zero.tiles
-        if self.zero.stage != 3:
-            yield refusal(name, tiles, f"is for stage 3, not {self.zero.stage}")
-        if self.parallel.tensor > 1:
-            why = f"is not modelled for tensor = {self.parallel.tensor}"
-            yield refusal(name, tiles, why)
-        if self.activations.checkpointing is Checkpointing.OPERATIONS:
-            yield refusal(name, tiles, "is not modelled for checkpointing = operations")
-
     def _against_checkpointing(self) -> Iterator[InitErrorDetails]:
         activations, pipeline = self.activations, self.parallel.pipeline
+        if activations.checkpointing is Checkpointing.OPERATIONS:
+            for field, value, it in (
+                ("zero.tiles", self.zero.tiles, self.zero.tiles > 1),
+                ("parallel.context_exchange", "ring", self.execution.passes_keys),
+            ):
+                if it:
+                    yield refusal(field, value, "is not modelled for checkpointing = operations")
         if activations.checkpointing is not Checkpointing.FULL:
             if activations.partition:
                 yield refusal("activations.partition", None, "true needs checkpointing = full")
@@ -291,6 +294,8 @@ class Strategy(Table):
             compiled=self.train.compile,
             float8=self.train.float8,
             context=self.parallel.context,
+            exchange=self.parallel.exchange(self.zero.emulate),
+            merges=self.zero.emulate is not None and self.zero.emulate.merges_context,
             loss=self.train.loss,
             metrics=self.train.metrics,
             holds_logits=self.train.holds_logits,
@@ -321,10 +326,8 @@ class Strategy(Table):
     @property
     def cuts_tokens(self) -> bool:
         """True if ranks of the tensor axis hold different tokens of the hidden state."""
-        if self.parallel.tensor == 1:
-            return False
-        runtime = self.zero.emulate
-        return self.zero.sequence_parallel if runtime is None else runtime.cuts_tokens
+        runtime, asked = self.zero.emulate, self.zero.sequence_parallel
+        return self.parallel.tensor > 1 and (asked if runtime is None else runtime.cuts_tokens)
 
     @property
     def keeps_whole(self) -> bool:

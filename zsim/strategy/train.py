@@ -1,15 +1,19 @@
 """Settings that a step trains with: precision, the optimizer, batches, the loss scale."""
 
+from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import Field, Strict, model_validator
+from pydantic_core import InitErrorDetails
 
 from zsim.config_error import refusal, refuse
 from zsim.strategy.config_table import Count, Flag, Positive, Repeat, Table, Whole
 from zsim.strategy.execution import Float8, Loss
 from zsim.strategy.learning_rate import LearningRates
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
 from zsim.strategy.precision import Precision
+from zsim.strategy.runtime_options import RuntimeOptions
 
 
 class LossScale(Table):
@@ -76,6 +80,19 @@ class Train(TrainKnobs):
     optimizer: Optimizer = Adam()
     learning_rates: LearningRates | None = None
     groups: tuple[ParameterGroup, ...] = ()
+
+    def contradictions(
+        self, runtime: RuntimeOptions | None, offload: Offload
+    ) -> Iterator[InitErrorDetails]:
+        """Yield a precision that is not modelled for a runtime, or for what leaves the device."""
+        if self.precision is not Precision.PURE_BF16:
+            return
+        if runtime is not None and not runtime.trains_narrow:
+            why = f"is not modelled for {type(runtime).__name__}"
+            yield refusal("train.precision", self.precision, why)
+        if offload.optimizer is not MemoryTier.DEVICE:
+            why = f"is not modelled for offload.optimizer = {offload.optimizer}"
+            yield refusal("train.precision", self.precision, why)
 
     @model_validator(mode="after")
     def _rules_fit_together(self) -> Self:

@@ -7,6 +7,7 @@ holds one rank of each class of ranks that no one can tell apart, and says how m
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zsim.schedule.quick_init import quick_init
 from zsim.schedule.schedule import Kind
 from zsim.trace.witness import Witness
 
@@ -29,6 +30,7 @@ def within(interval: Interval, step: Interval, *, is_late: bool = False) -> Iter
 """When something begins and ends, in picoseconds."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One operation on one rank: when it ran. `step` is -1 in setup."""
@@ -40,6 +42,7 @@ class Event:
     end_ps: int
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookEntry:
     """One line of the allocator's book, in the order in which the host issued it.
@@ -56,6 +59,7 @@ class BookEntry:
     change_bytes: int
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """One collective as it was handed to the communicator, in issue order.

@@ -1,11 +1,12 @@
 """Crews that run batches: this process, all cores, or a Dask cluster, as `concurrent.futures`."""
 
+import gc
 import logging
 import os
 import re
 import socket
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -60,6 +61,16 @@ class InProcess(Executor):
 def cores() -> int:
     """Return processors that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def processes(workers: int) -> Generator[Executor]:
+    """Yield this process, or so many others, which look for no garbage."""
+    if workers == 1:
+        yield InProcess()
+        return
+    with ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
+        yield pool
 
 
 @contextmanager

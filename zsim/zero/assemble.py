@@ -20,7 +20,9 @@ from zsim.schedule.schedule import (
 )
 from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_POOL, POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
+from zsim.zero.key_exchange import context_streams
 from zsim.zero.names import (
+    CONTEXT,
     DATA,
     GENERATOR,
     INNER,
@@ -41,15 +43,29 @@ POOLS = (
 """A GPU's memory, that of a node's host, which its ranks share, and a file of each rank."""
 
 
+DATA_AXES = (REPLICATE, OUTER, INNER, CONTEXT, DATA)
+"""Axes whose ranks see different data."""
+
+
 def need_fitting(model: Model, strategy: Strategy) -> None:
     """Check that `model` was resolved for `strategy`.
 
     Raises:
-        ModelError: it was resolved for another tensor degree, or its layers are not cut into tiles.
+        ModelError: it was resolved for another tensor degree, for other ranks that share sequences,
+            or its layers are not cut into tiles.
     """
     if model.tensor != strategy.parallel.tensor:
         tensor = strategy.parallel.tensor
         raise ModelError(f"parallel.tensor: the model is for {model.tensor} ranks, not {tensor}")
+    shape, asked = model.architecture, strategy.execution
+    if shape is not None and (
+        shape.execution.context != asked.context
+        or (asked.context > 1 and shape.execution.exchange is not asked.exchange)
+    ):
+        made = f"{shape.execution.context} ({shape.execution.exchange})"
+        raise ModelError(
+            f"parallel.context: the model is for {made}, not {asked.context} ({asked.exchange})"
+        )
     if model.tiles != strategy.zero.tiles:
         cut = "not cut" if model.tiles == 1 else f"cut into {model.tiles}"
         raise ModelError(
@@ -105,7 +121,7 @@ def assemble(
         mesh=mesh,
         roles=tuple(RankRole(name=each.role, boxes=(each.box,)) for each in writers),
         groups=(*groups_of(strategy), *dict.fromkeys(g for each in writers for g in each.groups)),
-        streams=streams,
+        streams=(*streams, *context_streams(strategy)),
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),
         layouts=layouts,
@@ -124,9 +140,7 @@ def assemble(
             ),
             strategy=strategy,
             loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
-            data_axes=tuple(
-                axis.name for axis in mesh.axes if axis.name in (REPLICATE, OUTER, INNER, DATA)
-            ),
+            data_axes=tuple(axis.name for axis in mesh.axes if axis.name in DATA_AXES),
             peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
             wire_bytes=wire_bytes(model, strategy, volume),
             host_bytes=host_bytes(model, strategy, volume),
@@ -146,24 +160,31 @@ def mesh_of(strategy: Strategy) -> Mesh:
 
     There is a pipeline axis if there are several stages (outermost, as nanotron and Megatron-LM
     number ranks), a replicate axis if there are several replicas of the sharded states, and the
-    data axis is joined of outer and inner if something is sharded over the inner ranks alone.
+    data axis is joined of outer and inner if something is sharded over the inner ranks alone, of
+    outer and context if neighbours share each sequence (torchtitan's order, `ParallelDims`).
     """
     axes = [
         Axis(name=DATA, size=strategy.parallel.data),
         Axis(name=TENSOR, size=strategy.parallel.tensor),
     ]
     joined: tuple[Joined, ...] = ()
-    if strategy.inner is not None:
-        axes[:1] = [
-            Axis(name=OUTER, size=strategy.parallel.data // strategy.inner),
-            Axis(name=INNER, size=strategy.inner),
-        ]
-        joined = (Joined(name=DATA, axes=(OUTER, INNER)),)
+    if (part := _part_of_data(strategy)) is not None:
+        axes[:1] = [Axis(name=OUTER, size=strategy.parallel.data // part.size), part]
+        joined = (Joined(name=DATA, axes=(OUTER, part.name)),)
     if strategy.parallel.replicate > 1:
         axes.insert(0, Axis(name=REPLICATE, size=strategy.parallel.replicate))
     if strategy.parallel.pipeline > 1:
         axes.insert(0, Axis(name=PIPELINE, size=strategy.parallel.pipeline))
     return Mesh(axes=tuple(axes), joined=joined)
+
+
+def _part_of_data(strategy: Strategy) -> Axis | None:
+    """Return the part of the data axis that varies fastest; None if the axis is not split."""
+    if strategy.inner is not None:
+        return Axis(name=INNER, size=strategy.inner)
+    if strategy.parallel.context > 1:
+        return Axis(name=CONTEXT, size=strategy.parallel.context)
+    return None
 
 
 def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
@@ -184,10 +205,11 @@ def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
 
 def groups_of(strategy: Strategy) -> tuple[Group, ...]:
     """Return groups along the axes of the mesh: what is not there has no group."""
-    data = (DATA,) if strategy.inner is None else (OUTER, INNER)
+    part = _part_of_data(strategy)
+    data = (DATA,) if part is None else (OUTER, part.name)
     found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
-    if strategy.inner is not None:
-        found.append(Group(name=INNER, axes=(INNER,)))
+    if part is not None:
+        found.append(Group(name=part.name, axes=(part.name,)))
     over: tuple[str, ...] = ()
     if strategy.parallel.pipeline > 1:
         over = (PIPELINE,)

@@ -1,7 +1,8 @@
 """Forward, recompute and backward of one unit: segments, the values between them.
 
 With a tensor axis each segment's summands are summed where it ends, on the compute stream: what
-follows needs them at once. What is put away between forward and backward is for `Checkpoints`.
+follows needs them at once. Ranks that share a sequence exchange keys and values there, too. What is
+put away between forward and backward is for `Checkpoints`.
 """
 
 from collections import Counter
@@ -18,7 +19,8 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
-from zsim.zero.names import TENSOR
+from zsim.zero.key_exchange import SharedSequence
+from zsim.zero.names import CONTEXT, TENSOR
 from zsim.zero.sequence import Tokens
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
@@ -26,6 +28,9 @@ from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
 
 Held = Callable[[int, UnitVisit], str]
 """The buffer that holds a bucket's parameters during a visit."""
+
+VisitKey = tuple[int, bool, bool, Role]
+"""Visits that find parameters, or their gradients, in the same places: what they have in common."""
 
 
 class ForwardBackward:
@@ -59,10 +64,12 @@ class ForwardBackward:
         )
         self.micro_batch = 0
         self.tokens = Tokens(writer, model)
+        self.sequence = SharedSequence(writer, model, strategy)
         self._gradients = Counter[str]()
         self._drawn = Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
-        self._views: dict[tuple[int, bool, bool, Role], dict[str, View]] = {}
+        self._views: dict[VisitKey, dict[str, View]] = {}
+        self._of_parameters: dict[tuple[VisitKey, tuple[str, ...]], list[Operand]] = {}
 
     def load(self) -> None:
         """Bring a micro-batch of data in."""
@@ -74,14 +81,12 @@ class ForwardBackward:
 
     def seed(self) -> None:
         """Set the gradient of the loss with respect to itself: one, with fp16 the loss scale."""
-        loss = self.model.loss
-        name = self.writer.buffer(
-            f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE
-        )
-        self.writer.allocate(name)
+        writer, loss = self.writer, self.model.loss
+        name = writer.buffer(f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE)
+        writer.allocate(name)
         self._gradients[loss.name] = 1
         scaled = self.strategy.train.precision is Precision.FP16
-        self.writer.fill("seed", name, 1.0, scalar=LOSS_SCALE if scaled else None)
+        writer.fill("seed", name, 1.0, scalar=LOSS_SCALE if scaled else None)
 
     def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
         """Run the unit; the id of its last operation that reads parameters."""
@@ -132,6 +137,7 @@ class ForwardBackward:
         writer, segment = self.writer, self._segment(visit, part)
         path = f"{part.action}{part.segment}"
         whole = self.tokens.gather_inputs(segment, part)
+        whole += self.sequence.gather_inputs(segment, part)
         for instance in part.makes:
             writer.allocate(self._made(instance))
         if saves and segment.saved_bytes:
@@ -139,6 +145,7 @@ class ForwardBackward:
         operands = self._operands_of(visit, part, saves=saves)
         workspace = [own] if (own := workspace_of(operands)) else []
         writer.allocate(*workspace)
+        came = self.sequence.exchange(segment, part)
         which = (self.micro_batch, visit.unit)
         name = writer.compute(
             path,
@@ -147,10 +154,12 @@ class ForwardBackward:
             unit=self.model.units[visit.unit].name,
             segment=part.segment,
             micro_batch=self.micro_batch,
-            after=after,
+            after=(*after, *came),
             kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
             draw=self._drawn.draw(segment, part, which, writer.path(path)),
         )
+        self.sequence.note(part, name)
+        self.sequence.finish(segment, part, name)
         writer.free(*whole, *workspace)
         if segment.reduces_output:
             for instance in part.makes:
@@ -161,11 +170,13 @@ class ForwardBackward:
     def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
         writer, segment = self.writer, self._segment(visit, part)
         whole = self.tokens.gather_inputs(segment, part)
+        whole += self.sequence.gather_inputs(segment, part)
         whole += self.tokens.gather_gradients(segment, part, self._gradients)
         operands = self._operands_of(visit, part, saves=True)
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
         workspace = [own] if (own := workspace_of(operands)) else []
         writer.allocate(*made, *workspace)
+        came = self.sequence.exchange(segment, part)
         done = writer.compute(
             f"backward{part.segment}",
             Action.BACKWARD,
@@ -173,35 +184,47 @@ class ForwardBackward:
             unit=self.model.units[visit.unit].name,
             segment=part.segment,
             micro_batch=self.micro_batch,
-            after=after,
+            after=(*after, *came),
             kernels=segment.backward,
         )
+        self.sequence.finish(segment, part, done)
         writer.free(*whole, *workspace)
         if segment.saved_bytes:
             writer.free(self._saved(visit, part))
         for value in segment.outputs:
             if value.name in self._gradients:
                 del self._gradients[value.name]
-                writer.free(f"{value.name}/gradient")
+                self._free_gradient(value)
         self._end(part, done)
         for name in self._differentiable(segment):
             self._settle_gradient(name, part, segment)
         return done
 
+    def _free_gradient(self, value: Value) -> None:
+        """Give back the gradient of a value that no backward reads any more."""
+        self.writer.free(f"{value.name}/gradient")
+
     def _settle_gradient(self, value: str, part: SegmentVisit, segment: Segment) -> None:
         """Sum a gradient over the tensor axis, and add it to what other readers contributed."""
-        writer = self.writer
+        path = f"backward{part.segment}"
+        if self.sequence.passes(segment, value):
+            own = self.sequence.part(value, segment)
+            self.sequence.bring_gradient(value, segment, own, f"{path}/{value}")
+            return
         name = self._contribution(value)
         self._gradients[value] += 1
-        if segment.reduces_input_gradient:
-            self._reduce(value, name, f"backward{part.segment}", of=value)
+        if self.sequence.comes_home(segment, value):
+            self.sequence.bring_gradient(value, segment, name, f"{path}/{value}")
+        elif self.sequence.gathers(segment, value):
+            self.sequence.scatter(value, name, f"{path}/scatter/{value}")
+        elif segment.reduces_input_gradient:
+            self._reduce(value, name, path, of=value)
         elif self.tokens.gathers(segment, value):
-            self.tokens.keep_own(value, name, f"backward{part.segment}/own/{value}")
+            self.tokens.keep_own(value, name, f"{path}/own/{value}")
         if self._gradients[value] == 1:
             return
-        path = f"backward{part.segment}/add/{value}"
-        writer.copy(path, name, f"{value}/gradient", accumulate=True)
-        writer.free(name)
+        self.writer.copy(f"{path}/add/{value}", name, f"{value}/gradient", accumulate=True)
+        self.writer.free(name)
 
     def _contribution(self, value: str) -> str:
         """Return the buffer of the next contribution to a gradient; the first is kept."""
@@ -251,14 +274,22 @@ class ForwardBackward:
         partial = (TENSOR,) if segment.reduces_input_gradient else ()
         for name in self._differentiable(segment):
             value, gathers = self.model.values[name], self.tokens.gathers(segment, name)
-            new, produced = self._contribution(name), not gathers
+            shared = self.sequence.gathers(segment, name)
+            if self.sequence.passes(segment, name):
+                view = self.writer.all(self.sequence.part(name, segment))
+                operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
+                continue
+            new, produced = self._contribution(name), not (gathers or shared)
             buffer = self.writer.buffer(
                 new, value.elements, value.dtype, Kind.WORKSPACE, produced=produced
             )
             if gathers:
                 buffer = self.tokens.summands(name, buffer)
+            elif shared:
+                buffer = self.sequence.summands(name, buffer)
             view = self.writer.all(buffer)
-            operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
+            over = (*partial, CONTEXT) if shared else partial
+            operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=over))
         return operands
 
     def _differentiable(self, segment: Segment) -> list[str]:
@@ -270,13 +301,16 @@ class ForwardBackward:
         views = self._views.get(key)
         if views is None:
             views = self._views[key] = self._parameter_views(visit, role)
-        names = segment.parameters
+        names = tuple(segment.parameters)
         if role is Role.GRADIENT:
-            names = self.model.trained_of(segment)
-        return [
-            Operand(role=role, view=views[name], partial=self._partial(role, name))
-            for name in names
-        ]
+            names = tuple(self.model.trained_of(segment))
+        found = self._of_parameters.get((key, names))
+        if found is None:
+            found = self._of_parameters[key, names] = [
+                Operand(role=role, view=views[name], partial=self._partial(role, name))
+                for name in names
+            ]
+        return found
 
     def _parameter_views(self, visit: UnitVisit, role: Role) -> dict[str, View]:
         """Return where the unit's parameters lie, or their gradients, by name."""
@@ -313,8 +347,7 @@ class ForwardBackward:
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
         """Return the buffer of what a segment holds only while it runs; no name if nothing."""
-        keeps = self._segment(visit, part).saved_bytes
-        saved = self._saved(visit, part) if keeps else ""
+        saved = self._saved(visit, part) if self._segment(visit, part).saved_bytes else ""
         return workspace_buffer(
             self.writer, self.model, visit, part, saved=saved, operands=operands
         )
@@ -346,19 +379,17 @@ class ForwardBackward:
     def _read(self, part: SegmentVisit, instance: ValueInstance, segment: Segment) -> View:
         if self.tokens.gathers(segment, instance.value):
             return self.writer.all(self.tokens.read(part, instance))
+        if instance.value in (segment.shared_input, segment.passed_input):
+            return self.writer.all(self.sequence.read(segment, part, instance))
         return self._view(instance)
 
     def _made(self, instance: ValueInstance) -> str:
-        value = self._value(instance)
-        if instance.value in self.tokens.scattered:
-            return self.tokens.summands(instance.value, value)
-        return value
+        value, is_cut = self._value(instance), instance.value in self.tokens.scattered
+        return self.tokens.summands(instance.value, value) if is_cut else value
 
     def _gradient(self, value: Value) -> str:
-        name = f"{value.name}/gradient"
-        if value.name in self.tokens.scattered:
-            return self.tokens.gradient(value.name)
-        return name
+        is_cut = value.name in self.tokens.scattered
+        return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"
 
     def _reduce(self, value: str, buffer: str, path: str, *, of: str = "") -> None:
         """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""

@@ -5,7 +5,7 @@ that begins after it has ended. Names of values carry the slot; nothing else of 
 that there are several. Chunks of a stage have buffers of their own in each slot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from zsim.model.model import Model, Segment, Unit, Value
@@ -18,7 +18,11 @@ from zsim.zero.visit_order import Made, UnitVisit, ValueInstance, visits
 
 
 class SlotForwardBackward(ForwardBackward):
-    """The visits of micro-batches that have one slot of a stage's buffers."""
+    """The visits of micro-batches that have one slot of a stage's buffers.
+
+    What the `first` slot has found out of parameters holds for all. Gradients of values that are
+    `kept` are received into memory that is not given back.
+    """
 
     def __init__(
         self,
@@ -29,9 +33,14 @@ class SlotForwardBackward(ForwardBackward):
         buckets: Buckets,
         held: Held,
         slot: str,
+        first: "SlotForwardBackward | None",
+        kept: Set[str] = frozenset(),
     ) -> None:
         super().__init__(writer, model, strategy, buckets=buckets, held=held)
         self._slot = slot
+        self._kept = kept
+        if first is not None:  # parameters and their gradients have no slots
+            self._views, self._of_parameters = first._views, first._of_parameters
 
     def begin_gradient(self, value: str) -> None:
         """Note that the gradient of `value` has come from elsewhere."""
@@ -40,6 +49,10 @@ class SlotForwardBackward(ForwardBackward):
     def end_gradient(self, value: str) -> None:
         """Note that the gradient of `value` is another stage's."""
         del self._gradients[value]
+
+    def _free_gradient(self, value: Value) -> None:
+        if value.name not in self._kept:
+            super()._free_gradient(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +74,17 @@ def chunk_slots(
     buckets: Buckets,
     held: Held,
     counts: Sequence[int],
+    keeps_received: bool = False,
 ) -> list[list[ChunkSlot]]:
-    """Return as many slots of each chunk as `counts` says."""
+    """Return as many slots of each chunk as `counts` says.
+
+    With `keeps_received`, what is received into is not given back, nor what is sent.
+    """
     made: list[list[ChunkSlot]] = [[] for _ in counts]
+    first: SlotForwardBackward | None = None
     for number in range(max(counts)):
         suffix = f"@{number}" if number else ""
+        sent = (chunk.sent for chunk in stage.chunks if keeps_received and chunk.sent is not None)
         passes = SlotForwardBackward(
             writer,
             _renamed(stage.model, suffix),
@@ -73,22 +92,28 @@ def chunk_slots(
             buckets=buckets,
             held=held,
             slot=suffix,
+            first=first,
+            kept={f"{value.name}{suffix}" for value in sent},
         )
+        first = first or passes
         for own, chunk, count in zip(made, stage.chunks, counts, strict=True):
             if number < count:
-                own.append(_slot(passes, chunk, suffix))
+                own.append(_slot(passes, chunk, suffix, keeps_given=keeps_received))
     return made
 
 
-def _slot(passes: SlotForwardBackward, chunk: Chunk, suffix: str) -> ChunkSlot:
+def _slot(
+    passes: SlotForwardBackward, chunk: Chunk, suffix: str, *, keeps_given: bool
+) -> ChunkSlot:
     own = _renamed(chunk.model, suffix)
     once = [replace(visit, unit=chunk.first + visit.unit) for visit in visits(own, passes.strategy)]
     sent = None if chunk.sent is None else own.loss
-    if sent is not None:  # what forward made of it goes when it has been sent
-        made = ValueInstance(sent.name, Made.FORWARD)
-        for visit in once:
-            for part in visit.segments:
-                part.ends = tuple(each for each in part.ends if each != made)
+    # what forward made of `sent` goes when it has been sent
+    stay = (*((sent,) if sent else ()), *(own.given if keeps_given else ()))
+    instances = {ValueInstance(value.name, Made.FORWARD) for value in stay}
+    for visit in once if instances else ():
+        for part in visit.segments:
+            part.ends = tuple(each for each in part.ends if each not in instances)
     return ChunkSlot(
         passes=passes,
         forward=tuple(visit for visit in once if not visit.backward),

@@ -6,12 +6,13 @@ checkpointed as one: all of them are run again, each in a visit of its own, then
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from zsim.model.model import BATCH, Model, Segment, Unit
+from zsim.model.model import BATCH, Model, Unit
 from zsim.schedule.operation import Action
+from zsim.schedule.quick_init import quick_init
 from zsim.strategy.strategy import Checkpointing, Strategy
 
 
@@ -24,6 +25,7 @@ class Made(StrEnum):
     """Not made, but put away after forward and brought back for backward."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class ValueInstance:
     """A value as one pass made it."""
@@ -194,9 +196,9 @@ def _backward(model: Model, block: _CheckpointedUnits, *, again: bool) -> list[U
 
 
 def _reads(
-    block: _CheckpointedUnits, segment: Segment, *, again: bool
+    block: _CheckpointedUnits, names: Iterable[str], *, again: bool
 ) -> tuple[ValueInstance, ...]:
-    """Return what the backward of a block has of a segment's inputs."""
+    """Return what the backward of a block has of inputs of a segment."""
 
     def instance(name: str) -> ValueInstance:
         if name in block.parts:
@@ -204,7 +206,7 @@ def _reads(
         made_again = again and name in block.own
         return ValueInstance(name, Made.AGAIN if made_again else Made.FORWARD)
 
-    return tuple(instance(name) for name in segment.inputs)
+    return tuple(map(instance, names))
 
 
 def _run_again(model: Model, block: _CheckpointedUnits, unit: int) -> tuple[SegmentVisit, ...]:
@@ -212,7 +214,7 @@ def _run_again(model: Model, block: _CheckpointedUnits, unit: int) -> tuple[Segm
         SegmentVisit(
             Action.RECOMPUTE,
             number,
-            _reads(block, segment, again=True),
+            _reads(block, segment.inputs, again=True),
             tuple(ValueInstance(value.name, Made.AGAIN) for value in segment.outputs),
         )
         for number, segment in enumerate(model.units[unit].segments)
@@ -225,7 +227,7 @@ def _run_backward(
     found: list[SegmentVisit] = []
     for number, segment in reversed(list(enumerate(model.units[unit].segments))):
         if model.runs_backward(segment):
-            kept = _reads(block, segment, again=again) if segment.saves_input else ()
+            kept = _reads(block, segment.kept_inputs, again=again)
             found.append(SegmentVisit(Action.BACKWARD, number, kept, ()))
     return tuple(found)
 

@@ -43,8 +43,8 @@ def workspace_buffer(
     for number in count():
         own = f"{name}/{number}" if number else name
         if own not in writer.buffers:
-            writer.buffer(own, size_bytes, DType.INT8, Kind.WORKSPACE, produced=True)
-            writer.buffers[own] = replace(writer.buffers[own], course=course)
+            kind = Kind.WORKSPACE
+            writer.buffer(own, size_bytes, DType.INT8, kind, produced=True, course=course)
         if writer.buffers[own].course == course:
             return own
     raise AssertionError(name)

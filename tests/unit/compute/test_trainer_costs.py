@@ -71,12 +71,26 @@ def test_collectives_of_the_tensor_axis_wait_where_they_span_nodes() -> None:
     ("tables", "line"),
     [
         ({"compute": {"host_per_segment": "1 ms"}}, "compute.host_per_segment: needs a profile"),
+        (
+            {"compute": {"host_per_collective": "1 ms"}},
+            "compute.host_per_collective: needs a profile",
+        ),
         ({"network": {"tensor_wait": "1 ms"}}, "network.tensor_wait: needs a profile"),
     ],
 )
 def test_they_add_to_a_profile(tables: dict[str, Any], line: str) -> None:
     with pytest.raises((ScenarioError, Exception), match=line):
         resolved("scenario", from_tables(TABLES | tables))
+
+
+def test_a_collective_costs_the_host_what_the_scenario_says() -> None:
+    near = {"parallel": {"data": 1, "tensor": 8}}
+    more_s, most_s = (
+        step_time_s(changed(compute={"host_per_collective": each}, **near))
+        for each in ("50 ms", "51 ms")
+    )
+    # The host is all that counts: 11 collectives of a micro-batch, as above.
+    assert most_s - more_s == pytest.approx(11e-3, rel=0.01)
 
 
 def test_a_unit_costs_the_host_once_however_many_segments_it_has() -> None:

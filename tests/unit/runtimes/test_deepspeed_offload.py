@@ -107,8 +107,14 @@ def test_python_reads_a_test_for_infinities_of_each_parameter_as_it_is_reduced()
     assert all(each.id.startswith("step/backward") for each in waits)
 
 
-def test_nothing_leaves_on_a_stream_of_its_own_since_1219() -> None:
-    made, _ = of_gpt(strategy(2, overlap_comm=True))
+@pytest.mark.parametrize(
+    ("said", "stream"),
+    [({"overlap_comm": True}, "reduction"), ({"migration_stream": True}, "migration")],
+)
+def test_nothing_leaves_on_a_stream_of_its_own_since_1219_unless_that_is_asked_for(
+    said: dict[str, object], stream: str
+) -> None:
+    made, _ = of_gpt(strategy(2, 1, **said))
     (program,) = made.programs
     places = {pool.name: pool.place for pool in made.pools}
     streams = {
@@ -116,7 +122,22 @@ def test_nothing_leaves_on_a_stream_of_its_own_since_1219() -> None:
         for each in walk(program.step)
         if isinstance(each, Copy) and "offload/" in each.id and leaves_device(each, program, places)
     }
-    assert streams == {"reduction"}
+    assert streams == {stream}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_gradients_that_are_copied_on_a_stream_of_their_own_are_those_of_one_stream(
+    stage: int, overlaps: bool
+) -> None:
+    said = {"migration_stream": True, "overlap_comm": overlaps, "reduce_bucket_size": 60}
+    made, _ = of_gpt(strategy(stage, 2, **said))
+    assert check(made) == ()
+
+
+def test_a_stream_for_copies_needs_an_optimizer_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match="migration_stream"):
+        strategy(2, migration_stream=True, offload_optimizer={"device": "none"})
 
 
 def test_all_partitions_are_updated_before_the_first_is_gathered() -> None:

@@ -3,9 +3,10 @@
 import pytest
 from covering import covering
 from fsdp_order import of_awkward, of_frozen_gpt, of_gpt
+from staged_fsdp import of_stage
 
 from zsim.dtype import DType
-from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
@@ -23,6 +24,9 @@ OPTIONS = {
     "three inputs": FSDP2(reduce_scatter_max_input_buffers=3),
 }
 
+
+STAGED = FSDP2(reshard_after_forward=False, reduce_dtype=DType.FP32)
+"""As torchtitan wraps the stages of a pipeline."""
 
 MANY = ("default", "kept after forward", "sharded over two", "no sync")
 """Options that are recorded at 1,024 ranks with awkward sizes, and with replicas, in the suite."""
@@ -128,3 +132,35 @@ def test_frozen_parameters_are_gathered_and_not_reduced_as_by_fully_shard(
     ours, theirs = of_frozen_gpt(patterns, strategy)
     assert any(each.kind == "reduce_scatter" for each in theirs)
     assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("options", "pipeline", "micro_batches"),
+    [
+        (STAGED, 2, 3),
+        (STAGED.but(reshard_after_forward=True), 4, 5),
+        (STAGED.but(pipeline_schedule=PipelineSchedule.INTERLEAVED), 2, 4),
+        (
+            STAGED.but(
+                pipeline_schedule=PipelineSchedule.INTERLEAVED,
+                pipeline_stages_per_rank=4,
+                reduce_dtype=None,
+            ),
+            2,
+            4,
+        ),
+    ],
+)
+def test_stages_of_a_pipeline_are_gathered_and_reduced_as_by_fully_shard(
+    options: FSDP2, pipeline: int, micro_batches: int
+) -> None:
+    replicate = 2 if pipeline == 4 else 1
+    strategy = Strategy(
+        parallel=Parallel(pipeline=pipeline, data=4, replicate=replicate),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(gradient_accumulation_steps=micro_batches, precision=Precision.BF16),
+    )
+    for index in range(pipeline):
+        ours, theirs = of_stage(strategy, index)
+        assert theirs
+        assert ours == theirs

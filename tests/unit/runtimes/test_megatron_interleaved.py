@@ -15,16 +15,9 @@ from zsim.backend.backend import Job
 from zsim.model.model import ModelError
 from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.megatron.order import (
-    Direction,
-    Gather,
-    Interleaved,
-    Messages,
-    Reduce,
-    StagePlace,
-    Task,
-)
+from zsim.runtimes.megatron.order import Gather, Interleaved
 from zsim.runtimes.registry import make_schedule
+from zsim.runtimes.stage_actions import Direction, Messages, Reduce, StagePlace, Task
 from zsim.schedule.operation import (
     Compute,
     HostWait,

@@ -16,15 +16,9 @@ from zsim.model.model import ModelError
 from zsim.model.pipeline_stages import even_places
 from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.megatron.order import (
-    Direction,
-    Messages,
-    StagePlace,
-    Task,
-    one_forward_one_backward,
-    under_way,
-)
+from zsim.runtimes.megatron.order import one_forward_one_backward
 from zsim.runtimes.registry import make_schedule
+from zsim.runtimes.stage_actions import Direction, Messages, StagePlace, Task, under_way
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.mesh import Group
 from zsim.schedule.operation import (

@@ -55,7 +55,7 @@ OVERLAPPED = Megatron(
 
 def emulating(runtime: FSDP2 | Megatron) -> Strategy:
     """Return the strategy with the order of a runtime."""
-    zero = Zero(stage=runtime.stages[0], emulate=runtime)
+    zero = Zero(stage=runtime.stages[-1], emulate=runtime)
     return BASE.but({"zero": zero})
 
 

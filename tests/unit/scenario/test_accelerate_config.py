@@ -141,6 +141,10 @@ def test_a_mesh_is_read() -> None:
     lines = "".join(f"  parallelism_config_{name}_size: {n}\n" for name, n in sizes.items())
     found = read(f"{FSDP2}parallelism_config:\n{lines}").parallel
     assert (found.replicate, found.data, found.tensor, found.context) == (2, 4, 2, 2)
+    assert found.context_exchange == "all_gather"
+    around = "  parallelism_config_cp_comm_strategy: alltoall\n"
+    found = read(f"{FSDP2}parallelism_config:\n{lines}{around}").parallel
+    assert found.context_exchange == "ring"
 
 
 DEEPSPEED = """

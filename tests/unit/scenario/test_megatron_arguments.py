@@ -129,10 +129,23 @@ def test_options_are_what_megatron_makes_of_them(
 
 
 @pytest.mark.parametrize(
+    ("said", "exchange"),
+    [("", "ring"), ("--cp-comm-type p2p", "ring"), ("--cp-comm-type all_gather", "all_gather")],
+)
+def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
+    said: str, exchange: str
+) -> None:
+    found = read(f"{SHAPE} --context-parallel-size 4 {said}").parallel
+    assert (found.context, found.context_exchange) == (4, exchange)
+    alone = read(f"{SHAPE} {said}").parallel
+    assert (alone.context, alone.context_exchange) == (1, None)
+
+
+@pytest.mark.parametrize(
     ("words", "why"),
     [
-        (SHAPE.replace("--use-distributed-optimizer ", ""), "--use-distributed-optimizer: missing"),
-        (f"{SHAPE} --context-parallel-size 2", "2 is not modelled, only 1"),
+        (f"{SHAPE} --context-parallel-size 2 --cp-comm-type a2a", "a2a is not modelled"),
+        (f"{SHAPE} --context-parallel-size 2 --cp-comm-type b2b", "'b2b' must be p2p or all_"),
         (
             f"{SHAPE} --pipeline-model-parallel-layout E|t|L",
             "stages of unlike layers: not modelled",
@@ -150,6 +163,7 @@ def test_options_are_what_megatron_makes_of_them(
         (f"{SHAPE} --normalization none", "'none' must be LayerNorm or RMSNorm"),
         (f"{SHAPE} --lr nan", "--lr: 'nan' must be a number"),
         (f"{SHAPE} --recompute-granularity full --recompute-num-layers 4", "only 1"),
+        (f"{SHAPE} --exp-avg-dtype bf16", "--exp-avg-dtype: 'bf16' must be fp32"),
         ("hello", "'hello': must be an argument"),
         ("--num-layers '3", "no command line: no closing quotation"),
     ],
@@ -159,6 +173,20 @@ def test_what_cannot_be_is_one_line_with_the_argument(words: str, why: str) -> N
     assert said.startswith("zero.megatron_arguments: ")
     assert why in said
     assert "\n" not in said
+
+
+def test_without_the_distributed_optimizer_it_is_stage_0() -> None:
+    assert read(SHAPE).zero.stage == 1
+    words = SHAPE.replace("--use-distributed-optimizer ", "")
+    assert read(words).zero.stage == 0
+
+
+def test_whether_messages_are_sent_in_parts_is_the_version_s_unless_it_is_turned_off() -> None:
+    parts = "zero.megatron.scatter_gather_tensors_in_pipeline=true"
+    off = f"{SHAPE} --no-scatter-gather-tensors-in-pipeline"
+    assert left(off) == ()
+    assert read(SHAPE, parts).zero.model_dump()["megatron"]["scatter_gather_tensors_in_pipeline"]
+    assert "true contradicts megatron_arguments" in refusal(off, parts)
 
 
 def test_a_scenario_that_says_otherwise_is_a_contradiction() -> None:

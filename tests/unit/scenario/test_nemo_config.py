@@ -183,7 +183,7 @@ def test_what_is_not_modelled_is_named() -> None:
         ("num_layers: 32", "num_layers: many", "model.num_layers: 'many' must be a whole number"),
         ("layers: 32", "layers: ${.depth}", "'${.depth}' must be a whole number of at least 1"),
         ("num_layers: 32", "num_layers: 32\n  num_moe_experts: 8", "num_moe_experts: experts"),
-        ("num_layers: 32", "num_layers: 32\n  context_parallel_size: 2", "size: 2 is not modelled"),
+        ("num_layers: 32", "num_layers: 32\n  expert_model_parallel_size: 2", "2 is not modelled"),
         ("mcore_distributed_optim", "fused_adam", '"fused_adam" is not modelled, only mcore_'),
         ("precision: bf16", "precision: fp8", '"fp8" must be bf16, 16 or 32'),
         ("fast-swiglu", "reglu", '"reglu" must be gelu or swiglu or fast-swiglu'),

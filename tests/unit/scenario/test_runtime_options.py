@@ -94,10 +94,12 @@ def test_all_wrong_options_are_told_at_once_with_what_else_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("runtime", [each.options() for each in runtimes().values()])
-def test_a_stage_is_needed_only_where_a_runtime_has_several(runtime: RuntimeOptions) -> None:
+def test_a_stage_is_needed_where_a_runtime_has_several_and_none_is_usual(
+    runtime: RuntimeOptions,
+) -> None:
     stages = runtime.stages
-    if len(stages) == 1:
-        assert stage_of(table(), runtime) == stages[0]
+    if len(stages) == 1 or runtime.usual_stage is not None:
+        assert stage_of(table(), runtime) == (runtime.usual_stage or stages[0])
         return
     listed = ", ".join(map(str, stages))
     with pytest.raises(ScenarioError, match=rf"^zero\.stage: missing; must be {listed}$"):

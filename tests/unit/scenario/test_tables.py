@@ -101,7 +101,9 @@ WRONG = {
     "model.architecture=bert": "model.architecture: 'bert' must be 'gpt' or 'llama'",
     "model.attention=fast": "model.attention: 'fast' must be 'plain', 'flash', 'flash2' or 'cudnn'",
     "model.layers=1e9": "model.layers: 1000000000 must be at most 100000",
-    "train.precision=fp8": "train.precision: 'fp8' must be 'fp16', 'bf16', 'fp32' or 'fp64'",
+    "train.precision=fp8": (
+        "train.precision: 'fp8' must be 'fp16', 'bf16', 'pure_bf16', 'fp32' or 'fp64'"
+    ),
     "train.optimizer=lamb": "train.optimizer: 'lamb' must be 'adam' or 'sgd'",
     "train.clip_norm=nan": "train.clip_norm: nan must be",
     "train.beta1=1.0": "train.beta1: 1 must be less than 1",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.api.scenario import load
 from zsim.files.installed import model_catalogue
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
 from zsim.scenario.torchtitan_config import FLAVORS, configured
@@ -90,6 +91,12 @@ def test_what_is_not_said_is_torchtitans_default() -> None:
     assert options["reshard_after_forward"] is True
 
 
+def test_a_model_in_bfloat16_has_its_states_in_it() -> None:
+    found = read('model.flavor = "8B"\ntraining.dtype = "bfloat16"')
+    assert found.train.precision == "pure_bf16"
+    assert found.zero.model_dump()["fsdp2"]["reduce_dtype"] == "fp32"
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     st.integers(1, 4),
@@ -121,6 +128,7 @@ def test_degrees_are_those_of_the_mesh(
     assert found.parallel.replicate == replicate
     assert found.parallel.tensor == tensor
     assert found.parallel.context == context
+    assert found.parallel.context_exchange == ("all_gather" if context > 1 else None)
     assert found.parallel.data == (None if shard < 0 else shard * context)
     options = found.zero.model_dump()["fsdp2"]
     assert options["reshard_after_forward"] is (reshard != "never")
@@ -197,10 +205,13 @@ def test_what_would_change_the_step_and_is_not_modelled_is_named() -> None:
     [
         ("", 'model.flavor: "debugmodel" of llama3 is not known, only 8B, 70B, 405B; give'),
         ('model.name = "deepseek_v3"', 'model.name: "deepseek_v3" is not modelled, only llama3'),
-        ("parallelism.pipeline_parallel_degree = 2", "pipeline_parallel_degree: 2 is not modelled"),
         ("parallelism.data_parallel_shard_degree = 0", "0 must be at least 1, or -1"),
         ("training.local_batch_size = 0", "0 must be a whole number from 1 to"),
-        ('training.dtype = "bfloat16"', '"bfloat16" must be float32'),
+        ('training.dtype = "float16"', '"float16" must be float32 or bfloat16'),
+        (
+            'training = {dtype = "bfloat16", mixed_precision_param = "float32"}',
+            '"float32" must be bfloat16',
+        ),
         ('training.seq_len = "long"', 'training.seq_len: "long" must be a number'),
         ("training.batch_size = 2", "is of torchtitan before 0.1.0, which is not read"),
         ('optimizer.name = "Muon"', '"Muon" must be AdamW'),
@@ -231,3 +242,76 @@ def test_a_flavor_of_ones_own_has_the_shape_of_the_scenario() -> None:
     shape = ("layers=2", "hidden_size=64", "attention_heads=4", "vocab_size=100")
     found = read('model.flavor = "mine"', *(f"model.{each}" for each in shape))
     assert found.model.layers == 2
+
+
+STAGED = LLAMA3_8B.replace("local_batch_size = 1", "local_batch_size = 8").replace(
+    "[parallelism]", "[parallelism]\npipeline_parallel_degree = 4"
+)
+
+
+def with_options(*options: str) -> str:
+    return STAGED.replace("[parallelism]", "\n".join(["[parallelism]", *options]))
+
+
+def fsdp2_of(text: str) -> FSDP2:
+    return FSDP2.model_validate(read(text).zero.model_dump()["fsdp2"])
+
+
+def test_a_pipeline_cuts_the_batch_and_keeps_parameters() -> None:
+    found = read(with_options("pipeline_parallel_microbatch_size = 2"))
+    assert found.parallel.pipeline == 4
+    assert found.train.micro_batch_size == 2
+    assert found.train.gradient_accumulation_steps == 4
+    assert found.train.holds_logits
+    runtime = fsdp2_of(STAGED)
+    assert runtime.reshard_after_forward is False
+    assert runtime.chunks_of_stage == 1
+    freed = fsdp2_of(with_options('fsdp_reshard_after_forward = "always"'))
+    assert freed.reshard_after_forward is True
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [
+        ((), 2),
+        # 32 layers and one each for the ends are 12 stages of 3 or less, 20 of 2 without the ends
+        (("pipeline_parallel_layers_per_stage = 3",), 3),
+        (
+            (
+                "pipeline_parallel_layers_per_stage = 2",
+                "pipeline_parallel_first_stage_less_layers = 0",
+                "pipeline_parallel_last_stage_less_layers = 0",
+            ),
+            4,
+        ),
+    ],
+)
+def test_virtual_stages_are_counted_as_torchtitan_does(
+    options: tuple[str, ...], chunks: int
+) -> None:
+    name = 'pipeline_parallel_schedule = "interleaved1f1b"'
+    assert fsdp2_of(with_options(name, *options)).chunks_of_stage == chunks
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (
+            'pipeline_parallel_schedule = "InterleavedZeroBubble"',
+            '"InterleavedZeroBubble" is not modelled, only 1F1B, Interleaved1F1B',
+        ),
+        ('pipeline_parallel_schedule = "ZBVZeroBubble"', '"ZBVZeroBubble" is not modelled'),
+        ('pipeline_parallel_schedule_csv = "a.csv"', 'schedule_csv: "a.csv" is not modelled'),
+        ('module_fqns_per_model_part = [["norm"]]', "module_fqns_per_model_part: "),
+        ("pipeline_parallel_layers_per_stage = 5", "5 makes 7 stages, which must be a multiple"),
+        ("pipeline_parallel_microbatch_size = 3", "3 must divide training.local_batch_size = 8"),
+        (
+            "pipeline_parallel_layers_per_stage = 3",
+            "pipeline_parallel_layers_per_stage: 3 makes 3 on each rank, which 1F1B has not",
+        ),
+    ],
+)
+def test_pipelines_that_are_not_modelled_are_one_line(option: str, why: str) -> None:
+    found = refusal(with_options(option))
+    assert why in found
+    assert "\n" not in found

@@ -10,7 +10,7 @@ from zsim.model.architecture import GPT, ArchitectureError, Attention, Llama
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model, Segment
 from zsim.model.transformer import transformer
-from zsim.strategy.execution import Execution, ExecutionError, Float8
+from zsim.strategy.execution import ContextExchange, Execution, ExecutionError, Float8
 from zsim.strategy.precision import Precision
 
 LLAMA = Llama(
@@ -103,14 +103,35 @@ def test_ranks_that_share_a_sequence_have_its_tokens_and_all_its_keys() -> None:
     alone, shared = made(Execution()), made(Execution(context=4))
     assert shared.tokens == alone.tokens // 4
     assert shared.forward_flops * 4 == alone.forward_flops
-    (attention,) = (k for k in block(shared).forward if k.kind is KernelKind.ATTENTION)
-    assert attention.shape[3:5] == (8, 32)
+    assert shapes_of_attention(shared) == [(8, 32)]
+
+
+@pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt"])
+@pytest.mark.parametrize("exchange", ContextExchange)
+def test_attention_that_is_merged_is_to_the_keys_of_one_rank_after_the_other(
+    exchange: ContextExchange, shape: Llama | GPT
+) -> None:
+    alone = made(Execution(), shape)
+    merged = made(Execution(context=4, exchange=exchange, merges=True), shape)
+    assert shapes_of_attention(merged) == 4 * [(8, 8)]
+    assert merged.forward_flops * 4 == alone.forward_flops
+    assert merged.masked_flops * 4 == alone.masked_flops
+    early = made(Execution(context=4, exchange=exchange, early_stop=True), shape)
+    first, *_, last = early.units[1].segments
+    assert first.again == first.forward  # queries and keys are needed
+    assert len(products(last.again)) == len(products(last.forward)) - 1
+
+
+def shapes_of_attention(model: Model) -> list[tuple[int, ...]]:
+    """Queries and keys of each kernel of attention of a block."""
+    kernels = [kernel for part in model.units[1].segments for kernel in part.forward]
+    return [each.shape[3:5] for each in kernels if each.kind is KernelKind.ATTENTION]
 
 
 def test_a_context_that_cannot_be_is_refused_in_one_line() -> None:
     with pytest.raises(ExecutionError, match=r"^context: 0 must be at least 1$"):
         Execution(context=0)
-    with pytest.raises(ArchitectureError, match="32 must be a multiple of context 5"):
+    with pytest.raises(ArchitectureError, match="32 must be a multiple of twice the context 5"):
         replace(LLAMA, execution=Execution(context=5))
     with pytest.raises(ArchitectureError, match="plain is not modelled"):
         replace(LLAMA, attention=Attention.PLAIN, execution=Execution(context=2))

@@ -46,7 +46,7 @@ def transformer(
         sequences=micro_batch_size,
         tensor=tensor,
         dtype=precision.compute,
-        wide=precision.optimizer,
+        wide=precision.wide,
         sequence=sequence and tensor > 1,
         keeps_whole=keeps_whole,
         in_place_loss=in_place_loss,

@@ -16,19 +16,24 @@ from zsim.model.kernel import (
 from zsim.model.model import Value
 from zsim.model.transformer.linear import layer, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
+from zsim.model.transformer.shared_attention import shared
 from zsim.model.transformer.size import Size
 
 
 def attention(
     size: Size, source: Value, target: Value, name: str, *, local: bool = False
-) -> Stretch:
+) -> tuple[Stretch, ...]:
     """Attention of the block `name`; the bias of its output stands in the residual sum.
 
-    One that is `local` sees the window alone. Plain attention masks the rest and computes it.
+    One that is `local` sees the window alone. Plain attention masks the rest and computes it. Where
+    ranks share a sequence it is cut where they exchange keys and values.
     """
     attended = size.rows(f"{name}/attended", size.query_width)
     operators, projected = _projections(size, source, name)
-    return Stretch(
+    if size.shape.execution.context > 1:
+        rotary, turned = _turned(size, projected)
+        return shared(size, (source, target), name, (*operators, *rotary), turned=turned)
+    whole = Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(
@@ -39,22 +44,29 @@ def attention(
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
+    return (whole,)
 
 
 def attend(
     size: Size, projected: Mapping[str, Tensor], target: Tensor, name: str, *, local: bool = False
 ) -> tuple[Operator, ...]:
     """Return what makes `target` of what linear layers made, by the names of these."""
-    rotary: list[Operator] = []
-    turned = tuple(projected.values())
-    if size.shape.positions is Positions.ROTARY:
-        rotary = [_rotary(size, each) for part, each in projected.items() if part != "v"]
-        straight = [each for part, each in projected.items() if part == "v"]
-        turned = (*(each.makes for each in rotary), *straight)
+    rotary, turned = _turned(size, projected)
     if size.shape.attention is Attention.PLAIN:
         return (*rotary, _plain(size, turned, target, name))
     window = size.shape.window if local else None
     return (*rotary, _flash(size, turned, target, name, window=window or 0))
+
+
+def _turned(
+    size: Size, projected: Mapping[str, Tensor]
+) -> tuple[tuple[Operator, ...], tuple[Tensor, ...]]:
+    """Return what turns queries and keys by position, if it is so, and what attention reads."""
+    if size.shape.positions is not Positions.ROTARY:
+        return (), tuple(projected.values())
+    rotary = tuple(_rotary(size, each) for part, each in projected.items() if part != "v")
+    straight = [each for part, each in projected.items() if part == "v"]
+    return rotary, (*(each.makes for each in rotary), *straight)
 
 
 def projections(size: Size) -> dict[str, int]:

@@ -29,7 +29,8 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
 
     With one rank on the tensor axis it is one segment. With more it is cut where Megatron-LM's
     all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input,
-    keep a part of the hidden units on each rank, and make summands of their output.
+    keep a part of the hidden units on each rank, and make summands of their output. It is cut as
+    well where ranks that share a sequence exchange keys and values.
     """
     if size.shape.parallel_residual:
         stretches = _side_by_side(size, name, source, local=local)
@@ -37,9 +38,24 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
         stretches = _one_after_the_other(size, name, source, local=local)
     parameters = parameters_of(stretches)
     if not size.cut:
-        stretches = (joined(stretches, (source.name,)),)
+        stretches = _between_exchanges(stretches)
     made = segments(stretches, (source,), size.shape.execution)
     return Unit(name=name, parameters=parameters, segments=made)
+
+
+def _between_exchanges(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
+    """Join the stretches before each exchange of keys and values, and those from the last on."""
+    parts: list[list[Stretch]] = [[]]
+    for each in stretches:
+        if each.exchanges:
+            parts.append([])
+        parts[-1].append(each)
+    return tuple(
+        joined(
+            part, [name for later in parts[place + 1 :] for each in later for name in each.inputs]
+        )
+        for place, part in enumerate(parts)
+    )
 
 
 def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple[Stretch, ...]:
@@ -49,7 +65,7 @@ def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple
     shared = size.shape.shared_norm
     return (
         norm(size, source, normed, f"{name}.ln1"),
-        attention(size, normed, attended, name, local=local),
+        *attention(size, normed, attended, name, local=local),
         *(() if shared else (norm(size, source, normed2, f"{name}.ln2"),)),
         perceptron(size, normed if shared else normed2, transformed, name),
         add(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
@@ -68,7 +84,7 @@ def _one_after_the_other(
     after2, added2 = _after(size, transformed, f"{name}.ln2_after")
     return (
         *before,
-        attention(size, read, attended, name, local=local),
+        *attention(size, read, attended, name, local=local),
         *after,
         add(size, (source, added), middle, (f"{name}.proj",)),
         *before2,

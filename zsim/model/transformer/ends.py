@@ -22,6 +22,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     """Rows of the token embedding, with those of the places where positions are learned.
 
     With a tensor axis each rank looks up the tokens that it has, and the sum over ranks is all.
+    Ranks that share sequences take their tokens of the batch first, and keep these.
     """
     words = size.part(TOKENS, size.vocabulary, size.hidden)
     output = size.value("embedding/output")
@@ -31,7 +32,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         reads=(),
         makes=size.whole(found if size.shape.places else output),
         parameters=(words,),
-        saves=(tensor_of(batch),),
+        saves=(_tokens(size, batch),),
         forward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2),),
         trains=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2, backward=True),),
     )
@@ -63,13 +64,20 @@ def embedding(size: Size, batch: Value) -> Unit:
         Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
     )
     if not size.cut:
-        stretches = (joined(stretches, (BATCH,)),)
+        stretches = (joined(stretches),)
     return Unit(
         name="embedding",
         parameters=(words, places),
         segments=segments(stretches, (batch,)),
         checkpoint=False,
     )
+
+
+def _tokens(size: Size, batch: Value) -> Tensor:
+    """Return the tokens that are looked up: those of the batch, or a copy of a rank's own."""
+    if size.shape.execution.context == 1:
+        return tensor_of(batch)
+    return Tensor(name="embedding/tokens", elements=size.tokens, dtype=batch.dtype)
 
 
 def head(size: Size, source: Value) -> Unit:
@@ -101,7 +109,7 @@ def head(size: Size, source: Value) -> Unit:
         reduces_input_gradient=size.cut,
     )
     if not size.cut:
-        whole = joined((first, scores), (source.name, BATCH))
+        whole = joined((first, scores))
         return Unit(
             name="head",
             parameters=parameters,

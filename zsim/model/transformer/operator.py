@@ -4,7 +4,7 @@ An operator saves tensors, as autograd does: what two of them save is kept once,
 anyway - inputs of the segment, parameters - is not counted. A view is the tensor that it views.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.dtype import DType
@@ -82,7 +82,9 @@ class Stretch:
     """Operators up to where a collective of the tensor axis stands, and what flows in and out.
 
     `reduces_output`, `reduces_input_gradient` and `gathers_input` say that it stands there if there
-    is such an axis.
+    is such an axis. With `gathers_context` the last input is gathered over ranks that share a
+    sequence; with a `context_offset` it is that of the rank so many places before. If it `adds`,
+    backward reads all inputs but the first.
     """
 
     inputs: tuple[str, ...]
@@ -91,6 +93,14 @@ class Stretch:
     reduces_output: bool = False
     reduces_input_gradient: bool = False
     gathers_input: bool = False
+    gathers_context: bool = False
+    context_offset: int | None = None
+    adds: bool = False
+
+    @property
+    def exchanges(self) -> bool:
+        """Return whether ranks that share a sequence exchange the last input before it."""
+        return self.gathers_context or self.context_offset is not None
 
 
 def tensor_of(value: Value) -> Tensor:
@@ -123,10 +133,25 @@ def with_gradients(stretches: Iterable[Stretch], given: Iterable[Value]) -> froz
     return frozenset(needed)
 
 
-def joined(stretches: tuple[Stretch, ...], inputs: tuple[str, ...]) -> Stretch:
-    """All of them in one, which needs no collective: what flowed between them is inside it."""
+def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch:
+    """All of them in one, which needs no collective inside: what flowed between them is inside it.
+
+    What is read `later` flows out of it, or if nothing is, what the last one makes. An input that
+    the first one gathers stays the last.
+    """
+    made = {value.name: value for stretch in stretches for value in stretch.outputs}
+    read = dict.fromkeys(name for stretch in stretches for name in stretch.inputs)
+    inputs = [name for name in read if name not in made]
+    first = stretches[0]
+    if first.exchanges:
+        inputs.remove(first.inputs[-1])
+        inputs.append(first.inputs[-1])
+    outputs = tuple(value for name, value in made.items() if name in later)
     return Stretch(
-        inputs=inputs,
-        outputs=stretches[-1].outputs,
+        inputs=tuple(inputs),
+        outputs=outputs or stretches[-1].outputs,
         operators=tuple(operator for stretch in stretches for operator in stretch.operators),
+        gathers_context=first.gathers_context,
+        context_offset=first.context_offset,
+        adds=first.adds,
     )

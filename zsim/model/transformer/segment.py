@@ -1,6 +1,6 @@
 """The segment that runs a stretch: what it keeps for backward, holds on its way, and computes."""
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from zsim.model.kernel import CUDNN, Kernel, KernelKind
@@ -16,18 +16,24 @@ def segments(
 ) -> tuple[Segment, ...]:
     """Return the segments that run the stretches of a unit, which is `given` these values."""
     needed = with_gradients(stretches, given)
-    return tuple(_segment(each, needed, execution) for each in stretches)
+    shared = {name for each in stretches if each.exchanges for name in each.inputs}
+    return tuple(_segment(each, needed, execution, shared) for each in stretches)
 
 
-def _segment(stretch: Stretch, needed: Container[str], execution: Execution) -> Segment:
-    """Return the segment that runs `stretch` as `execution` says; `needed` has a gradient."""
+def _segment(
+    stretch: Stretch, needed: Container[str], execution: Execution, shared: Set[str]
+) -> Segment:
+    """Return the segment that runs `stretch` as `execution` says; `needed` has a gradient.
+
+    What is `shared` is read by a segment behind an exchange of keys and values.
+    """
     differentiated = [each for each in stretch.operators if each.makes.name in needed]
     saved = {tensor.name: tensor for each in differentiated for tensor in each.saves}
     kept = {name: tensor for name, tensor in saved.items() if name not in stretch.inputs}
     backward = tuple(
         kernel for each in reversed(stretch.operators) for kernel in each.kernels_back(needed)
     )
-    again = _until_saved(stretch.operators, saved)
+    again = _until_saved(stretch.operators, saved.keys() | shared)
     chosen: list[Operator] = []
     if execution.operations and differentiated:
         chosen = _chosen(stretch.operators)
@@ -48,6 +54,9 @@ def _segment(stretch: Stretch, needed: Container[str], execution: Execution) -> 
         reduces_output=stretch.reduces_output,
         reduces_input_gradient=stretch.reduces_input_gradient,
         gathers_input=stretch.gathers_input,
+        gathers_context=stretch.gathers_context,
+        context_offset=stretch.context_offset,
+        adds=stretch.adds,
         draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
         forward=_forward(stretch.operators),
         backward=backward,

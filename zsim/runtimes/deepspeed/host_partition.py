@@ -4,7 +4,9 @@ Of each parameter in a bucket that is reduced, what a rank owns is measured on t
 for infinities is read by Python at once, and it is cast to fp32 and copied to its place in the
 pinned gradient of the partition. Where stage 2 accumulates, the sum of earlier micro-batches comes
 from the host in 16 bits, is added to on the device, and goes back. All of it is on the stream of
-the reduction: a stream of its own raced with the next reduction (DeepSpeed 1219).
+the reduction: a stream of its own raced with the next reduction (DeepSpeed 1219). With
+`migration_stream` the cast and the copy have one all the same, and memory that they read is not
+used again before: upstream waited only at the end of backward.
 
 Upstream keeps all of a parameter of which a rank owns a part, here it is the part. Upstream an
 owner measures its parameters alone, here a rank measures what it has of all.
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
-from zsim.schedule.operation import Action, Role, View
+from zsim.schedule.operation import Action, Edge, Role, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL
 from zsim.strategy.precision import Precision
@@ -45,9 +47,10 @@ def norm_part(parameter: str) -> str:
 class HostPartitions(StepPart):
     """The partition's gradients in pinned memory, and the way of a reduced slice to them."""
 
-    def __init__(self, step: Step, *, stream: str, pinned: bool) -> None:
+    def __init__(self, step: Step, *, stream: str, copies: str, pinned: bool) -> None:
         super().__init__(step)
         self._stream = stream
+        self.copies = copies
         self._pinned = pinned
         self._flats = step.buckets.trained
         self._optimizer = step.strategy.train.precision.optimizer
@@ -58,6 +61,7 @@ class HostPartitions(StepPart):
         micro_batches = step.strategy.train.gradient_accumulation_steps
         self.accumulates = step.strategy.zero.stage == 2 and micro_batches > 1
         self.measured: dict[str, list[str]] = {flat.name: [] for flat in self._flats}
+        self.copied = ""  # the last copy to gradients of the partition
 
     def write_setup(self) -> None:
         """Take the memory that lives on, on the host and for one parameter on the device."""
@@ -88,14 +92,14 @@ class HostPartitions(StepPart):
         return flat.shard_buffer(self.writer, name, dtype, kind, pool=HOST_POOL, home=CPU)
 
     def keep(self, each: ReducedSlice, *, first: bool, last: bool) -> str:
-        """Take a reduced slice; return the operation after which its bucket is free."""
+        """Take a reduced slice; return the last operation that reads its bucket."""
         # copy_grads_in_partition
         done = ""
         if self.accumulates:
             done = self._accumulate(each, first=first)
         if last:
-            self._measure(each)
-            done = self._copy_out(each)
+            measured = self._measure(each)
+            done = self._copy_out(each, measured)
         return done
 
     def _accumulate(self, each: ReducedSlice, *, first: bool) -> str:
@@ -110,8 +114,8 @@ class HostPartitions(StepPart):
             writer.copy(path, landed, each.view, accumulate=True, stream=stream)
         return self._crossed(f"store/{each.parameter}", each.view, kept)
 
-    def _measure(self, each: ReducedSlice) -> None:
-        """Measure the norm, and test for infinities: Python reads the answer."""
+    def _measure(self, each: ReducedSlice) -> str:
+        """Measure the norm, and test for infinities; return the operation that Python reads."""
         # set_norm_for_param_grad_in_gpu, update_offload_overflow_tracker_for_param_grad
         writer = self.writer
         part, size = norm_part(each.parameter), min(each.view.size, each.flat.shard)
@@ -140,32 +144,44 @@ class HostPartitions(StepPart):
             uses = (writer.copy(f"{path}/add", answer, total, accumulate=adds, stream=CPU),)
             writer.host_wait(f"{path}/add/wait", uses[0])
         writer.free(answer, uses=uses)
+        return read
 
-    def _copy_out(self, each: ReducedSlice) -> str:
-        """Cast a slice and copy it into the gradient of the partition."""
+    def _copy_out(self, each: ReducedSlice, measured: str) -> str:
+        """Cast a slice and copy it into the gradient of the partition; return what reads it."""
         # async_inplace_copy_grad_to_fp32_buffer_from_gpu
-        writer, source, cast = self.writer, each.view, ""
+        writer, stream, source, cast, read = self.writer, self.copies, each.view, "", ""
+        after: tuple[Edge, ...] = (measured,) if stream != self._stream else ()
         if writer.buffers[source.buffer].dtype is not self._optimizer:
             cast = writer.buffer(
                 f"{each.parameter}/cast_gradient",
                 source.size,
                 self._optimizer,
                 Kind.WORKSPACE,
-                home=self._stream,
+                home=stream,
             )
             writer.allocate(cast)
             path, target = f"cast/{each.parameter}", replace(source, buffer=cast, origin=0)
-            writer.copy(path, source, target, stream=self._stream)
-            source = target
+            read = writer.copy(path, source, target, stream=stream, after=after)
+            source, after = target, ()
         kept = replace(source, buffer=self.gradient(each.flat), origin=None)
-        copied = self._crossed(f"offload/{each.parameter}", source, kept)
-        if cast:
-            writer.free(cast)
-        return copied
+        path = f"offload/{each.parameter}"
+        self.copied = self._crossed(path, source, kept, stream=stream, after=after)
+        if not cast:
+            return self.copied
+        writer.free(cast)
+        return read
 
-    def _crossed(self, path: str, source: View, target: View) -> str:
+    def _crossed(
+        self,
+        path: str,
+        source: View,
+        target: View,
+        *,
+        stream: str | None = None,
+        after: tuple[Edge, ...] = (),
+    ) -> str:
         """Copy to the host or back; pageable memory stops the host until it is done."""
-        copied = self.writer.copy(path, source, target, stream=self._stream)
+        copied = self.writer.copy(path, source, target, stream=stream or self._stream, after=after)
         if not self._pinned:
             self.writer.host_wait(f"{path}/wait", copied)
         return copied

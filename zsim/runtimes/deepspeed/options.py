@@ -113,6 +113,9 @@ class DeepSpeed(RuntimeOptions):
         stage3_max_reuse_distance: stage 3: parameters that are used again sooner are kept.
         stage3_param_persistence_threshold: stage 3: smaller parameters are never freed in a step.
         zero_hpz_partition_size: stage 3: ranks over which a secondary shard lies (ZeRO++ hpZ).
+        migration_stream: stages 1 and 2 with `offload_optimizer`: gradients are cast and copied to
+            the host on a stream of their own. No option of DeepSpeed: the branch of ZeRO-Offload's
+            first author did so (jren73/DeepSpeed at e4bd86a, `copy_grads_in_partition`).
         offload_optimizer: where masters and moments are kept.
         offload_param: stage 3: where shards of parameters are kept.
         aio: stage 3: how files are read and written.
@@ -136,6 +139,7 @@ class DeepSpeed(RuntimeOptions):
     stage3_max_reuse_distance: Elements = 1_000_000_000
     stage3_param_persistence_threshold: Elements = 100_000
     zero_hpz_partition_size: Count = 1
+    migration_stream: Flag = False
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
     aio: Aio = Aio()
@@ -173,6 +177,9 @@ class DeepSpeed(RuntimeOptions):
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
         """Yield what cannot be: devices of another stage, and too few buffers."""
         optimizer, parameters = self.offload_optimizer, self.offload_param
+        if self.migration_stream and (stage == 3 or not optimizer.is_on):
+            why = "is for stages 1 and 2 with offload_optimizer.device = cpu"
+            yield "migration_stream", True, why
         if stage < 3:
             if optimizer.device is OffloadDevice.NVME:
                 why = f"is for stage 3; in stage {stage} DeepSpeed keeps states in host memory: cpu"

@@ -15,7 +15,7 @@ from collections import Counter
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.host_update import HostPartitionStep
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.deepspeed.stage_1_2_reduce import REDUCTION, AllReducedBuckets
+from zsim.runtimes.deepspeed.stage_1_2_reduce import MIGRATION, REDUCTION, AllReducedBuckets
 from zsim.runtimes.deepspeed.stage_1_2_volume import VOLUME
 from zsim.runtimes.deepspeed.update import NormPerGroup
 from zsim.schedule.operation import Edge, Previous, View
@@ -59,6 +59,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         streams=(
             COMPUTE,
             *([REDUCTION] if overlaps else []),
+            *([MIGRATION] if step.options.migration_stream else []),
             *([CPU] if step.options.offload_optimizer.is_on else []),
         ),
     )

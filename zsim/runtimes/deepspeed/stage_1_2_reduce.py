@@ -17,6 +17,7 @@ from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import Step, StepPart
 
 REDUCTION = "reduction"  # __init__: reduction_stream
+MIGRATION = "migration"  # __init__: migration_stream of jren73/DeepSpeed at e4bd86a
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class AllReducedBuckets(StepPart):
         self.host: HostPartitions | None = None
         if options.offload_optimizer.is_on:
             pinned = options.offload_optimizer.pin_memory
-            self.host = HostPartitions(step, stream=self._stream, pinned=pinned)
+            copies = MIGRATION if options.migration_stream else self._stream
+            self.host = HostPartitions(step, stream=self._stream, copies=copies, pinned=pinned)
         stage, train = step.strategy.zero.stage, step.strategy.train
         self._micro_batches = train.gradient_accumulation_steps if stage == 2 else 1
         self._micro_batch = -1  # of those that are reduced
@@ -150,11 +152,14 @@ class AllReducedBuckets(StepPart):
             reduced = View(buffer=flat, start=start, size=size, layout=layout, origin=each.offset)
             kept = View(buffer=self._owned(each.flat), start=start, size=size, layout=layout)
             done = writer.copy(f"keep{number}/{position}", reduced, kept, stream=own)
+        kept_in, filled, read_on = self._owned, done, own
+        if self.host is not None:
+            kept_in, filled = self.host.gradient, self.host.copied or done
+            read_on = self.host.copies
         if flat in writer.alive:
-            writer.free(flat, uses=(done,) if stream != own else ())
+            writer.free(flat, uses=(done,) if {stream, own, read_on} != {own} else ())
         self._done = done
-        kept_in = self._owned if self.host is None else self.host.gradient
-        self.reduced = {each.index: Reduced(kept_in(each), done) for each in self.flats}
+        self.reduced = {each.index: Reduced(kept_in(each), filled) for each in self.flats}
 
     def _to_host(
         self, host: HostPartitions, members: list[BucketedGradient], flat: str, done: str
@@ -182,7 +187,7 @@ class AllReducedBuckets(StepPart):
                 part = ReducedSlice(each.flat, each.name, view)
                 done = host.keep(part, first=self._micro_batch == 0, last=last)
         if flat.endswith("/back"):
-            writer.free(flat)
+            writer.free(flat, uses=(done,) if host.copies != self._stream else ())
         return done
 
     def finish(self, *, last: bool) -> None:

@@ -36,6 +36,7 @@ class FSDP1(RuntimeOptions):
     """
 
     stages = (3,)
+    trains_narrow = True
     checkpoints_every_nth = True
 
     sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD

@@ -23,11 +23,16 @@ ALL_GATHER = "all_gather"
 
 
 class GroupGathers(StepPart):
-    """Groups that are whole, on their way, or kept sharded over the inner ranks."""
+    """Groups that are whole, on their way, or kept sharded over the inner ranks.
 
-    def __init__(self, step: WrappedStep, options: FSDP2) -> None:
+    Shards are copied in on a stream of their own, or on that of compute, as `copies_on` says.
+    """
+
+    def __init__(self, step: WrappedStep, options: FSDP2, *, copies_on: str = COPY_IN) -> None:
         super().__init__(step)
         self.options = options
+        # FSDPCommContext.get_all_gather_streams: the current stream with `async_op`
+        self._copies_on = copies_on
         self._shards: dict[int, list[str]] = {}
         for shard, state in zip(step.kept.all, step.states, strict=True):
             self._shards.setdefault(shard.index, []).append(state.parameter)
@@ -56,7 +61,7 @@ class GroupGathers(StepPart):
         if ranks == 1:  # unshard: "world_size == 1", no gather
             self._pending[number] = ""
             return
-        sources = [self._inner_shard(bucket)] if inner else self._fetched(number, COPY_IN)
+        sources = [self._inner_shard(bucket)] if inner else self._fetched(number, self._copies_on)
         cast = self._cast(bucket, sources, inner=inner)
         gathered = self._gathered(bucket, inner=inner)
         writer.allocate(gathered)
@@ -65,7 +70,7 @@ class GroupGathers(StepPart):
         slot = View(buffer=gathered, size=bucket.padded // ranks, axis=axis)
         after = () if cast else self._after_update(number)
         source, path = cast or sources[0], f"copy_in/{bucket.name}"
-        copied = writer.copy(path, source, slot, stream=COPY_IN, after=after)
+        copied = writer.copy(path, source, slot, stream=self._copies_on, after=after)
         if cast:
             writer.free(cast)
         self._free_fetched(sources)
@@ -116,17 +121,17 @@ class GroupGathers(StepPart):
                 bucket.padded // self._inner,
                 self.compute,
                 Kind.COMMUNICATION,
-                home=COPY_IN,
+                home=self._copies_on,
                 layout=self.layouts[bucket.index].name,
                 shard=INNER,
             )
         else:
-            cast = bucket.shard_buffer(writer, "input", self.compute, home=COPY_IN)
+            cast = bucket.shard_buffer(writer, "input", self.compute, home=self._copies_on)
         writer.allocate(cast)
         after = self._after_update(bucket.index)
         for source in sources:
             path = f"cast/{source.removesuffix('/parameter')}"
-            writer.copy(path, source, cast, stream=COPY_IN, after=after, by_parameter=mixed)
+            writer.copy(path, source, cast, stream=self._copies_on, after=after, by_parameter=mixed)
             after = ()
         return cast
 
@@ -212,10 +217,16 @@ class GroupGathers(StepPart):
             del self._resharded[number]
             writer.free(self._inner_shard(bucket), uses=(gather,) if gather else ())
 
+    def reshard(self, number: int) -> None:
+        """Free whole parameters, if there are any."""
+        whole = self.whole(self.buckets.all[number])
+        if whole in self.writer.alive:
+            self.writer.free(whole)
+
     def _gathered(self, bucket: Bucket, *, inner: bool) -> str:
         name = "inner_gathered" if inner else "gathered"
         layout = self.layouts[bucket.index] if inner else None
-        return bucket.buffer(self.writer, name, self.compute, home=COPY_IN, layout=layout)
+        return bucket.buffer(self.writer, name, self.compute, home=self._copies_on, layout=layout)
 
     def _inner_shard(self, bucket: Bucket) -> str:
         """Return the buffer of the rank's shard among the inner ranks, in the compute format."""

@@ -26,6 +26,13 @@ class OffloadPolicy(StrEnum):
     CPU = "cpu"
 
 
+class PipelineSchedule(StrEnum):
+    """Orders of a pipeline, as `torch.distributed.pipelining.schedules` names them."""
+
+    ONE_FORWARD_ONE_BACKWARD = "1F1B"
+    INTERLEAVED = "Interleaved1F1B"
+
+
 class FSDP2(RuntimeOptions):
     """Options of `fully_shard` and of the setters of `FSDPModule`.
 
@@ -49,11 +56,22 @@ class FSDP2(RuntimeOptions):
         disable_loss_parallel: with it, logits of the whole vocabulary are gathered on every rank of
             the tensor axis, which computes the loss of all; without, each has a part of them
             (`torch.distributed.tensor.parallel.loss_parallel`). Torchtitan's key, too.
+        pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
+            last backward, and keeps parameters after backward, whatever `gradient_sync` and
+            `reshard_after_backward` say.
+        pipeline_stages_per_rank: chunks of layers that each stage has; None is 1, or 2 if
+            interleaved.
+        first_stage_less_layers: layers that the embedding counts for where layers are dealt out.
+        last_stage_less_layers: layers that norm and head count for.
     """
 
     stages = (3,)
+    has_pipeline = True
     takes_frozen = True
+    trains_narrow = True
     checkpoints_every_nth = True
+    has_context = True
+    merges_context = True
 
     reshard_after_forward: Flag | Annotated[Count, Field(ge=2)] = True
     reshard_after_backward: Flag = True
@@ -66,13 +84,36 @@ class FSDP2(RuntimeOptions):
     pin_memory: Flag = True
     enable_sequence_parallel: Flag = True
     disable_loss_parallel: Flag = False
+    pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
+    pipeline_stages_per_rank: Count | None = None
+    first_stage_less_layers: Whole = 1
+    last_stage_less_layers: Whole = 1
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
         if self.disable_loss_parallel and not self.enable_sequence_parallel:
             why = "true needs enable_sequence_parallel = true"
             refuse([refusal("disable_loss_parallel", None, why)])
+        chunks, is_interleaved = self.pipeline_stages_per_rank, self.is_interleaved
+        if chunks is not None and is_interleaved == (chunks == 1):
+            why = f"must be {'at least 2' if is_interleaved else 1} for {self.pipeline_schedule}"
+            refuse([refusal("pipeline_stages_per_rank", chunks, why)])
         return self
+
+    @property
+    def is_interleaved(self) -> bool:
+        """True if stages of a pipeline have several chunks."""
+        return self.pipeline_schedule is PipelineSchedule.INTERLEAVED
+
+    @property
+    def chunks_of_stage(self) -> int:
+        """Return the chunks of a stage: two if nothing is said, as torchtitan has."""
+        return self.pipeline_stages_per_rank or (2 if self.is_interleaved else 1)
+
+    @property
+    def layers_at_ends(self) -> tuple[int, int]:
+        """Return for how many layers embedding and head count."""
+        return self.first_stage_less_layers, self.last_stage_less_layers
 
     @property
     def whole_logits(self) -> bool:

@@ -34,16 +34,18 @@ Copies = list[tuple[str, View]]
 
 
 class GroupReductions(StepPart):
-    """Takes the gradients of each unit's backward and reduces those of each bucket's shards."""
+    """Takes the gradients of each unit's backward and reduces those of each bucket's shards.
 
-    def __init__(self, step: WrappedStep, options: FSDP2) -> None:
+    Where it `collects`, whole gradients of several backwards are added up before.
+    """
+
+    def __init__(self, step: WrappedStep, options: FSDP2, *, collects: bool) -> None:
         super().__init__(step)
         self.options = options
         self.reduced: dict[int, Reduced] = {}
         self._trained = {bucket.index: bucket for bucket in step.kept.trained}
-        accumulates = step.strategy.train.gradient_accumulation_steps > 1
         self.layouts: tuple[Layout, ...] = ()
-        if options.gradient_sync is Sync.LAST and accumulates:
+        if collects:
             self.layouts = tuple(_unpadded(bucket) for bucket in step.kept.trained)
         self._wire = options.reduce_dtype or step.strategy.train.precision.compute
         # _get_gradient_divide_factors (_fsdp_collectives.py): fp32 and bf16 are averaged by the
@@ -74,16 +76,47 @@ class GroupReductions(StepPart):
         bucket = self._trained.get(number)
         if bucket is None:
             return
-        sources, copies = self._collected.pop(number), self._copies.pop(number)
         # set_requires_gradient_sync(False): post_backward keeps whole gradients
         waits = self.options.gradient_sync is Sync.LAST and not last
-        together = f"{bucket.name}/accumulated"
-        if waits or together in self.writer.alive:
-            self._add_up(bucket, together, sources)
-            sources = [(together, {piece.parameter for piece in bucket.layout.pieces})]
-            copies = self._collected_copies(bucket, together)
-        if waits:
+        if waits or self._together(bucket) in self.writer.alive:
+            self.add_up(number)
+            if not waits:
+                self.reduce_sum(number, after, last=last)
             return
+        sources, copies = self._collected.pop(number), self._copies.pop(number)
+        self._reduce(bucket, sources, copies, after, last=last)
+
+    def add_up(self, number: int) -> None:
+        """Add what was collected to whole gradients of earlier backwards."""
+        bucket = self._trained.get(number)
+        if bucket is None:
+            return
+        sources = self._collected.pop(number)
+        del self._copies[number]
+        self._add_up(bucket, self._together(bucket), sources)
+
+    def reduce_sum(self, number: int, after: tuple[Edge, ...] = (), *, last: bool = True) -> None:
+        """Reduce the whole gradients that were added up."""
+        bucket = self._trained.get(number)
+        if bucket is None:
+            return
+        together = self._together(bucket)
+        sources = [(together, {piece.parameter for piece in bucket.layout.pieces})]
+        copies = self._collected_copies(bucket, together)
+        self._reduce(bucket, sources, copies, after, last=last)
+
+    def _together(self, bucket: Bucket) -> str:
+        return f"{bucket.name}/accumulated"
+
+    def _reduce(
+        self,
+        bucket: Bucket,
+        sources: Sources,
+        copies: Copies,
+        after: tuple[Edge, ...],
+        *,
+        last: bool,
+    ) -> None:
         # FSDPParam.unsharded_grad_data: a DTensor that is a summand is redistributed, each apart
         if sum_over_tokens(self.writer, copies, after=after):
             after = ()

@@ -19,7 +19,7 @@ from math import prod
 
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, GroupGathers
-from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER, GroupReductions
 from zsim.runtimes.fsdp2.volume import VOLUME
 from zsim.runtimes.host_update import BlockingHostStep
@@ -27,7 +27,7 @@ from zsim.runtimes.wrapping import WrappedStep, groups
 from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Schedule
-from zsim.schedule.schedule_writer import CPU
+from zsim.schedule.schedule_writer import CPU, ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
@@ -101,20 +101,36 @@ def shards(model: Model, groups: Buckets, place: Packing, ranks: int) -> Buckets
 
 
 class FSDP2Step(WrappedStep):
-    """Forward and backward of every micro-batch, then the update."""
+    """Forward and backward of every micro-batch, then the update.
+
+    Attributes:
+        last_unit: the one with which the forward of the root ends.
+    """
 
     def __init__(
-        self, model: Model, strategy: Strategy, buckets: Buckets, *, kept: Buckets
+        self,
+        model: Model,
+        strategy: Strategy,
+        buckets: Buckets,
+        *,
+        kept: Buckets,
+        writer: ScheduleWriter | None = None,
+        collects: bool | None = None,
+        copies_on: str = COPY_IN,
     ) -> None:
         self.options = strategy.options(FSDP2)
         # FSDPParam._init_sharded_param: `offload_to_cpu`; PyTorch's optimizer makes its states
         # where the parameters are
         tier = MemoryTier.HOST if self.options.on_host else MemoryTier.DEVICE
-        super().__init__(model, strategy, buckets, kept=kept, tier=tier)
+        super().__init__(model, strategy, buckets, kept=kept, tier=tier, writer=writer)
         if self.options.on_host:
             self.optimizer_step = BlockingHostStep
-        self.gathers = GroupGathers(self, self.options)
-        self.reductions = GroupReductions(self, self.options)
+        if collects is None:
+            several = strategy.train.gradient_accumulation_steps > 1
+            collects = several and self.options.gradient_sync is Sync.LAST
+        self.gathers = GroupGathers(self, self.options, copies_on=copies_on)
+        self.reductions = GroupReductions(self, self.options, collects=collects)
+        self.last_unit = len(model.units) - 1
         self._position = 0
         self._ahead: list[int] = []
         self._late: list[int] = []
@@ -147,7 +163,7 @@ class FSDP2Step(WrappedStep):
         self.passes.forward(visit, ())
         if block is not None:
             gathers.after_forward(block)  # post_forward
-        if visit.unit == len(self.model.units) - 1:
+        if visit.unit == self.last_unit:
             gathers.end_forward()  # FSDPState._post_forward of the root
 
     def begin_backward(self) -> None:
@@ -178,7 +194,7 @@ class FSDP2Step(WrappedStep):
         # _register_post_backward_hook: on inputs that need a gradient. Where none does, the
         # callback at the end of backward stands in for it.
         if self.has_input_gradient(visit.unit):
-            self._after_backward(block)
+            self.after_backward(block)
         else:
             self._late.append(block)
 
@@ -189,7 +205,7 @@ class FSDP2Step(WrappedStep):
         waits: tuple[Edge, ...] = ()
         # FSDPState._root_post_backward_final_callback: all states in the order of modules
         for bucket in [*([] if self.root is None else [self.root]), *late]:
-            self._after_backward(bucket, waits)
+            self.after_backward(bucket, waits)
             waits = self.reductions.finished
         self.reductions.end_backward()
 
@@ -197,7 +213,8 @@ class FSDP2Step(WrappedStep):
         """Update every trained shard."""
         self.update_shards(self.reductions.reduced)
 
-    def _after_backward(self, bucket: int, after: tuple[Edge, ...] = ()) -> None:
+    def after_backward(self, bucket: int, after: tuple[Edge, ...] = ()) -> None:
+        """Free a group whose backward is done, and reduce its gradients."""
         last = self.is_last
         self.gathers.after_backward(bucket, last=last)  # post_backward: reshard, then reduce
         self.reductions.reduce(bucket, after, last=last)

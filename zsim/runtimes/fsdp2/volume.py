@@ -4,6 +4,11 @@ A group per block and one for all other parameters. With W ranks a parameter of 
 ceil(d / W) W rows on the wire. Blocks are gathered for forward and, where they were freed, again
 for backward; the root once. Frozen parameters are gathered and not reduced. A block before the
 first gradient has no backward; the last of these is gathered for it all the same.
+
+In a pipeline every group is gathered once, and reduced once. Where blocks are freed after forward,
+a stage gathers them in the m - w + 1 backwards that follow a forward and, as it keeps them after
+backward, in w forwards: m + 1 times for m micro-batches, w of which are ahead. With more than three
+chunks a chunk is gathered again after a stretch in which three others have their turns.
 """
 
 from collections.abc import Sequence
@@ -19,6 +24,7 @@ from zsim.closed_form.data_volume import (
     wrapped,
 )
 from zsim.model.model import Model, Parameter
+from zsim.model.pipeline_stages import Stage
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.precision import Precision
@@ -70,11 +76,14 @@ class Gathers:
     inner: int = 0
 
 
-def gathers(model: Model, strategy: Strategy) -> list[Gathers]:
-    """Return the gathers of the root and of each block."""
+def gathers(model: Model, strategy: Strategy, *, times: int = 1) -> list[Gathers]:
+    """Return the gathers of the root and of each block; a chunk is gathered so many `times`."""
     options = strategy.options(FSDP2)
     blocks, root = groups(model, strategy.parallel.data)
     micro_batches = strategy.train.gradient_accumulation_steps
+    if strategy.parallel.pipeline > 1:
+        again = micro_batches + 1 if options.reshard_after_forward else times
+        return [Gathers(root, times), *(Gathers(block, again) for block in blocks)]
     kept = not options.reshard_after_backward
     found = [Gathers(root, 1 if kept else micro_batches)]
     for block in blocks:
@@ -92,11 +101,72 @@ def gathers(model: Model, strategy: Strategy) -> list[Gathers]:
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, its inner part, and the replicas."""
+    return _moved(model, strategy, gathers(model, strategy))
+
+
+def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
+    """Return the same of a stage of a pipeline, whose chunks are wrapped alone."""
+    times = turns_whole(stage.index, strategy)
+    found: list[WireBytes] = []
+    for chunk, many in zip(stage.chunks, times, strict=True):
+        found += _moved(chunk.model, strategy, gathers(chunk.model, strategy, times=many))
+    return found
+
+
+def messages(stage: Stage, strategy: Strategy) -> list[WireBytes]:
+    """Return what a stage sends: on a communicator with each neighbor, or on that of all.
+
+    The latter has what a stage of one chunk sends while it receives: of m micro-batches, w of which
+    are ahead, m - w + 1 activations and m - w gradients.
+    """
+    count, index = strategy.parallel.pipeline, stage.index
+    total = strategy.train.gradient_accumulation_steps
+    ahead = min(total, count - index)
+    exchanged = (0, 0)
+    if not strategy.options(FSDP2).is_interleaved:
+        exchanged = (total - ahead + 1, total - ahead)
+    forward = sum(each.sent.size_bytes for each in stage.chunks if each.sent is not None)
+    backward = sum(each.given.size_bytes for each in stage.chunks if each.given is not None)
+    found: list[WireBytes] = []
+    for size, other, many in (
+        (forward, (index + 1) % count, exchanged[0]),
+        (backward, (index - 1) % count, exchanged[1]),
+    ):
+        pair = f"pipeline{min(index, other)}_{max(index, other)}"
+        for group, times in (("pipeline", many), (pair, total - many)):
+            found.append(WireBytes(group=group, collective="send", bytes=times * size))
+    return found
+
+
+def turns_whole(index: int, strategy: Strategy) -> list[int]:
+    """Return how often a stage gathers each of its chunks.
+
+    One stays whole until three others have had a turn before its next.
+    """
+    stages, chunks = strategy.parallel.pipeline, strategy.options(FSDP2).chunks_of_stage
+    micro_batches = strategy.train.gradient_accumulation_steps
+    if chunks <= 3:
+        return [1] * chunks
+    turn = micro_batches // max(1, micro_batches // stages)
+    forward = [number // turn % chunks for number in range(chunks * micro_batches)]
+    ahead = min((chunks - 1) * turn + 2 * (stages - 1 - index), len(forward))
+    visited = forward[:ahead]
+    for number, chunk in enumerate(forward):
+        visited += [*forward[ahead + number : ahead + number + 1], chunks - 1 - chunk]
+    found = [0] * chunks
+    last: dict[int, int] = {}
+    for place, chunk in enumerate(visited):
+        between = set(visited[last[chunk] + 1 : place]) if chunk in last else set(range(chunks))
+        found[chunk] += len(between) >= 3
+        last[chunk] = place
+    return found
+
+
+def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireBytes]:
     options = strategy.options(FSDP2)
     ranks = strategy.parallel.data
     size = strategy.train.precision.compute.size_bytes
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
-    found = gathers(model, strategy)
     gathered = sum(each.whole * each.group.elements for each in found)
     # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
     inner = strategy.inner or 1
@@ -105,8 +175,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     )
     trained = [each.group.trained for each in found]
     syncs, sums = reductions(strategy)
-    micro_batches = strategy.train.gradient_accumulation_steps
-    collects = options.gradient_sync is Sync.LAST and micro_batches > 1
+    collects = _collects(strategy)
     return [
         *over_tokens(
             model,
@@ -131,9 +200,19 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 def reductions(strategy: Strategy) -> tuple[int, int]:
     """Return how often a step reduces gradients over the data axis, and over the replicas."""
     options, micro_batches = strategy.options(FSDP2), strategy.train.gradient_accumulation_steps
+    if strategy.parallel.pipeline > 1:
+        return 1, 1
     syncs = 1 if options.gradient_sync is Sync.LAST else micro_batches
     sums = 1 if Sync.LAST in (options.gradient_sync, options.all_reduce) else micro_batches
     return syncs, sums
+
+
+def _collects(strategy: Strategy) -> bool:
+    """Tell whether whole gradients of several backwards are added up before they are reduced."""
+    if strategy.parallel.pipeline > 1:
+        return True
+    several = strategy.train.gradient_accumulation_steps > 1
+    return several and strategy.options(FSDP2).gradient_sync is Sync.LAST
 
 
 def host(model: Model, strategy: Strategy) -> HostBytes:
@@ -180,10 +259,10 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     found = sum(each * many for each, many in zip(elements, times, strict=True)) * 2 * size
     trained = sum(each.elements for each in model.parameters if not each.frozen)
     micro_batches = strategy.train.gradient_accumulation_steps
-    if options.gradient_sync is Sync.LAST and micro_batches > 1:
+    if _collects(strategy):
         added = (size + wire) + (micro_batches - 1) * (size + 2 * wire)
         return CopiedBytes(compute=found + trained * (added + 2 * wire))
     return CopiedBytes(compute=found + micro_batches * trained * (size + wire))
 
 
-VOLUME = DataVolume(data=data, host=host, copied=copied)
+VOLUME = DataVolume(data=data, of_stage=of_stage, messages=messages, host=host, copied=copied)

@@ -1,4 +1,4 @@
-"""Megatron-LM's distributed optimizer, with and without a pipeline."""
+"""Megatron-LM with and without its distributed optimizer, with and without a pipeline."""
 
 from zsim.model.model import Model, ModelError
 from zsim.runtimes.megatron import pipeline

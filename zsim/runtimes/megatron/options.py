@@ -1,5 +1,6 @@
-"""Options of Megatron-LM's distributed optimizer (`DistributedDataParallelConfig`, 2026-08)."""
+"""Options of Megatron-LM's data parallelism (`DistributedDataParallelConfig`, 2026-08)."""
 
+from collections.abc import Iterator
 from math import gcd
 from typing import Self
 
@@ -8,17 +9,18 @@ from pydantic import model_validator
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.strategy.config_table import Count, Flag
+from zsim.strategy.execution import ContextExchange
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
 
 
 class Megatron(RuntimeOptions):
-    """Options of the wrapper of the model, with `use_distributed_optimizer`.
+    """Options of the wrapper of the model; stage 1 is with `use_distributed_optimizer`.
 
     Attributes:
         bucket_size: with overlap_grad_reduce, elements from which a bucket is closed; None is
             max(40e6, 1e6 x data). Without, there is one bucket.
         overlap_grad_reduce: reduce a bucket while backward goes on; false has one bucket.
-        overlap_param_gather: gather parameters while the next forward goes on; needs
+        overlap_param_gather: in stage 1, gather parameters while the next forward goes on; needs
             overlap_grad_reduce.
         grad_reduce_in_fp32: collect and reduce gradients in fp32.
         average_in_collective: let the collective divide, instead of scaling before.
@@ -28,11 +30,18 @@ class Megatron(RuntimeOptions):
             several, which alternate with those of other stages (interleaved); None is one.
         overlap_p2p_comm: with several chunks, send and receive while compute goes on; false waits
             (`--no-overlap-p2p-communication`).
+        scatter_gather_tensors_in_pipeline: with a pipeline and a tensor axis, each tensor rank
+            sends its part of a hidden state, and those that receive gather the parts. Megatron-LM
+            did so until March 2023, on unless it was turned off, and never with sequence_parallel;
+            since 3c92fa93 its argument has no effect.
     """
 
-    stages = (1,)
+    stages = (0, 1)
+    usual_stage = 1
     has_pipeline = True
     even_stages = True
+    has_context = True
+    context_exchange = ContextExchange.RING  # cp_comm_type of TransformerConfig is p2p
 
     bucket_size: Count | None = None
     overlap_grad_reduce: Flag = False
@@ -42,6 +51,7 @@ class Megatron(RuntimeOptions):
     sequence_parallel: Flag = False
     num_layers_per_virtual_pipeline_stage: Count | None = None
     overlap_p2p_comm: Flag = True
+    scatter_gather_tensors_in_pipeline: Flag = False
 
     @property
     def layers_of_chunk(self) -> int | None:
@@ -59,10 +69,22 @@ class Megatron(RuntimeOptions):
             refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
         return self
 
+    def cuts_messages(self, *, tensor: int) -> bool:
+        """Return whether each tensor rank sends a part of a hidden state."""
+        # `_communicate`: never with `sequence_parallel`
+        scatters = self.scatter_gather_tensors_in_pipeline
+        return scatters and tensor > 1 and not self.sequence_parallel
+
     def alignment(self, *, stage: int, data: int) -> int:
         """Return what buckets of multiples of 128 leave (`param_and_grad_buffer.py`)."""
-        del stage
-        return 128 // gcd(128, data)
+        return 128 // gcd(128, data) if stage else 1
+
+    def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
+        """Yield what parameters cannot do that no rank has updated alone."""
+        yield from super().refusals(stage=stage, moments=moments)
+        if stage == 0 and self.overlap_param_gather:
+            # validate_args in training/arguments.py
+            yield "overlap_param_gather", None, "true needs stage = 1"
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return formats: one buffer collects and reduces (`grad_reduce_in_fp32`)."""

@@ -7,46 +7,8 @@ Functions named in comments are those of `megatron/core/pipeline_parallel` in Au
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
-
-class Direction(IntEnum):
-    """Direction of what is computed, and where it is sent: the offset along the pipeline."""
-
-    FORWARD = 1
-    BACKWARD = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Forward or backward of a micro-batch in a chunk of this stage."""
-
-    direction: Direction
-    chunk: int
-    micro_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """What a stage sends and receives at a time.
-
-    Attributes:
-        sends: tasks whose results it sends.
-        receives: tasks whose inputs it receives.
-        is_awaited: whether compute waits for it at once; otherwise an `Awaited` says when.
-    """
-
-    sends: tuple[Task, ...] = ()
-    receives: tuple[Task, ...] = ()
-    is_awaited: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """Compute waits until the result of a task is sent, or until its input has come."""
-
-    task: Task
-    is_sent: bool
+from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,57 +18,7 @@ class Gather:
     chunk: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """The reduction of a chunk's gradients begins: it has run all its backwards."""
-
-    chunk: int
-
-
 Action = Task | Messages | Awaited | Gather | Reduce
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlace:
-    """A stage among others: its number, theirs, and the chunks of each."""
-
-    index: int
-    stages: int
-    chunks: int = 1
-
-    def makes_loss(self, chunk: int) -> bool:
-        """Return whether the model ends with this chunk."""
-        return self.index == self.stages - 1 and chunk == self.chunks - 1
-
-    def begins(self, chunk: int) -> bool:
-        """Return whether the model begins with this chunk."""
-        return self.index == 0 and chunk == 0
-
-    def is_given(self, task: Task) -> bool:
-        """Return whether another stage sends what a task reads."""
-        if task.direction is Direction.FORWARD:
-            return not self.begins(task.chunk)
-        return not self.makes_loss(task.chunk)
-
-    def hands_on(self, task: Task) -> bool:
-        """Return whether another stage reads what a task makes."""
-        if task.direction is Direction.FORWARD:
-            return not self.makes_loss(task.chunk)
-        return not self.begins(task.chunk)
-
-    def exchange(
-        self,
-        *,
-        sends: Sequence[Task] = (),
-        receives: Sequence[Task] = (),
-        is_awaited: bool = True,
-    ) -> Messages:
-        """Return what is left of an exchange at the ends of the model."""
-        return Messages(
-            tuple(task for task in sends if self.hands_on(task)),
-            tuple(task for task in receives if self.is_given(task)),
-            is_awaited,
-        )
 
 
 def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[Action]:
@@ -309,36 +221,3 @@ class Interleaved:
             action.chunk for number in range(len(self.table)) for action in self._reduce(number)
         }
         yield from (chunk for chunk in range(self.place.chunks) if chunk not in begun)
-
-
-def under_way(actions: Sequence[Action], chunks: int) -> list[int]:
-    """Return how many micro-batches of each chunk are held at once at most.
-
-    One is from when its input is received, or its forward begins, to the end of its backward, or to
-    when what that made is sent if compute goes on meanwhile.
-    """
-    held: list[set[int]] = [set() for _ in range(chunks)]
-    most = [0] * chunks
-    leaves = {each.task for each in actions if isinstance(each, Awaited) and each.is_sent}
-    for action in actions:
-        begun: tuple[Task, ...] = ()
-        ended: Task | None = None
-        match action:
-            case Messages(receives=begun):
-                pass
-            case Task(direction=Direction.FORWARD):
-                begun = (action,)
-            case Task() if action not in leaves:
-                ended = action
-            case Awaited(task=task, is_sent=True) if task.direction is Direction.BACKWARD:
-                ended = task
-            case _:
-                pass
-        for task in begun:
-            if task.direction is Direction.FORWARD:
-                own = held[task.chunk]
-                own.add(task.micro_batch)
-                most[task.chunk] = max(most[task.chunk], len(own))
-        if ended is not None:
-            held[ended.chunk].remove(ended.micro_batch)
-    return most

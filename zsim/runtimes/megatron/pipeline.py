@@ -6,6 +6,11 @@ and `overlap_p2p_comm` sends and receives have a stream and are issued one by on
 for each where its order says so. What a stage has sent it gives back once compute has waited for
 it (`deallocate_pipeline_outputs`).
 
+With `scatter_gather_tensors_in_pipeline` each tensor rank sends its part of a hidden state or of
+its gradient, and those that receive gather the parts once the host has waited (`_communicate` of
+`megatron/p2p_communication.py` until March 2023, 0b44909c). No version of Megatron-LM has this and
+messages that overlap.
+
 Every chunk has its own buckets. Only those of the first chunk of the first stage have a size.
 Without interleaving they are reduced while its last backward goes on, since nothing else hides it
 there, and those of the other stages in the bubble at the end of the step; of several chunks each is
@@ -20,29 +25,29 @@ Functions named in comments are those of `megatron/core` in August 2026 (d98e8a6
 
 from collections.abc import Iterable, Sequence
 
-from zsim.model.model import Model, ModelError, Value
+from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage, stages
+from zsim.runtimes.megatron.interleaved_limits import need_interleaved
+from zsim.runtimes.megatron.message_parts import MessageParts
 from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.megatron.order import (
-    Action,
+from zsim.runtimes.megatron.order import Action, Gather, Interleaved, one_forward_one_backward
+from zsim.runtimes.megatron.schedule import MegatronStep, groups, packing, title
+from zsim.runtimes.megatron.volume import VOLUME
+from zsim.runtimes.stage_actions import (
     Awaited,
     Direction,
-    Gather,
-    Interleaved,
     Messages,
     Reduce,
     StagePlace,
     Task,
-    one_forward_one_backward,
     under_way,
 )
-from zsim.runtimes.megatron.schedule import MegatronStep, aligned, groups
-from zsim.runtimes.megatron.volume import VOLUME
-from zsim.runtimes.megatron.waiting_writer import WaitingWriter
+from zsim.runtimes.stage_messages import offset_of
+from zsim.runtimes.waiting_writer import WaitingWriter
 from zsim.schedule.mesh import Group, Span
 from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
-from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
 from zsim.zero.bucket import Bucket, numbered
@@ -62,14 +67,14 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     made = stages(model, strategy)
     chunks = len(made[0].chunks)
     if chunks > 1:
-        _need_interleaved(strategy)
+        need_interleaved(strategy)
     steps = [MegatronStage(stage, strategy) for stage in made]
     for step in steps:
         step.write()
     streams = (COMPUTE, COMMUNICATION, *([PIPELINE] if steps[0].overlaps_messages else []))
     interleaved = f", {chunks} chunks each" if chunks > 1 else ""
     return assemble(
-        f"Megatron distributed optimizer, {strategy.parallel.pipeline} stages{interleaved}",
+        f"{title(strategy)}, {strategy.parallel.pipeline} stages{interleaved}",
         model=model,
         strategy=strategy,
         volume=VOLUME,
@@ -77,27 +82,6 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         streams=streams,
         layouts=tuple(layout for step in steps for layout in step.layouts),
     )
-
-
-def _need_interleaved(strategy: Strategy) -> None:
-    """Return if micro-batches and stages go with several chunks.
-
-    Raises:
-        ModelError: they do not; Megatron-LM refuses them too.
-    """
-    count, micro_batches = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
-    if micro_batches % count:
-        # upstream takes a last group that is larger, with another group size
-        raise ModelError(
-            f"train.gradient_accumulation_steps: {micro_batches} must be a multiple of "
-            f"parallel.pipeline = {count} with num_layers_per_virtual_pipeline_stage"
-        )
-    if count == 2 and not strategy.options(Megatron).overlap_p2p_comm:
-        # validate_args: a batch would have several sends between the same two ranks
-        raise ModelError(
-            "zero.megatron.overlap_p2p_comm: false needs parallel.pipeline > 2 with "
-            "num_layers_per_virtual_pipeline_stage"
-        )
 
 
 class MegatronStage(MegatronStep):
@@ -109,6 +93,7 @@ class MegatronStage(MegatronStep):
 
     def __init__(self, stage: Stage, strategy: Strategy) -> None:
         ranks, options = strategy.parallel.data, strategy.options(Megatron)
+        shards = strategy.zero.stage == 1
         # DistributedDataParallel.__init__: `bucket_size` is None if disable_bucketing, pp_rank > 0
         has_size = stage.index == 0 and options.overlap_grad_reduce
         members = [
@@ -117,7 +102,8 @@ class MegatronStage(MegatronStep):
                 ranks,
                 options,
                 has_size=has_size and chunk.given is None,
-                alone=stage.tied,
+                has_gaps=shards,
+                alone=stage.tied if shards else frozenset(),
             )
             for chunk in stage.chunks
         ]
@@ -125,7 +111,7 @@ class MegatronStage(MegatronStep):
         buckets = numbered(
             stage.model,
             [group for own in members for group in own],
-            place=aligned(ranks),
+            place=packing(strategy),
             ranks=ranks,
             name=name,
             tied=stage.tied,
@@ -144,7 +130,7 @@ class MegatronStage(MegatronStep):
         self.stage = stage
         self.overlaps_messages = self.is_interleaved and options.overlap_p2p_comm
         self.order = self._order()
-        self.slots = chunk_slots(
+        slots = chunk_slots(
             self.writer,
             stage,
             strategy,
@@ -152,6 +138,7 @@ class MegatronStage(MegatronStep):
             held=self.held,
             counts=under_way(self.order, len(stage.chunks)),
         )
+        self.messages = MessageParts(self.writer, slots, strategy)
         self._reduced: set[int] = set()
         self._under_way: dict[tuple[Task, bool], str] = {}
         self._sent: list[tuple[Task, str]] = []
@@ -214,8 +201,9 @@ class MegatronStage(MegatronStep):
         """
         # _allreduce_word_embedding_grads of distributed/finalize_model_grads.py
         for bucket in self.buckets.all:
-            if any(piece.parameter in self.stage.tied for piece in bucket.layout.pieces):
-                (piece,) = bucket.layout.pieces
+            for piece in bucket.layout.pieces:
+                if piece.parameter not in self.stage.tied:
+                    continue
                 gradient = self.gradients[bucket.index]
                 view = self.writer.part(gradient, piece.size, piece.start)
                 path, after = f"tie/{bucket.name}", (self.written[bucket.index],)
@@ -235,21 +223,13 @@ class MegatronStage(MegatronStep):
             self.reduce((bucket,))
         self._reduced.add(chunk)
 
-    def _slot_of(self, task: Task) -> ChunkSlot:
-        own = self.slots[task.chunk]
-        return own[task.micro_batch % len(own)]
-
-    def _path(self, task: Task) -> str:
-        path = f"step/{task.direction.name.lower()}/mb{task.micro_batch}"
-        return f"{path}/chunk{task.chunk}" if self.is_interleaved else path
-
     def _enter(self, task: Task) -> ChunkSlot:
         """Go on with a micro-batch; return its slot."""
         self._free_sent()
-        slot = self._slot_of(task)
+        slot = self.messages.slot_of(task)
         self.passes = slot.passes
         self.enter(task.micro_batch)
-        self.writer.prefix = self._path(task)
+        self.writer.prefix = self.messages.path(task)
         return slot
 
     def _forward(self, task: Task) -> None:
@@ -257,7 +237,7 @@ class MegatronStage(MegatronStep):
         if self.stage.chunks[task.chunk].reads_batch:
             slot.passes.load()
         for visit in slot.forward:
-            self.writer.prefix = f"{self._path(task)}/{self.model.units[visit.unit].name}"
+            self.writer.prefix = f"{self.messages.path(task)}/{self.model.units[visit.unit].name}"
             self.forward(visit)
 
     def _backward(self, task: Task) -> None:
@@ -268,7 +248,9 @@ class MegatronStage(MegatronStep):
             slot.passes.begin_gradient(slot.sent.name)
         for visit in slot.backward:
             again = "/again" if visit.only_recomputes else ""
-            self.writer.prefix = f"{self._path(task)}/{self.model.units[visit.unit].name}{again}"
+            self.writer.prefix = (
+                f"{self.messages.path(task)}/{self.model.units[visit.unit].name}{again}"
+            )
             self.backward(visit)
         if slot.given is not None:
             slot.passes.end_gradient(slot.given.name)
@@ -276,12 +258,8 @@ class MegatronStage(MegatronStep):
     def _exchange(self, exchange: Messages) -> None:
         """Send and receive, as one or one by one; wait, and give back what is sent."""
         for task in exchange.receives:  # tensor_recv_prev and tensor_recv_next are made first
-            value = self._handed_on(task, is_sent=False)
-            name = self._buffer(task, is_sent=False)
-            self.writer.prefix = self._path(task)
-            self.writer.allocate(
-                self.writer.buffer(name, value.elements, value.dtype, Kind.WORKSPACE)
-            )
+            self.writer.prefix = self.messages.path(task)
+            self.writer.allocate(self.messages.received(task))
         messages = [
             *((task, True) for task in exchange.sends),
             *((task, False) for task in exchange.receives),
@@ -300,18 +278,23 @@ class MegatronStage(MegatronStep):
         """Send and receive as one on the compute stream; the host waits for it."""
         # P2PCommunicator._communicate with _batched_p2p_ops: the stage before comes first, of
         # either what is sent
-        ordered = sorted(messages, key=lambda each: (_offset(*each), not each[1]))
+        ordered = sorted(
+            messages, key=lambda each: (offset_of(each[0], is_sent=each[1]), not each[1])
+        )
         path = done = ""
         for task, is_sent in ordered:
-            path, done = self._message(task, is_sent=is_sent, stream=COMPUTE)
+            path, done = self.messages.move(task, is_sent=is_sent, stream=COMPUTE)
         if len(ordered) > 1:
             path = "exchange"
             done = self.writer.together(path, len(ordered))
         self.writer.host_wait(f"{path}/wait", done)  # torch.cuda.synchronize
         for task, is_sent in ordered:
             if is_sent:
-                self.writer.prefix = self._path(task)
-                self.writer.free(self._buffer(task, is_sent=True))
+                self.writer.prefix = self.messages.path(task)
+                self.writer.free(self.messages.buffer(task, is_sent=True))
+        for task, is_sent in ordered:
+            if not is_sent:
+                self.messages.gather(task)
 
     def _one_by_one(self, messages: Sequence[tuple[Task, bool]]) -> None:
         """Send and receive on the stream of messages, after what is computed so far."""
@@ -324,19 +307,8 @@ class MegatronStage(MegatronStep):
         )
         for task, is_sent in ordered:
             after = (self._messages_writer.computed,)
-            _, done = self._message(task, is_sent=is_sent, stream=PIPELINE, after=after)
+            _, done = self.messages.move(task, is_sent=is_sent, stream=PIPELINE, after=after)
             self._under_way[task, is_sent] = done
-
-    def _message(
-        self, task: Task, *, is_sent: bool, stream: str, after: tuple[str, ...] = ()
-    ) -> tuple[str, str]:
-        """Send the result of a task, or receive its input; return its name and operation."""
-        name = self._buffer(task, is_sent=is_sent)
-        self.writer.prefix = self._path(task)
-        move, verb = (self.writer.send, "send") if is_sent else (self.writer.receive, "receive")
-        path = f"{verb}/{name}"
-        offset = _offset(task, is_sent)
-        return path, move(path, PIPELINE, name, offset, stream=stream, after=after)
 
     def _wait(self, task: Task, *, is_sent: bool) -> None:
         """Let compute wait for a message before it goes on."""
@@ -349,21 +321,9 @@ class MegatronStage(MegatronStep):
     def _free_sent(self) -> None:
         """Give back what is sent, for which compute waits."""
         for task, done in self._sent:
-            self.writer.prefix = self._path(task)
-            self.writer.free(self._buffer(task, is_sent=True), uses=(done,))
+            self.writer.prefix = self.messages.path(task)
+            self.writer.free(self.messages.buffer(task, is_sent=True), uses=(done,))
         self._sent = []
-
-    def _handed_on(self, task: Task, *, is_sent: bool) -> Value:
-        """Return the value that a task makes or reads, or whose gradient it does."""
-        slot = self._slot_of(task)
-        made = is_sent == (task.direction is Direction.FORWARD)
-        value = slot.sent if made else slot.given
-        assert value is not None
-        return value
-
-    def _buffer(self, task: Task, *, is_sent: bool) -> str:
-        name = self._handed_on(task, is_sent=is_sent).name
-        return name if task.direction is Direction.FORWARD else f"{name}/gradient"
 
 
 def _ends(strategy: Strategy) -> Group:
@@ -371,8 +331,3 @@ def _ends(strategy: Strategy) -> Group:
     last = strategy.parallel.pipeline - 1
     ends = Span(axis=PIPELINE, start=0, end=last + 1, step=last)
     return Group(name=EMBEDDING, axes=(PIPELINE,), where=(ends,))
-
-
-def _offset(task: Task, is_sent: bool) -> int:  # noqa: FBT001 (of a pair)
-    """Return along the pipeline where a message goes, or comes from."""
-    return int(task.direction) if is_sent else -int(task.direction)

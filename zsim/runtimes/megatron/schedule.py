@@ -1,11 +1,13 @@
-"""Megatron-LM's distributed optimizer: whole parameters and gradients, sharded optimizer state.
+"""Megatron-LM's data parallelism: whole parameters and gradients, whole or sharded optimizer state.
 
 Parameters stand in buckets in the reverse order of the model. Gradients of all micro-batches are
-added into buffers that live as long as the training, and each bucket is reduce-scattered in place
-once a step (and all-reduced over the replicas, which are `num_distributed_optimizer_instances`).
-Ranks update their N-th of each bucket, and it is gathered in place: after the step, or bucket by
-bucket while the next forward goes on. Megatron has one allocation for all buckets of a format; here
-each bucket has its own, of the same bytes.
+added into buffers that live as long as the training, and each bucket is reduced in place once a
+step. With the distributed optimizer (stage 1) it is reduce-scattered (and all-reduced over the
+replicas, which are `num_distributed_optimizer_instances`). Ranks update their N-th of each bucket,
+and it is gathered in place: after the step, or bucket by bucket while the next forward goes on.
+Without (stage 0) it is all-reduced, and every rank updates all of it; a rank measures its N-th for
+the norm all the same, where upstream measures everything on all. Megatron has one allocation for
+all buckets of a format; here each bucket has its own, of the same bytes.
 
 Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64);
 `_ParamAndGradBucketGroup` is in `distributed/param_and_grad_buffer.py`, `DistributedDataParallel`
@@ -25,7 +27,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered
+from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
 from zsim.zero.names import DATA, REPLICATE, TENSOR
 from zsim.zero.optimizer_step import UpdatedTensor
@@ -53,11 +55,16 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     ranks, options = strategy.parallel.data, strategy.options(Megatron)
     has_size = options.overlap_grad_reduce
-    members = groups(model, ranks, options, has_size=has_size)
-    buckets = numbered(model, members, place=aligned(ranks), ranks=ranks)
+    members = groups(model, ranks, options, has_size=has_size, has_gaps=strategy.zero.stage == 1)
+    buckets = numbered(model, members, place=packing(strategy), ranks=ranks)
     step = MegatronStep(model, strategy, buckets, overlaps=has_size)
     step.write()
-    return step.schedule("Megatron distributed optimizer", VOLUME, layouts=step.layouts)
+    return step.schedule(title(strategy), VOLUME, layouts=step.layouts)
+
+
+def title(strategy: Strategy) -> str:
+    """Return the name of what is emulated."""
+    return f"Megatron {'distributed optimizer' if strategy.zero.stage else 'data parallelism'}"
 
 
 def groups(
@@ -66,18 +73,22 @@ def groups(
     options: Megatron,
     *,
     has_size: bool,
+    has_gaps: bool,
     alone: Set[str] = frozenset(),
 ) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
-    One that `has_size` is closed once it has `bucket_size` elements, gaps included; otherwise there
-    is one. Parameters that stand `alone` have buckets of their own.
+    One that `has_size` is closed once it has `bucket_size` elements, with the gaps before its
+    parameters if it `has_gaps`; otherwise there is one. Parameters that stand `alone` have buckets
+    of their own.
     """
     # DistributedDataParallel.__init__: the default of `bucket_size`, and none without overlap
     limit = options.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * ranks)
     found: list[list[Parameter]] = [[]]
     end = 0
-    # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py
+    # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py; without gaps
+    # _compute_default_per_buffer_param_layout
+    start = START if has_gaps else 1
     for parameter in reversed(model.parameters):
         # _does_param_require_new_bucket
         closed = any(each.name in alone for each in (parameter, *found[-1][-1:]))
@@ -85,8 +96,14 @@ def groups(
             found.append([])
             end = 0
         found[-1].append(parameter)
-        end = -(-end // START) * START + parameter.elements
+        end = -(-end // start) * start + parameter.elements
     return found
+
+
+def packing(strategy: Strategy) -> Packing:
+    """Return how parameters stand in a bucket: without the distributed optimizer, in a row."""
+    ranks = strategy.parallel.data
+    return aligned(ranks) if strategy.zero.stage else one_after_the_other(ranks)
 
 
 def aligned(ranks: int) -> Packing:
@@ -123,6 +140,7 @@ class MegatronStep(Step):
 
     Attributes:
         overlaps: whether buckets are reduced while the last backward goes on.
+        shards: whether a rank updates its shard of each bucket alone.
         written: by bucket the operation that wrote its gradients last.
         gathered: by bucket the gather of its parameters, if that overlaps with forward.
     """
@@ -137,11 +155,17 @@ class MegatronStep(Step):
         writer: ScheduleWriter | None = None,
     ) -> None:
         # DistributedOptimizer shards fp32 masters and moments, parameters stay whole
-        # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py).
+        # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py). Those of
+        # Float16OptimizerWithFloat16Params (optimizer/optimizer.py) are whole.
         precision = strategy.train.precision
-        holding = Holding(parameter=precision.compute, has_master=precision.has_master)
+        holding = Holding(
+            parameter=precision.compute,
+            optimizer_sharded=strategy.zero.stage == 1,
+            has_master=precision.has_master,
+        )
         super().__init__(model, strategy, buckets, holding, writer=writer)
         self.overlaps = overlaps
+        self.shards = strategy.zero.stage == 1
         self.options = strategy.options(Megatron)
         wire = DType.FP32 if self.options.grad_reduce_in_fp32 else precision.compute
         # _ParamAndGradBuffer: a gradient buffer as long as the parameters
@@ -184,8 +208,11 @@ class MegatronStep(Step):
 
     def arrival(self, number: int) -> Edge:
         """Return what the first reads of a bucket wait for."""
+        bucket = self.buckets.all[number]
+        if not self.shards:
+            return Previous(update_path(bucket, self.strategy))
         if not self.options.overlap_param_gather:
-            return Previous(gather_path(self.buckets.all[number]))
+            return Previous(gather_path(bucket))
         # _make_forward_pre_hook, finish_param_sync: the bucket's own gather is dispatched if it was
         # not, and once it is waited for that of the next bucket
         self.gather_ahead(number)
@@ -277,7 +304,7 @@ class MegatronStep(Step):
         """Sum gradients of what two stages of a pipeline have."""
 
     def reduce(self, ready: Sequence[Bucket]) -> None:
-        """Scale and reduce-scatter a bucket group in place, and sum it over the replicas."""
+        """Scale and reduce a bucket group in place, and sum its shards over the replicas."""
         # start_grad_sync
         writer, options = self.writer, self.options
         for bucket in ready if not options.average_in_collective else ():
@@ -289,10 +316,12 @@ class MegatronStep(Step):
             )
         name, after = ready[0].name, tuple(self.written[bucket.index] for bucket in ready)
         for bucket in ready:  # _coalescing_manager: all buckets of the group in one call
-            target = self.gradients[bucket.index]
-            own = own_view(writer, bucket, target)
-            path = f"reduce/{bucket.name}/member"
-            writer.reduce_scatter(path, DATA, target, own, reduction=self._reduction)
+            target, path = self.gradients[bucket.index], f"reduce/{bucket.name}/member"
+            if self.shards:
+                own = own_view(writer, bucket, target)
+                writer.reduce_scatter(path, DATA, target, own, reduction=self._reduction)
+            else:
+                writer.all_reduce(path, DATA, target, reduction=self._reduction)
         done = writer.together(f"reduce/{name}", len(ready), after=after)
         if self.strategy.parallel.replicate > 1:
             # `inter_distributed_optimizer_instance_group`: shards, on the same stream
@@ -315,7 +344,7 @@ class MegatronStep(Step):
         def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:
             # DistributedOptimizer.step_with_ready_grads (optimizer/distrib_optimizer.py): otherwise
             # it is left to the next forward
-            if not self.options.overlap_param_gather:
+            if self.shards and not self.options.overlap_param_gather:
                 bucket = numbers[item.name]
                 self._gather(writer, bucket, "gather", operation)
 

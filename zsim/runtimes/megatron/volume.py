@@ -1,10 +1,11 @@
-"""Parameters and gradients in Megatron-LM's distributed optimizer: once a step, buckets padded.
+"""Parameters and gradients in Megatron-LM: once a step, buckets padded.
 
 Parameters stand in the reverse order of the model, each from a multiple of 64 elements on; a bucket
 is closed once it is large enough, at a multiple of the ranks and of 128. With hidden states cut by
 tokens those that are not cut are summed over the tensor axis as one. In a pipeline each chunk of a
 stage has buckets of its own, of which only those of the first have a size; a tied embedding is one,
-and its gradients are summed over the first and the last stage as well.
+and its gradients are summed over the first and the last stage as well. Without the distributed
+optimizer (stage 0) there are no gaps, and a tied embedding stands among the others.
 """
 
 from collections.abc import Set
@@ -24,21 +25,23 @@ def padded(
     ranks: int,
     options: Megatron,
     *,
+    shards: bool,
     has_size: bool = True,
     alone: Set[str] = frozenset(),
 ) -> list[int]:
     """Return elements of each bucket, gaps and padding included; some parameters stand `alone`."""
+    start, end = (64, 128) if shards else (1, 1)
     limit = options.bucket_size or max(40 * 10**6, 10**6 * ranks)
     if not (has_size and options.overlap_grad_reduce):
         limit = 0
-    multiple = lcm(ranks, 128)
+    multiple = lcm(ranks, end)
     sizes: list[int] = []
     filled = 0
     for parameter in reversed(model.parameters):
         if filled and (parameter.name in alone or (limit and filled >= limit)):
             sizes.append(filled)
             filled = 0
-        filled = -(-filled // 64) * 64 + parameter.elements
+        filled = -(-filled // start) * start + parameter.elements
         if parameter.name in alone:
             sizes.append(filled)
             filled = 0
@@ -48,16 +51,19 @@ def padded(
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, and over the replicas of the sharded states."""
     options = strategy.options(Megatron)
-    return _moved(model, strategy, padded(model, strategy.parallel.data, options))
+    sizes = padded(model, strategy.parallel.data, options, shards=strategy.zero.stage == 1)
+    return _moved(model, strategy, sizes)
 
 
 def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     """Return the same of a stage of a pipeline, and sums of tied embeddings."""
     options, ranks = strategy.options(Megatron), strategy.parallel.data
+    shards = strategy.zero.stage == 1
+    alone = stage.tied if shards else frozenset[str]()
     sizes: list[int] = []
     for number, chunk in enumerate(stage.chunks):
         has_size = stage.index == number == 0
-        sizes += padded(chunk.model, ranks, options, has_size=has_size, alone=stage.tied)
+        sizes += padded(chunk.model, ranks, options, shards=shards, has_size=has_size, alone=alone)
     tied = [each.elements for each in stage.model.parameters if each.name in stage.tied]
     width = _reduced(strategy).size_bytes
     return [
@@ -75,8 +81,11 @@ def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes
     sent = (ranks - 1) * sum(shards)
     cut = any(value.tensor_sharded for value in model.values.values())
     copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
+    summed = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced)
+    if strategy.zero.stage == 0:
+        return [*summed, *all_reduces("data", sizes, ranks=ranks, size_bytes=reduced)]
     return [
-        *all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced),
+        *summed,
         WireBytes(group="data", collective="all_gather", bytes=sent * wire),
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
         *all_reduces("replicate", shards, ranks=strategy.parallel.replicate, size_bytes=reduced),

@@ -14,7 +14,7 @@ class WaitingWriter(ScheduleWriter):
     """A writer whose compute stream can wait: the next operation on it has the edges.
 
     Attributes:
-        computed: the last operation of the compute stream.
+        computed: the last operation of the compute stream, of the step once it has begun.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -26,6 +26,11 @@ class WaitingWriter(ScheduleWriter):
     def wait(self, operation: str) -> None:
         """Let the compute stream wait for `operation` before whatever comes next on it."""
         self._awaited.append(operation)
+
+    def begin_step(self) -> None:
+        """End setup: what is written from now on is the step."""
+        super().begin_step()
+        self.computed = ""
 
     def add(self, operation: Operation) -> str:
         """Append an operation, after what its stream waits for."""

@@ -1,0 +1,37 @@
+"""Keys and values of ranks that share a sequence, and their gradients."""
+
+from zsim.closed_form.checkpoint import recomputed
+from zsim.model.model import Model
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Strategy
+
+
+def shared_sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Return the volume of exchanges: of a rank's own keys and values, to each other rank.
+
+    They go there in forward, when it is run again, and in backward, whose gradients come back: each
+    rank's own, or around a ring in the format of the optimizer.
+    """
+    ranks, again = strategy.parallel.context, recomputed(model, strategy)
+    wide = strategy.train.precision.wide.size_bytes
+    gathered = scattered = passed = 0
+    for unit in model.units if ranks > 1 else ():
+        for segment in unit.segments:
+            name = segment.shared_input or segment.passed_input
+            if name is None:
+                continue
+            value, goes_back = model.values[name], model.runs_backward(segment)
+            times = 1 + (unit.name in again) + (goes_back and segment.saves_input)
+            comes_back = goes_back and value.requires_gradient
+            if segment.gathers_context:
+                gathered += times * value.size_bytes
+                scattered += comes_back * value.size_bytes
+            else:
+                passed += times * value.size_bytes + comes_back * value.elements * wide
+    batches = strategy.train.gradient_accumulation_steps
+    others = batches * (ranks - 1)
+    return [
+        WireBytes(group="context", collective="all_gather", bytes=others * gathered),
+        WireBytes(group="context", collective="reduce_scatter", bytes=others * scattered),
+        WireBytes(group="context", collective="send", bytes=batches * passed),
+    ]

@@ -1,0 +1,194 @@
+"""Attention of ranks that share a sequence, cut where they exchange keys and values.
+
+Keys and values are put one behind the other for one exchange, as PyTorch does
+(`_templated_ring_attention`, torch 2.13): those of the heads that there are of them, before each is
+read by several queries. Every rank has a part of either half of a sequence (head-tail), so that
+each has as many pairs of causal attention: of its own tokens half of all pairs, of those of another
+rank all queries with half of the keys, or half of the queries with all keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zsim.dtype import DType
+from zsim.model.generator import Draws
+from zsim.model.kernel import Kernel, KernelKind, flash_attention, streaming
+from zsim.model.model import Value
+from zsim.model.transformer.linear import layer
+from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.model.transformer.size import Size
+from zsim.strategy.execution import ContextExchange
+
+
+def shared(
+    size: Size,
+    ends: tuple[Value, Value],
+    name: str,
+    operators: Sequence[Operator],
+    *,
+    turned: Sequence[Tensor],
+) -> tuple[Stretch, ...]:
+    """Return the stretches of attention that reads the first of `ends` and makes the other.
+
+    The first is of a rank's own tokens: `operators` make what attention reads, `turned`.
+    """
+    source, target = ends
+    queries = _flow(size, f"{name}/queries", size.query_width)
+    keys = _flow(size, f"{name}/keys", 2 * size.key_width)
+    first = Stretch(
+        inputs=(source.name,),
+        outputs=(queries, keys),
+        operators=_packed(size, operators, turned, (queries, keys)),
+        reduces_input_gradient=size.cut,
+    )
+    attended = size.rows(f"{name}/attended", size.query_width)
+    if size.shape.execution.exchange is ContextExchange.RING:
+        *parts, last = _ring(size, (queries, keys), name, attended)
+    else:
+        parts, last = [], _gathered(size, (queries, keys), name, attended)
+    projected = layer(size, attended, size.whole(target), f"{name}.proj")
+    last = replace(
+        last,
+        outputs=(target,),
+        operators=(*last.operators, *projected),
+        reduces_output=size.cut,
+    )
+    return (first, *parts, last)
+
+
+def _packed(
+    size: Size,
+    operators: Sequence[Operator],
+    turned: Sequence[Tensor],
+    flows: tuple[Value, Value],
+) -> tuple[Operator, ...]:
+    """Return operators that make queries, and keys with values behind them."""
+    queries, keys = flows
+    made, given = list(operators), list(turned)
+    copied = [keys]
+    if size.shape.joined_qkv:
+        copied.insert(0, queries)
+    else:  # queries are a tensor of their own, which is handed on under their name
+        own = given.pop(0)
+        made = [
+            replace(each, makes=tensor_of(queries)) if each.makes == own else each for each in made
+        ]
+    for value in copied:
+        shape = (size.tokens, value.elements // size.tokens)
+        kernel = streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=2)
+        made.append(Operator(reads=tuple(given), makes=tensor_of(value), forward=(kernel,)))
+    return tuple(made)
+
+
+def _flow(size: Size, name: str, width: int) -> Value:
+    """Return a value of `width` elements for each token."""
+    return Value(name=name, elements=size.tokens * width, dtype=size.dtype)
+
+
+def _sums(size: Size, name: str) -> Tensor:
+    """Return the number for each row of scores that flash attention keeps."""
+    return Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)
+
+
+def _state(size: Size, name: str) -> tuple[Tensor, ...]:
+    """Return the state with which a mask of scores is drawn again in backward, if one is drawn."""
+    if not size.shape.dropout:
+        return ()
+    return (Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64),)
+
+
+def _kernel(size: Size, keys: int, *, backward: bool) -> Kernel:
+    """Return attention of a rank's queries to so many keys, half of which are masked."""
+    shape = (
+        size.sequences,
+        size.heads,
+        size.shared_heads,
+        size.length,
+        keys,
+        size.shape.head_width,
+    )
+    version = size.shape.attention.version
+    return flash_attention(shape, size.dtype, backward=backward, version=version)
+
+
+def _gathered(size: Size, flows: tuple[Value, Value], name: str, attended: Tensor) -> Stretch:
+    """Return attention to the keys of all ranks at once."""
+    queries, keys = flows
+    ranks, merges = size.shape.execution.context, size.shape.execution.merges
+    whole = Tensor(name=keys.name, elements=ranks * keys.elements, dtype=keys.dtype)
+    read, wide = (tensor_of(queries), whole), size.wide
+    parts = [size.length] * ranks if merges else [size.shape.sequence_length]
+    forward = [_kernel(size, length, backward=False) for length in parts]
+    if merges:
+        for offset in range(ranks):
+            forward += _merging(size, merges=offset > 0, is_last=offset == ranks - 1)
+    attend = Operator(
+        reads=read,
+        makes=attended,
+        saves=(*read, attended, _sums(size, name), *_state(size, name)),
+        draws=Draws.APART if size.shape.dropout else None,
+        # the result so far, that of one rank, and their difference
+        forward_scratch=3 * attended.elements * wide.size_bytes if merges else 0,
+        forward=tuple(forward),
+        backward=tuple(_kernel(size, length, backward=True) for length in parts),
+    )
+    return Stretch(
+        inputs=(queries.name, keys.name), outputs=(), operators=(attend,), gathers_context=True
+    )
+
+
+def _ring(size: Size, flows: tuple[Value, Value], name: str, attended: Tensor) -> list[Stretch]:
+    """Return attention to the keys of one rank after the other, the own first.
+
+    Results are merged in fp32, with the logarithms of the sums of their rows. Backward of each part
+    reads neither the result so far nor its own, but the last (`_templated_ring_attention_backward`,
+    torch 2.13); here what that reads is kept with the last part.
+    """
+    queries, keys = flows
+    found: list[Stretch] = []
+    before: tuple[Value, ...] = ()
+    ranks = size.shape.execution.context
+    for offset in range(ranks):
+        width = size.query_width + size.heads
+        made = Value(name=f"{name}/attended{offset}", elements=size.tokens * width, dtype=size.wide)
+        is_last = offset == ranks - 1
+        read = (tensor_of(queries), tensor_of(keys))
+        attend = Operator(
+            reads=(*map(tensor_of, before), *read),
+            makes=attended if is_last else tensor_of(made),
+            saves=(
+                *read,
+                *((attended, _sums(size, name)) if is_last else ()),
+                *_state(size, f"{name}/{offset}"),
+            ),
+            draws=Draws.APART if size.shape.dropout else None,
+            forward=(
+                _kernel(size, size.length, backward=False),
+                *_merging(size, merges=offset > 0, is_last=is_last),
+            ),
+            backward=(_kernel(size, size.length, backward=True),),
+        )
+        found.append(
+            Stretch(
+                inputs=(*(each.name for each in before), queries.name, keys.name),
+                outputs=(made,),
+                operators=(attend,),
+                context_offset=offset,
+                adds=offset > 0,
+            )
+        )
+        before = (made,)
+    return found
+
+
+def _merging(size: Size, *, merges: bool, is_last: bool) -> tuple[Kernel, ...]:
+    """Return the kernels that merge a result in fp32 into that so far (`_SDPAMerger`, torch 2.13).
+
+    It is cast; the difference from the result so far, its product with a weight of each row, and
+    the difference of that are a kernel each. The last casts back.
+    """
+    shape = (size.tokens, size.query_width)
+    streams = (2, *((3, 2, 3) if merges else ()), *((2,) if is_last else ()))
+    return tuple(
+        streaming(KernelKind.ELEMENTWISE, shape, size.wide, streams=each) for each in streams
+    )

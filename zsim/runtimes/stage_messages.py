@@ -1,0 +1,74 @@
+"""Messages of a stage of a pipeline: the buffers of what its tasks make and read, sent or received.
+
+A message is named by the task whose result is sent, or whose input is received. Forward hands a
+value on to the next stage, backward the gradient of one to the stage before.
+"""
+
+from collections.abc import Sequence
+
+from zsim.model.model import Value
+from zsim.runtimes.stage_actions import Direction, Task
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.micro_batch_slots import ChunkSlot
+from zsim.zero.names import PIPELINE
+
+
+class StageMessages:
+    """What a stage sends and receives, by chunk and slot of its micro-batches."""
+
+    def __init__(self, writer: ScheduleWriter, slots: Sequence[Sequence[ChunkSlot]]) -> None:
+        self.writer = writer
+        self.slots = slots
+
+    def slot_of(self, task: Task) -> ChunkSlot:
+        """Return the slot of a task's micro-batch."""
+        own = self.slots[task.chunk]
+        return own[task.micro_batch % len(own)]
+
+    def path(self, task: Task) -> str:
+        """Return the prefix of a task's operations."""
+        path = f"step/{task.direction.name.lower()}/mb{task.micro_batch}"
+        return f"{path}/chunk{task.chunk}" if len(self.slots) > 1 else path
+
+    def value(self, task: Task, *, is_sent: bool) -> Value:
+        """Return the value that a task makes or reads, or whose gradient it does."""
+        slot = self.slot_of(task)
+        made = is_sent == (task.direction is Direction.FORWARD)
+        value = slot.sent if made else slot.given
+        assert value is not None
+        return value
+
+    def buffer(self, task: Task, *, is_sent: bool) -> str:
+        """Return the buffer of a message."""
+        name = self.value(task, is_sent=is_sent).name
+        return name if task.direction is Direction.FORWARD else f"{name}/gradient"
+
+    def move(
+        self,
+        task: Task,
+        *,
+        is_sent: bool,
+        stream: str,
+        after: tuple[Edge, ...] = (),
+        pair: str | None = None,
+    ) -> tuple[str, str]:
+        """Send the result of a task, or receive its input; return its name and operation.
+
+        It goes on the communicator of all stages, or on that of a `pair` of them.
+        """
+        moved = self.moved(task, is_sent=is_sent)
+        self.writer.prefix = self.path(task)
+        move, verb = (self.writer.send, "send") if is_sent else (self.writer.receive, "receive")
+        path = f"{verb}/{self.buffer(task, is_sent=is_sent)}"
+        offset = offset_of(task, is_sent=is_sent) if pair is None else 1
+        return path, move(path, pair or PIPELINE, moved, offset, stream=stream, after=after)
+
+    def moved(self, task: Task, *, is_sent: bool) -> str | View:
+        """Return what is sent or received: all of a message."""
+        return self.buffer(task, is_sent=is_sent)
+
+
+def offset_of(task: Task, *, is_sent: bool) -> int:
+    """Return along the pipeline where a message goes, or comes from."""
+    return int(task.direction) if is_sent else -int(task.direction)

@@ -1,0 +1,33 @@
+"""Arguments of a command line, as a shell has them."""
+
+import shlex
+
+from zsim.scenario.tables import ScenarioError
+
+
+def words_by_name(text: str, *, field: str) -> dict[str, list[str]]:
+    """Return the values of each argument of a command line by its name.
+
+    Of one that is given twice the last count; `field` is the key that has the command line.
+
+    Raises:
+        ScenarioError: it is no command line, or has variables.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ScenarioError(f"{field}: no command line: {str(error).lower()}") from None
+    scripts = [at for at, word in enumerate(words) if word.endswith(".py")]
+    found: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for word in words[scripts[0] + 1 :] if scripts else words:
+        if "$" in word:
+            raise ScenarioError(f"{field}: {word!r}: must be written out, a variable has no value")
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            values = found[name.replace("_", "-")] = [value] if equals else []
+        elif values is None:
+            raise ScenarioError(f"{field}: {word!r}: must be an argument, such as --num-layers 32")
+        else:
+            values.append(word)
+    return found
