@@ -39,6 +39,8 @@ from zsim_torch.supervise.ranks import run_ranks
 WARM_UP, ROUNDS, STEPS = 2, 6, 2
 VOCABULARY, TOKENS = 512, 64
 RATE = 1e-3
+TIMEOUT_S = 900.0
+"""Seconds in which a comparison must end; one of 100 million parameters takes a minute."""
 
 Step = Callable[[], object]
 
@@ -276,7 +278,7 @@ def main() -> None:
     print(f"{'size':6} stage {'beside':24} {'lowest':>8} {'median':>8} {'CPU':>8} {'memory':>8}")
     for name in sizes:
         for stage in range(4):
-            found = run_ranks(compared, SIZES[name], stage, ranks=ranks)[0]
+            found = run_ranks(compared, SIZES[name], stage, ranks=ranks, timeout_s=TIMEOUT_S)[0]
             (beside, theirs), (_, own) = found.items()
             ratios = (
                 min(own.wall_s) / min(theirs.wall_s),

@@ -7,8 +7,9 @@ from zsim.model.architecture import Activation, Attention, Positions, Transforme
 from zsim.model.model import Model
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
-from zsim.strategy.execution import Execution, Loss
+from zsim.strategy.execution import ContextExchange, Execution, Loss
 from zsim.units import format_bytes
+from zsim.zero.names import PIPELINE, TENSOR
 from zsim_torch.capability import book_peak_bytes, of_schedule
 from zsim_torch.execute import blocking_host
 from zsim_torch.local_devices import memory_bytes
@@ -83,7 +84,7 @@ def _model(job: Job) -> str | None:
             f"model.positions: alibi has no torch module for {job.model.tensor} ranks of "
             "parallel.tensor"
         )
-    return _execution(shape.execution)
+    return _execution(shape.execution) or _context(job, shape.execution.context)
 
 
 def _without_module(shape: Transformer) -> str | None:
@@ -113,8 +114,20 @@ def _execution(asked: Execution) -> str | None:
         return "zero.fsdp2.disable_loss_parallel: true is simulated only"
     if asked.holds_logits:
         return "train.holds_logits: true is simulated only"
-    if asked.context > 1:
-        return f"parallel.context: {asked.context} must be 1, no module shares a sequence"
+    if asked.context > 1 and asked.exchange is not ContextExchange.ALL_GATHER:
+        return f"parallel.context_exchange: {asked.exchange} is simulated only, say all_gather"
+    return None
+
+
+def _context(job: Job, context: int) -> str | None:
+    """Check that there are modules for ranks that share sequences."""
+    parts = {axis.name: axis.size for axis in job.schedule.mesh.axes}
+    for axis in (TENSOR, PIPELINE):
+        if context > 1 and parts.get(axis, 1) > 1:
+            return (
+                f"parallel.context: {context} has no torch module for {parts[axis]} ranks of "
+                f"parallel.{axis}"
+            )
     return None
 
 

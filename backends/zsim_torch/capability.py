@@ -30,8 +30,7 @@ from zsim.units import format_bytes
 from zsim_torch.execute.host_memory import file_bytes_needed
 from zsim_torch.execute.host_workers import worker_streams
 from zsim_torch.execute.range_file import space_refusal
-from zsim_torch.module.autograd import UnitRunError
-from zsim_torch.module.unit import SegmentKey, TorchUnit
+from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, parameter_order
 
 

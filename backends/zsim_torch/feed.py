@@ -8,6 +8,7 @@ from torch import Tensor
 from zsim.backend.backend import Job
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Schedule
+from zsim.zero.names import CONTEXT
 from zsim_torch.text import BatchPlace, read_text
 
 
@@ -45,11 +46,14 @@ def micro_batches(schedule: Schedule) -> int:
 
 
 def place_of_data(schedule: Schedule, rank: int) -> tuple[int, int]:
-    """Return the number of `rank` among those that see different data, and how many there are."""
+    """Return the number of `rank` among those that read different data, and how many there are.
+
+    Ranks that share sequences read the same, each for its own tokens.
+    """
     coordinates = schedule.mesh.coordinates(rank)
     number, count = 0, 1
     for axis in schedule.mesh.axes:
-        if axis.name in schedule.contract.data_axes:
+        if axis.name in schedule.contract.data_axes and axis.name != CONTEXT:
             number = number * axis.size + coordinates[axis.name]
             count *= axis.size
     return number, count

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from zsim.backend.backend import RefusedError
-from zsim_torch.execute.compute import Initial
+from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.module.initializer import Initializer, MadeValues, fill_buffers, put_buffer
 from zsim_torch.module.unit import TorchUnit
 

@@ -7,7 +7,8 @@ import torch
 from torch import distributed, nn
 
 from zsim.backend.backend import Job, RefusedError
-from zsim_torch.execute.compute import Initial
+from zsim_torch.execute.shard_compute import Initial
+from zsim_torch.module.context_place import ContextPlace
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import initial_value, transformer
 from zsim_torch.module.transformer_segment import SegmentedDecoder, is_segmented
@@ -33,7 +34,8 @@ class JobModule:
         if shape is None:
             raise RefusedError("model: its units are not those of a transformer, so nothing runs")
         rank = distributed.get_rank() if distributed.is_initialized() else 0
-        place = TensorPlace.of(job.schedule, job.schedule.mesh.coordinates(rank))
+        coordinates = job.schedule.mesh.coordinates(rank)
+        place = TensorPlace.of(job.schedule, coordinates)
         whole = transformer(shape, seed=None)
         sizes = {name: parameter.shape for name, parameter in whole.named_parameters()}
 
@@ -41,6 +43,7 @@ class JobModule:
             return place.part(shape, name, initial_value(shape, name, sizes[name], seed=seed))
 
         if is_segmented(job.model, job.schedule.mesh):
-            segmented = SegmentedDecoder(job.model, place)
+            context = ContextPlace.of(job.schedule, coordinates)
+            segmented = SegmentedDecoder(job.model, place, context)
             return cls(segmented, segmented.units, initial)
         return cls(whole, whole.units, initial)

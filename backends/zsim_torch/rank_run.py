@@ -20,12 +20,12 @@ from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Trace
 from zsim.zero.names import DATA
 from zsim_torch.execute.agreement import agree
-from zsim_torch.execute.compute import Initial
 from zsim_torch.execute.executor import Executor, RankMachine
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.poison import Poison, Sighting
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.execute.run_state import leave_state
+from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.execute.whole_parameters import along, collect, holders
 from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module

@@ -23,6 +23,7 @@ from zsim_torch.execute.evaluation import Evaluation, need_shapes, shapes_of
 from zsim_torch.feed import micro_batches
 from zsim_torch.initial_values import initial_values, need_buffers
 from zsim_torch.job_module import JobModule
+from zsim_torch.module.compiled import uncompiled
 from zsim_torch.module.module_state import evaluating
 from zsim_torch.module.planned_module import LossOf, PlannedModule, loss_of
 from zsim_torch.module.unit import UnitChoice, resolve
@@ -120,9 +121,10 @@ class Trainer:
         """
         option = option or Option()
         need_buffers(module, option.initial)
-        planned = planned_module(module, source, units, batch, loss=loss)
-        chosen = planned or unit_choices(module, units)
-        made = schedule_of(module, source, chosen, batch, reads, optimizer)
+        with uncompiled(module):
+            planned = planned_module(module, source, units, batch, loss=loss)
+            chosen = planned or unit_choices(module, units)
+            made = schedule_of(module, source, chosen, batch, reads, optimizer)
         self.schedule, rates, shapes, self.model = made
         schedule = self.schedule
         rank, device = place(schedule, module, option)

@@ -25,11 +25,12 @@ from zsim_torch.clocks.byte_region import ByteRegion
 from zsim_torch.clocks.call_stack import CallStack, StackFrame
 from zsim_torch.clocks.finding import BlockKind, Hazard, HazardList, Site
 from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, StreamClocks, Tick
+from zsim_torch.execute.flights import PendingWork, StreamEntry
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.host_workers import Awaitable, HostWorkers, worker_streams
 from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_machine import Bench
-from zsim_torch.execute.streams import Completion, PendingWork, StreamEntry
+from zsim_torch.execute.streams import Completion
 from zsim_torch.module.absent import emptied
 from zsim_torch.module.unit import UnitChoice, resolve
 

@@ -76,8 +76,11 @@ def zero_strategies(
     may_tile = tiled and stage == 3 and tensor == 1
     may_tile = may_tile and checkpointing is not Checkpointing.OPERATIONS
     partition = full and draw(st.booleans())
+    offload = draw(offloads(stage))
+    on_device = offload.optimizer is MemoryTier.DEVICE
+    precisions = [each for each in Precision if on_device or each is not Precision.PURE_BF16]
     return Strategy(
-        offload=draw(offloads(stage)).model_copy(
+        offload=offload.model_copy(
             update={"checkpoints": draw(st.sampled_from(MemoryTier))} if full else {}
         ),
         parallel=Parallel(data=draw(st.integers(1, max_data)), tensor=tensor),
@@ -102,7 +105,7 @@ def zero_strategies(
         ),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 3)),
-            precision=draw(st.sampled_from(Precision)),
+            precision=draw(st.sampled_from(precisions)),
             optimizer=draw(st.sampled_from(optimizers)),
             clip_norm=draw(st.sampled_from([None, 1.0])),
         ),

@@ -10,7 +10,7 @@ from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
@@ -52,6 +52,21 @@ def fsdp2(draw: st.DrawFn) -> FSDP2:
 
 
 @st.composite
+def fsdp2_stages(draw: st.DrawFn) -> FSDP2:
+    """Any options of FSDP2 that go with a pipeline."""
+    schedule = draw(st.sampled_from(PipelineSchedule))
+    is_interleaved = schedule is PipelineSchedule.INTERLEAVED
+    return FSDP2(
+        reshard_after_forward=not is_interleaved and draw(st.booleans()),
+        reduce_dtype=draw(FORMATS),
+        reduce_scatter_max_input_buffers=draw(st.integers(1, 3)),
+        enable_sequence_parallel=draw(st.booleans()),
+        pipeline_schedule=schedule,
+        pipeline_stages_per_rank=draw(st.integers(2, 4)) if is_interleaved else None,
+    )
+
+
+@st.composite
 def deepspeed(draw: st.DrawFn) -> DeepSpeed:
     """Any options of DeepSpeed."""
     return DeepSpeed(
@@ -78,6 +93,7 @@ def megatron(draw: st.DrawFn) -> Megatron:
         grad_reduce_in_fp32=draw(st.booleans()),
         average_in_collective=draw(st.booleans()),
         sequence_parallel=draw(st.booleans()),
+        scatter_gather_tensors_in_pipeline=draw(st.booleans()),
     )
 
 
@@ -100,6 +116,21 @@ RUNTIMES: list[st.SearchStrategy[RuntimeOptions]] = [
 
 
 @st.composite
+def staged(draw: st.DrawFn, runtime: RuntimeOptions) -> tuple[RuntimeOptions, int]:
+    """A stage that a runtime has, and the runtime with what goes with it."""
+    stage = draw(st.sampled_from(runtime.stages))
+    if isinstance(runtime, Megatron) and stage == 0:
+        return runtime.but(overlap_param_gather=False), stage
+    return runtime, stage
+
+
+def precisions(runtime: RuntimeOptions) -> st.SearchStrategy[Precision]:
+    """Every precision that a runtime has."""
+    narrow = runtime.trains_narrow
+    return st.sampled_from([each for each in Precision if narrow or each != Precision.PURE_BF16])
+
+
+@st.composite
 def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model and a strategy that emulates another runtime."""
     runtime = draw(st.one_of(RUNTIMES))
@@ -110,7 +141,7 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         Adam(learning_rate=LEARNING_RATE),
     ]
     data = draw(st.integers(1, 5))
-    stage = draw(st.sampled_from(runtime.stages))
+    runtime, stage = draw(staged(runtime))
     if isinstance(runtime, DeepSpeed) and (stage < 3 or data % runtime.zero_hpz_partition_size):
         runtime = runtime.but(zero_hpz_partition_size=1)
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
@@ -121,7 +152,7 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         parallel=Parallel(
             data=data,
             tensor=tensor,
-            replicate=1 if isinstance(runtime, DeepSpeed | Nanotron) else draw(st.integers(1, 2)),
+            replicate=draw(st.integers(1, 2)) if runtime.has_replicas and stage else 1,
         ),
         zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(
@@ -133,7 +164,7 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         ),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 3)),
-            precision=draw(st.sampled_from(Precision)),
+            precision=draw(precisions(runtime)),
             optimizer=draw(st.sampled_from(optimizers)),
             clip_norm=draw(st.sampled_from([None, 1.0])),
         ),
@@ -147,27 +178,35 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
 def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A transformer and a strategy that splits it over the stages of a pipeline."""
     optimizers: list[SGD | Adam] = [SGD(), Adam(), Adam(learning_rate=LEARNING_RATE)]
-    runtime = draw(st.one_of(nanotron(), megatron()))
+    runtime: RuntimeOptions = draw(st.one_of(nanotron(), megatron(), fsdp2_stages()))
     stages, micro_batches = draw(st.integers(2, 4)), draw(st.integers(1, 5))
+    if isinstance(runtime, FSDP2):
+        micro_batches = max(stages, micro_batches)
+        if runtime.is_interleaved:  # also a round of fewer than there are stages
+            micro_batches = draw(st.sampled_from([1, stages, stages + 1, 2 * stages]))
     is_interleaved = isinstance(runtime, Megatron) and draw(st.booleans())
     if is_interleaved:
         micro_batches = stages * draw(st.integers(1, 2))
+        overlaps = stages == 2 or draw(st.booleans())
+        scatters = isinstance(runtime, Megatron) and runtime.scatter_gather_tensors_in_pipeline
         runtime = runtime.but(
             num_layers_per_virtual_pipeline_stage=1,
-            overlap_p2p_comm=stages == 2 or draw(st.booleans()),
+            overlap_p2p_comm=overlaps,
+            scatter_gather_tensors_in_pipeline=scatters and not overlaps,
         )
+    runtime, stage = draw(staged(runtime))
     strategy = Strategy(
         parallel=Parallel(
             pipeline=stages,
             data=draw(st.integers(1, 3)),
             tensor=draw(st.integers(1, 2)),
-            replicate=draw(st.integers(1, 2)) if runtime.has_replicas else 1,
+            replicate=draw(st.integers(1, 2)) if runtime.has_replicas and stage else 1,
         ),
-        zero=Zero(stage=draw(st.sampled_from(runtime.stages)), emulate=runtime),
+        zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(checkpointing=draw(st.sampled_from(Checkpointing))),
         train=Train(
             gradient_accumulation_steps=micro_batches,
-            precision=draw(st.sampled_from(Precision)),
+            precision=draw(precisions(runtime)),
             optimizer=draw(st.sampled_from(optimizers)),
             clip_norm=draw(st.sampled_from([None, 1.0])),
         ),
@@ -176,6 +215,8 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     layers = st.integers(stages, stages + 2)
     if runtime.even_stages:
         layers = st.sampled_from([stages, 2 * stages])
+    elif isinstance(runtime, FSDP2) and runtime.is_interleaved:
+        layers = st.integers(chunks := stages * runtime.chunks_of_stage, chunks + 1)
     shape = GPT(
         layers=draw(layers),
         hidden_size=heads * draw(st.integers(1, 2)),

@@ -136,6 +136,14 @@ DEEPSPEED_OFFLOADED: Named = {
             offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
         ),
     ),
+    "deepspeed 2 with its optimizer on the cpu, copies on their own stream": (
+        2,
+        DeepSpeed(
+            reduce_bucket_size=60,
+            migration_stream=True,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+        ),
+    ),
     "deepspeed 2 with its optimizer on the cpu, single parameters, pageable": (
         2,
         DeepSpeed(

@@ -22,9 +22,9 @@ from zsim_torch.module.transformer import transformer
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
-def issued(made: Schedule) -> Iterator[Collective]:
-    """Collectives of the step over the data axes, in the order of the host."""
-    (program,) = made.programs
+def issued(made: Schedule, stage: int | None = None) -> Iterator[Collective]:
+    """Collectives of the step over the data axes, in the order of the host; of a `stage`."""
+    (program,) = made.programs if stage is None else made.programs[stage : stage + 1]
     sizes = {group.name: group.size(made.mesh) for group in made.groups}
 
     def form(kind: str, operation: AllGather | ReduceScatter | AllReduce, whole: int) -> Collective:

@@ -102,8 +102,8 @@ MUTANTS_OF_MEMORY = (
         STAGE_3,
         Computer,
         "_backward",
-        "record = self._records.pop(visit_of(compute), None)",
-        "record = self._records.get(visit_of(compute), None)",
+        "record = self._records.pop(known.visit, None)",
+        "record = self._records.get(known.visit, None)",
         same="it goes when what it has saved is freed",
     ),
     Mutant(
@@ -111,8 +111,8 @@ MUTANTS_OF_MEMORY = (
         STAGE_3,
         Computer,
         "_bind_gradient",
-        "memory.bind(view.buffer, [ProducedPart(view.start, gradient)])",
-        "memory.bind(view.buffer, [ProducedPart(view.start, gradient)])\n"
+        "memory.bind(view.buffer, [part])",
+        "memory.bind(view.buffer, [part])\n"
         "    memory.__dict__.setdefault('kept', []).append(gradient)",
     ),
     Mutant(
@@ -290,12 +290,12 @@ MUTANTS_OF_MEMORY = (
         "elif False:",
     ),
     Mutant(
-        "a view begins one element late",
+        "a parameter begins one element early",
         VALUES,
         LiveMemory,
-        "flat",
-        "flat[start : start + size]",
-        "flat[start + 1 : start + 1 + size]",
+        "shaped",
+        "cut(whole, first + start, shape)",
+        "cut(whole, max(first + start - 1, 0), shape)",
     ),
     Mutant(
         "the operands of an operation are those of another",
@@ -311,8 +311,8 @@ MUTANTS_OF_MEMORY = (
         PLAIN,
         Executor,
         "_bound_compute",
-        "partial(self.machine.computer.run, operation, self.scalars)",
-        "partial(self.machine.computer.run, operation, dict(self.scalars))",
+        "self.machine.computer.again(operation, self.scalars)",
+        "self.machine.computer.again(operation, dict(self.scalars))",
     ),
     Mutant(
         "the count of steps stands still",

@@ -12,13 +12,15 @@ from planting import FAULTS, FSDP, ZERO0, ZERO1, ZERO2, ZERO3, Function, altered
 from torch import distributed
 from witnessed_jobs import CALLS, FOUR
 
-from zsim.schedule.operation import AllGather, AllReduce, Compute, Copy, Operation
+from zsim.schedule.operation import AllGather, AllReduce, Copy, Operation
 from zsim_torch.execute import collectives, executor
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.collectives import IssuedCollective, OwnGroup, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
 from zsim_torch.execute.executor import Executor
+from zsim_torch.execute.flights import Flights
+from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.streams import CpuStreams
 
 __all__ = ["FAULTS"]
@@ -225,7 +227,7 @@ def waits_return_at_once(right: Function) -> Function:
     return wrong
 
 
-@fault(ZERO3, CpuStreams, "_before")
+@fault(ZERO3, Flights, "before")
 @altered
 def operations_wait_for_nothing(right: Function, *given: Any) -> Any:
     return []
@@ -285,9 +287,9 @@ def a_gradient_is_not_clipped(
 @fault(ZERO3, Computer, "_backward", rank=0)
 @altered
 def a_parameter_changes_that_nothing_writes(
-    right: Function, self: Computer, compute: Compute
+    right: Function, self: Computer, known: Operands
 ) -> Any:
-    right(self, compute)
+    right(self, known)
     for name, flat in allocated(self).items():
         if name.endswith("/parameter"):
             flat.numpy()[0] += 1

@@ -8,12 +8,14 @@ import torch
 from planting import ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
 from witnessed_jobs import CALLS
 
-from zsim.schedule.operation import Compute, View
+from zsim.schedule.operation import View
 from zsim.schedule.schedule import Buffer, Kind
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.executor import Executor
-from zsim_torch.execute.live_memory import LiveMemory, Remains
+from zsim_torch.execute.live_memory import LiveMemory
+from zsim_torch.execute.memory_part import Remains
+from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.streams import CpuStreams
 
 
@@ -77,22 +79,23 @@ def one_moment_serves_as_both(right: Function, memory: LiveMemory, view: View) -
 
 @fault(ZERO2, Computer, "_parameters")
 def a_block_computes_with_the_parameters_of_another(right: Function) -> Function:
-    first: list[Compute] = []
+    first: list[Operands] = []
 
-    def wrong(self: Computer, compute: Compute) -> Any:
-        if compute.unit == "block0":
-            first.append(compute)
-        return right(self, first[0] if compute.unit == "block1" and first else compute)
+    def wrong(self: Computer, known: Operands) -> Any:
+        unit = known.compute.unit
+        if unit == "block0":
+            first.append(known)
+        return right(self, first[0] if unit == "block1" and first else known)
 
     return wrong
 
 
-@fault(ZERO3, LiveMemory, "flat")
+@fault(ZERO3, LiveMemory, "shaped")
 def what_was_gathered_first_is_read_ever_after(right: Function) -> Function:
     first: dict[View, torch.Tensor] = {}
 
-    def wrong(memory: LiveMemory, view: View) -> Any:
-        found = right(memory, view)
+    def wrong(memory: LiveMemory, view: View, shape: torch.Size, start: int = 0) -> Any:
+        found = right(memory, view, shape, start)
         if (
             view.buffer.endswith("/gathered")
             and view.size < memory.program.by_name[view.buffer].elements
@@ -107,9 +110,9 @@ def what_was_gathered_first_is_read_ever_after(right: Function) -> Function:
 def an_output_of_the_micro_batch_before_is_passed_on(right: Function) -> Function:
     before: dict[str, Any] = {}
 
-    def wrong(self: Computer, compute: Compute, outputs: Any) -> Any:
-        right(self, compute, before.get(compute.unit, outputs))
-        before[compute.unit] = outputs
+    def wrong(self: Computer, known: Operands, outputs: Any) -> Any:
+        right(self, known, before.get(known.compute.unit, outputs))
+        before[known.compute.unit] = outputs
 
     return wrong
 
@@ -162,8 +165,8 @@ def memory_is_freed_late(right: Function) -> Function:
 
 @fault(ZERO3, Computer, "_forward", rank=1)
 @altered
-def memory_is_freed_early(right: Function, self: Computer, compute: Compute) -> Any:
-    right(self, compute)
+def memory_is_freed_early(right: Function, self: Computer, known: Operands) -> Any:
+    right(self, known)
     flat = allocated(self)
     for name in [each for each in flat if each.endswith("/gathered")]:
         flat[name] = flat[name].clone()
@@ -173,9 +176,9 @@ def memory_is_freed_early(right: Function, self: Computer, compute: Compute) -> 
 def what_forward_made_is_kept_for_ever(right: Function) -> Function:
     held: list[torch.Tensor] = []
 
-    def wrong(self: Computer, compute: Compute, outputs: list[torch.Tensor]) -> Any:
+    def wrong(self: Computer, known: Operands, outputs: list[torch.Tensor]) -> Any:
         held.extend(outputs)
-        right(self, compute, outputs)
+        right(self, known, outputs)
 
     return wrong
 

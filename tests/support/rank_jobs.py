@@ -16,7 +16,8 @@ from zsim.schedule.operation import Operation
 from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, train_on_rank
 from zsim_torch.execute.executor import Executor
-from zsim_torch.execute.streams import CpuStreams, PendingWork, StreamEntry
+from zsim_torch.execute.flights import PendingWork, StreamEntry
+from zsim_torch.execute.streams import CpuStreams
 from zsim_torch.supervise.progress_record import note, step_done
 from zsim_torch.supervise.ranks import run_ranks
 

@@ -14,13 +14,13 @@ from zsim.backend.backend import Job
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Schedule
 from zsim_torch import recording
-from zsim_torch.execute.compute import Initial
 from zsim_torch.execute.cuda_streams import CudaStreams
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.host_workers import HostWorkers, worker_streams
 from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_machine import Bench
+from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.feed import feed
 from zsim_torch.module.transformer import initial_value, transformer
 from zsim_torch.module.unit import TorchUnit, resolve

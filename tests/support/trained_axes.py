@@ -73,6 +73,9 @@ FSDP2_OF_TOKENS = PLAIN.but(
     {"zero.stage": 3, "zero.emulate": FSDP2(), "train.precision": Precision.FP32}
 )
 """Hidden states cut by tokens, which is the default there."""
+FSDP2_OF_STAGES = FSDP2_OF_TOKENS.but(
+    {"zero.emulate": FSDP2(reshard_after_forward=False), "train.gradient_accumulation_steps": 4}
+)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
 KEPT = CUT.but(tp_recompute_allgather=False)
 FULL = {"activations": Activations(checkpointing=Checkpointing.FULL)}
@@ -104,9 +107,11 @@ class AxesCase:
     witness: bool = False
 
     def job(self) -> Job:
-        strategy = self.strategy
+        strategy, shape = self.strategy, self.shape
+        if strategy.parallel.context > 1:
+            shape = replace(shape, execution=strategy.execution)
         model = described(
-            self.shape,
+            shape,
             micro_batch_size=self.micro_batch_size,
             tensor=strategy.parallel.tensor,
             precision=strategy.train.precision,

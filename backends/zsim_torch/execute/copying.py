@@ -3,12 +3,17 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
+from typing import Final
 
 import torch
 
 from zsim.schedule.operation import Copy, Read, View, Write
 from zsim.schedule.parameter_copy import Rearrangement, rearrangement
 from zsim_torch.execute.live_memory import LiveMemory
+
+JOINED: Final = 1 << 14
+"""Elements of a copy up to which its pieces are put together first: calls cost more than bytes."""
 
 
 @dataclass(slots=True)
@@ -35,8 +40,25 @@ class Copier:
                 there = memory.window(target)
                 return partial(there.file.write, there.offset, memory.flat(source), there.room)
             case _:
+                if pieces := self._joined(copy):
+                    return partial(_join, pieces, memory.flat(copy.target), copy)
                 moves = self._by_parameter(copy) if copy.by_parameter else self._whole(copy)
                 return partial(_move_all, list(moves), copy)
+
+    def _joined(self, copy: Copy) -> list[torch.Tensor]:
+        """Return the pieces of a source that are small, and lie in it without gaps; or nothing."""
+        memory = self.memory
+        is_small = copy.source.size <= JOINED and not copy.accumulate and not copy.by_parameter
+        if not is_small or not memory.is_allocated(copy.target.buffer):
+            return []
+        size, target = memory.extent(copy.source)[1], memory.part(copy.target.buffer)
+        pieces = sorted(memory.pieces(copy.source), key=itemgetter(0)) if size else []
+        end = 0
+        for start, piece in pieces:
+            if start != end or piece.dtype != target.dtype or piece.device != target.device:
+                return []
+            end += piece.numel()
+        return [piece for _, piece in pieces] if len(pieces) > 1 and end == size else []
 
     def _whole(self, copy: Copy) -> "Iterator[_Move]":
         """Part by part; what autograd made may share its storage, and is never scaled in place."""
@@ -87,3 +109,10 @@ def _move_all(moves: list[_Move], copy: Copy) -> None:
             torch.div(source, copy.divisor, out=target)  # in one pass, to the same bits
         else:
             target.copy_(source).div_(copy.divisor)
+
+
+def _join(pieces: list[torch.Tensor], target: torch.Tensor, copy: Copy) -> None:
+    """Put small pieces one behind the other, by one call of torch and one that divides."""
+    torch.cat([each.reshape(-1) for each in pieces], out=target)
+    if copy.divisor != 1:
+        target.div_(copy.divisor)

@@ -9,8 +9,9 @@ import torch
 
 from zsim.schedule.operation import Edge, Previous
 from zsim.trace.trace import Event
+from zsim_torch.execute.flights import PendingWork, StreamEntry
 from zsim_torch.execute.host_workers import PS_PER_NS, Awaitable, HostWorkers
-from zsim_torch.execute.streams import Completion, PendingWork, StreamEntry
+from zsim_torch.execute.streams import Completion
 
 PS_PER_MS = 10**9
 

@@ -32,13 +32,15 @@ from zsim.trace.trace import BookEntry
 from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
+from zsim_torch.execute.flights import BufferAccess, PendingWork, StreamEntry
 from zsim_torch.execute.host_workers import Awaitable, worker_streams
-from zsim_torch.execute.live_memory import LiveMemory, Remains
+from zsim_torch.execute.live_memory import LiveMemory
+from zsim_torch.execute.memory_part import Remains
 from zsim_torch.execute.needed_waits import NeededWaits
 from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_book import SETUP, RankBook
 from zsim_torch.execute.sightings import Sightings
-from zsim_torch.execute.streams import BufferAccess, Completion, PendingWork, StreamEntry, Streams
+from zsim_torch.execute.streams import Completion, Streams
 from zsim_torch.supervise.progress_record import note
 
 
@@ -204,7 +206,7 @@ class Executor:
             return partial(self._compute, operation, entry)
         match operation:
             case Compute():
-                action = partial(self.machine.computer.run, operation, self.scalars)
+                action = self.machine.computer.again(operation, self.scalars)
             case Fill():
                 action = partial(self._run_now, operation)
             case Copy():

@@ -2,21 +2,21 @@
 
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Buffer, Program, Schedule
-from zsim_torch.execute.cut_parts import CutParts
+from zsim_torch.execute.cut_parts import CutParts, Kept, cut
 from zsim_torch.execute.host_memory import FileRange, HostBlock, HostPools
 from zsim_torch.execute.host_workers import Awaitable
-from zsim_torch.execute.range_file import RangeFile, aligned
+from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains
+from zsim_torch.execute.range_file import aligned
 from zsim_torch.execute.reserve import Reserve
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
@@ -26,36 +26,6 @@ _SETTLE_S: Final = 0.2
 
 class MemoryFaultError(RuntimeError):
     """The schedule uses memory that is not there; the message names the buffer."""
-
-
-class ProducedPart(NamedTuple):
-    """Elements `start` on of a produced buffer, as autograd made them."""
-
-    start: int
-    tensor: torch.Tensor
-
-    @property
-    def end(self) -> int:
-        """First element past the part."""
-        return self.start + self.tensor.numel()
-
-
-@dataclass(slots=True)
-class Remains:
-    """Facts of a freed buffer: `held` is there where its memory was the host's, or in a file."""
-
-    flat: torch.Tensor | None
-    parts: list[ProducedPart]
-    held: HostBlock | FileRange | None = None
-
-
-class FileWindow(NamedTuple):
-    """Bytes of a file from `offset` on, and `room` bytes behind them that no buffer has."""
-
-    file: RangeFile
-    offset: int
-    size: int
-    room: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +61,7 @@ class LiveMemory:
         self._parts: dict[str, list[ProducedPart]] = {}
         self._batches: dict[str, object] = {}
         self._promised: set[str] = set()
-        self._storages: Counter[int] = Counter()
+        self._storages: dict[int, int] = {}
         """Buffers, or parts of them, that have their memory in a storage, by its address."""
         self._cuts = CutParts(frozenset(program.persistent))
 
@@ -111,10 +81,10 @@ class LiveMemory:
             if isinstance(held, HostBlock):
                 made = self._flat[name] = held.tensor(buffer.elements, TORCH_DTYPE[buffer.dtype])
                 self.setting.on_host(made)
-                self._storages[_address(made)] += 1
+                self._count(_address(made))
         else:
             made = self._flat[name] = self._take(buffer)
-            self._storages[_address(made)] += 1
+            self._count(_address(made))
 
     def _take(self, buffer: Buffer) -> torch.Tensor:
         device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
@@ -132,7 +102,7 @@ class LiveMemory:
         self._need_promise(name)
         self._parts.setdefault(name, []).extend(parts)
         for part in parts:
-            self._storages[_address(part.tensor)] += 1
+            self._count(part.address)
 
     def bind_batch(self, name: str, batch: object) -> None:
         """Bind a micro-batch, which is any object, to the promised buffer `name`."""
@@ -165,21 +135,24 @@ class LiveMemory:
             self._promised.remove(name)
             self._batches.pop(name, None)
             parts = self._parts.pop(name, [])
-            self._forget(part.tensor for part in parts)
+            for part in parts:
+                self._discount(part.address)
             return Remains(None, parts)
         if name not in self._flat and name not in self._held:
             raise MemoryFaultError(f"buffer {name}: freed without memory")
         self._cuts.forget(name)
         flat = self._flat.pop(name, None)
-        self._forget(() if flat is None else (flat,))
+        if flat is not None:
+            self._discount(_address(flat))
         return Remains(flat, [], self._held.pop(name, None))
 
-    def _forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            address = _address(tensor)
-            self._storages[address] -= 1
-            if not self._storages[address]:
-                del self._storages[address]
+    def _count(self, address: int) -> None:
+        self._storages[address] = self._storages.get(address, 0) + 1
+
+    def _discount(self, address: int) -> None:
+        count = self._storages.pop(address, 0) - 1
+        if count > 0:
+            self._storages[address] = count
 
     def drop(
         self, name: str, remains: Remains, held: HostBlock | FileRange | None, *, travelled: bool
@@ -302,18 +275,30 @@ class LiveMemory:
             return flat if size == flat.numel() else flat[start : start + size]
         if view.buffer in self._promised and view.buffer not in self._parts:  # no unit writes it
             taken = self._take(self.program.by_name[view.buffer])
-            self.bind(view.buffer, [ProducedPart(0, taken)])
+            self.bind(view.buffer, [ProducedPart.of(0, taken)])
         found = [tensor for _, tensor in self.pieces(view)]
         return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
 
     def shaped(self, view: View, shape: torch.Size, start: int = 0) -> torch.Tensor:
         """Return what `flat` does, from its element `start` on in `shape`; cut once if it stays."""
+        whole = self._flat.get(view.buffer)
+        if whole is None:
+            return self.flat(view)[start : start + shape.numel()].view(shape)
         found = self._cuts.find(view, start, shape)
         if found is None:
-            found = self.flat(view)[start : start + shape.numel()].view(shape)
-            if view.buffer in self._flat:
-                self._cuts.keep(view, start, found)
+            first, size = self.extent(view)
+            if start + shape.numel() > size:
+                raise MemoryFaultError(
+                    f"buffer {view.buffer}: {shape} is more than {size} elements"
+                )
+            found = cut(whole, first + start, shape)
+            self._cuts.keep(view, start, found)
         return found
+
+    def keep(self, buffers: Iterable[str], kept: Kept) -> None:
+        """Let `kept`, which holds views of these buffers, be cleared before one is freed."""
+        for name in buffers:
+            self._cuts.tie(name, kept)
 
     def pieces(self, view: View) -> Iterator[tuple[int, torch.Tensor]]:
         """Tensors that make up `view`, each with where it starts in the view.
@@ -347,8 +332,9 @@ class LiveMemory:
             whole = self._take(buffer)
             for part in parts:
                 whole[part.start : part.end] = part.tensor.reshape(-1)
-            self._forget(part.tensor for part in self._parts.pop(view.buffer))
-            self.bind(view.buffer, [ProducedPart(0, whole)])
+            for part in self._parts.pop(view.buffer):
+                self._discount(part.address)
+            self.bind(view.buffer, [ProducedPart.of(0, whole)])
         return self.flat(view)
 
     def _is_alone(self, parts: list[ProducedPart]) -> bool:
@@ -356,7 +342,7 @@ class LiveMemory:
         return (
             len(parts) == 1
             and parts[0].tensor.is_contiguous()
-            and self._storages[_address(parts[0].tensor)] == 1
+            and self._storages[parts[0].address] == 1
         )
 
     def extent(self, view: View) -> tuple[int, int]:

@@ -9,13 +9,14 @@ import torch
 
 from zsim.schedule.schedule import Program, Schedule
 from zsim_torch.execute.collectives import ProcessGroups
-from zsim_torch.execute.compute import Computer, Initial, RankCompute
+from zsim_torch.execute.compute import Computer, RankCompute
 from zsim_torch.execute.cuda_streams import CudaStreams
 from zsim_torch.execute.executor import Executor, RankMachine
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.host_workers import HostWorkers, worker_streams
 from zsim_torch.execute.live_memory import LiveMemory, MemorySetting
 from zsim_torch.execute.poison import Poison
+from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.execute.streams import CpuStreams, Streams
 from zsim_torch.module.unit import TorchUnit
 from zsim_torch.module.visit import LaterUses

@@ -8,62 +8,18 @@ between them unless their views overlap: the group keeps their order.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 
-from zsim.schedule.operation import Edge, Previous
+from zsim.schedule.operation import Edge
 from zsim.trace.trace import Event
+from zsim_torch.execute.flights import Flight, Flights, PendingWork, StreamEntry, closure
 from zsim_torch.execute.host_workers import PS_PER_NS, Awaitable, HostWorkers
 from zsim_torch.supervise.progress_record import handed_over, waiting_for
-
-
-class PendingWork(Protocol):
-    """A collective that was handed over and is under way."""
-
-    def wait(self) -> object:
-        """Wait until it has finished: on the host, or on a GPU in the current stream."""
-        ...
-
-
-class BufferAccess(NamedTuple):
-    """Elements `start` to `end` of a buffer that an operation reads or writes."""
-
-    buffer: str
-    start: int
-    end: int
-    writes: bool
-
-    def conflicts(self, other: "BufferAccess") -> bool:
-        """Return whether both touch one element and at least one writes."""
-        return (
-            self.buffer == other.buffer
-            and (self.writes or other.writes)
-            and max(self.start, other.start) < min(self.end, other.end)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEntry:
-    """An operation as the streams see it.
-
-    `after` may leave out what is ordered before all the same. Without `is_awaited` nothing asks for
-    its end. What follows matters to collectives alone: the communicator, its number in the
-    schedule, its ranks, or for a message those at the other end, and what is touched.
-    """
-
-    operation: str
-    stream: str
-    after: tuple[Edge, ...] = ()
-    is_awaited: bool = True
-    group: str = ""
-    group_number: int = 0
-    ranks: tuple[int, ...] = ()
-    is_message: bool = False
-    touches: tuple[BufferAccess, ...] = ()
 
 
 class Completion(Protocol):
@@ -156,21 +112,6 @@ class Streams(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A collective that was handed over and not waited for."""
-
-    entry: StreamEntry
-    step: int
-    number: int
-    issued_ns: int
-    works: list[PendingWork]
-    before: list["_Flight"]
-    on_group: int
-    """Count of operations that its communicator was handed with it."""
-    end_ns: int | None = None
-
-
 class _Span(NamedTuple):
     operation: str
     step: int
@@ -186,8 +127,7 @@ class CpuStreams:
     workers: HostWorkers = field(default_factory=HostWorkers)
     step: int = -1
     keeps_trace: bool = True
-    _flying: list[_Flight] = field(default_factory=list[_Flight])
-    _latest: dict[str, _Flight] = field(default_factory=dict[str, _Flight])
+    _flying: Flights = field(default_factory=Flights)
     _spans: list[_Span] = field(default_factory=list[_Span])
     _number: int = 0
     _handed: Counter[str] = field(default_factory=Counter[str])
@@ -202,8 +142,8 @@ class CpuStreams:
 
         A thread cannot wait for a collective: Gloo divides for an average where somebody waits.
         """
-        if self._flying:
-            self._land(self._before(entry))
+        if self._flying and (before := self._flying.before(entry)):
+            self._land(before)
         if self.workers.exist:
             if self.workers.takes(entry, self.step, action, awaited):
                 return
@@ -219,12 +159,12 @@ class CpuStreams:
         """Hand the collective over; wait first for flights before it that touch what it touches."""
         if self.workers.exist:
             self.workers.wait(self.workers.named(entry.after))
-        before = self._before(entry) if self._flying else []
-        if before:
+        before = self._flying.before(entry) if self._flying else []
+        if before and self._flying.touch(entry):
             self._land(
                 [
                     flight
-                    for flight in self._closure(before)
+                    for flight in closure(before)
                     if any(
                         one.conflicts(two) for one in flight.entry.touches for two in entry.touches
                     )
@@ -240,11 +180,10 @@ class CpuStreams:
             self._note(entry, issued, max(issued, time.perf_counter_ns()))
             return
         self._number += 1
-        flight = _Flight(
+        flight = Flight(
             entry, self.step, self._number, issued, works, before, self._handed[entry.group]
         )
-        self._flying.append(flight)
-        self._latest[entry.operation] = flight
+        self._flying.add(flight)
 
     def home_waits(
         self,
@@ -258,7 +197,8 @@ class CpuStreams:
         """Wait on the host: it is the stream, and the memory really goes. Or let a thread wait."""
         if self._flying:
             uses = tuple(uses)
-            self._land(self._users(home, buffer, uses))
+            if users := self._flying.users(home, buffer, uses):
+                self._land(users)
         if self.workers.exist:
             uses = tuple(uses)
             if self.workers.has(home):
@@ -271,14 +211,14 @@ class CpuStreams:
         """Wait for the named operations, and what was ordered before them."""
         edges = tuple(edges)
         if self._flying:
-            self._land(self._named(edges))
+            self._land(self._flying.named(edges))
         if self.workers.exist:
             self.workers.wait(self.workers.named(edges))
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
         """Return whether the host has learnt that all of them ended."""
         uses = tuple(uses)
-        users = list(self._users(home, buffer, uses))
+        users = self._flying.users(home, buffer, uses)
         jobs = [*self.workers.named(uses), *self.workers.last(home)]
         return lambda: (
             all(flight.end_ns is not None for flight in users)
@@ -291,12 +231,12 @@ class CpuStreams:
 
     def drain(self) -> None:
         """Wait for every flight, and every thread."""
-        self._land(list(self._flying))
+        self._land(self._flying)
         self.workers.drain()
 
     def end_step(self) -> None:
         """Wait for every flight; the next step starts with none. Threads go on."""
-        self._land(list(self._flying))
+        self._land(self._flying)
         self.workers.end_step()
 
     def events(self, origin: int) -> list[Event]:
@@ -330,45 +270,8 @@ class CpuStreams:
         """Nanoseconds of a clock that all processes of this machine share."""
         return time.perf_counter_ns()
 
-    def _named(self, edges: Iterable[Edge]) -> Iterator[_Flight]:
-        for edge in edges:
-            # Nothing flies from step to step, so a previous instance has landed.
-            flight = None if isinstance(edge, Previous) else self._latest.get(edge)
-            if flight is not None:
-                yield flight
-
-    def _users(self, home: str, buffer: str, uses: Iterable[Edge]) -> Iterator[_Flight]:
-        yield from self._named(uses)
-        for flight in self._flying:
-            if flight.entry.stream == home and any(
-                touch.buffer == buffer for touch in flight.entry.touches
-            ):
-                yield flight
-
-    def _before(self, entry: StreamEntry) -> list[_Flight]:
-        """Flights that end before `entry` starts: on its stream, in `after`, of its group."""
-        found = list(self._named(entry.after))
-        found += [
-            flight
-            for flight in self._flying
-            if flight.entry.stream == entry.stream
-            or (entry.group and flight.entry.group == entry.group)
-        ]
-        return found
-
-    def _closure(self, flights: Iterable[_Flight]) -> list[_Flight]:
-        """Return the flights and all that are ordered before them, in the order of issue."""
-        found: dict[int, _Flight] = {}
-        stack = list(flights)
-        while stack:
-            flight = stack.pop()
-            if flight.end_ns is None and flight.number not in found:
-                found[flight.number] = flight
-                stack += flight.before
-        return [found[number] for number in sorted(found)]
-
-    def _land(self, flights: Iterable[_Flight]) -> None:
-        for flight in self._closure(flights):
+    def _land(self, flights: Iterable[Flight]) -> None:
+        for flight in closure(flights):
             entry = flight.entry
             with waiting_for(entry, 0 if entry.is_message else flight.on_group):
                 for work in flight.works:
@@ -378,8 +281,6 @@ class CpuStreams:
             flight.end_ns = max(start, time.perf_counter_ns())
             flight.before = []
             self._flying.remove(flight)
-            if self._latest.get(entry.operation) is flight:
-                del self._latest[entry.operation]
             if self.keeps_trace:
                 span = _Span(entry.operation, flight.step, entry.stream, start, flight.end_ns)
                 self._spans.append(span)

@@ -12,160 +12,31 @@ that the schedule gathers for each pass; one that it gathers for forward alone i
 parameters stay in their memory, that is done in a unit's first visit alone, to look at it.
 """
 
-import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Final, NamedTuple, Never
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import (
+    GradientEdge,
+    Node,
+    _engine_run_backward,  # pyright: ignore[reportPrivateUsage]  # torch.autograd.grad calls it
+    get_gradient_edge,
+    saved_tensors_hooks,
+)
 from torch.utils.checkpoint import CheckpointFunction
 
-from zsim_torch.module.absent import AbsentParameterError, LeftMemory
-from zsim_torch.module.entered import ENTERED, edges_of, enter
-from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.absent import AbsentParameterError
+from zsim_torch.module.compiled import kept_from_compiler
+from zsim_torch.module.entered import ENTRIES, Leaves, edges_of, enter, is_entered
+from zsim_torch.module.saving import CHANGED, InputEntry, Saving, changed_in_place
+from zsim_torch.module.unit import TorchUnit, UnitRunError
 
 RECOMPUTE_INSTEAD: Final = "let the schedule recompute (checkpointing full)"
-
-
-class UnitRunError(RuntimeError):
-    """A unit does what its schedule cannot follow; the message names the unit."""
-
-
 _FORWARD: Final = "forward"
-
-
-class _Handle(NamedTuple):
-    """Part of a parameter, or of an input behind them: which, and elements from its start."""
-
-    number: int
-    offset: int
-    size: torch.Size
-    stride: tuple[int, ...]
-
-
-class InputEntry(Enum):
-    """Ways to keep for backward an input whose memory may be another one's by then."""
-
-    BOUND = auto()
-    """Backward is given it again, from other memory perhaps."""
-    COPIED = auto()
-    """Backward is not given it again, so what it reads is copied."""
-
-
-class _Kept(NamedTuple):
-    """A tensor that autograd keeps, and its version when it was kept."""
-
-    tensor: torch.Tensor
-    version: int
-
-
-_CHANGED: Final = "modified by an inplace operation"
-"""Words of autograd's own error about a tensor that it has saved."""
-
-
-def _changed(unit: str) -> str:
-    return f"unit {unit}: a tensor that its backward needs was changed in place"
-
-
-def version(tensor: torch.Tensor) -> int:
-    """Return how often the memory of `tensor` was changed in place."""
-    return tensor._version  # pyright: ignore[reportPrivateUsage]  # torch has no public name
-
-
-class _Saving:
-    """Packs what autograd saves while a unit runs, and unpacks it at backward.
-
-    It holds no tensor after forward; `views` are bound for the time of the backward.
-    """
-
-    def __init__(self, unit: TorchUnit, views: Sequence[torch.Tensor]) -> None:
-        self.unit = unit.name
-        self.device = views[0].device.type if views else "cpu"
-        self.views: Sequence[torch.Tensor] | None = None
-        self.windows: dict[int, list[tuple[int, int, int]]] = {}
-        self.binds_inputs = False
-        self._count = len(views)
-        self._copied: dict[int, torch.Tensor] = {}
-        self._copies: dict[int, torch.Tensor] = {}
-        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        for index, view in enumerate(views):
-            if view.numel():
-                storage = self._bind(view, index)
-                self._storages[storage.data_ptr()] = weakref.ref(storage)
-
-    def _bind(self, view: torch.Tensor, index: int) -> torch.UntypedStorage:
-        start = int(view.storage_offset())
-        storage = view.untyped_storage()
-        window = (start, start + view.numel(), index)
-        self.windows.setdefault(storage.data_ptr(), []).append(window)
-        return storage
-
-    def enter_input(self, position: int, value: torch.Tensor, entry: InputEntry) -> None:
-        """Bind the input at `position` to another view later, or copy what is kept of it."""
-        if value.numel() and entry is InputEntry.BOUND:
-            self.binds_inputs = True
-            self._bind(value, self._count + position)
-        elif value.numel():
-            self._copied[value.untyped_storage().data_ptr()] = value
-
-    def end_forward(self) -> None:
-        """Forget what was copied: other memory may be where it was."""
-        self._copied.clear()
-        self._copies.clear()
-
-    def _kept_copy(self, tensor: torch.Tensor) -> _Kept | None:
-        """Return `tensor` in a copy of the input that it is part of, made once; None if of none."""
-        pointer = tensor.untyped_storage().data_ptr()
-        value = self._copied.get(pointer)
-        if value is None:
-            return None
-        if pointer not in self._copies:
-            self._copies[pointer] = value.detach().clone()
-        offset = tensor.storage_offset() - value.storage_offset()
-        part = self._copies[pointer].as_strided(tensor.shape, tensor.stride(), offset)
-        return _Kept(part, version(part))
-
-    def pack(self, tensor: torch.Tensor) -> _Handle | _Kept:
-        """Return a handle for a part of a parameter, anything else as it is."""
-        if torch.is_autocast_enabled(self.device):
-            raise UnitRunError(
-                f"unit {self.unit}: autocast inside the unit keeps cast copies of its parameters; "
-                "choose a precision in the strategy instead"
-            )
-        # All storages without elements have one data pointer, 0.
-        if tensor.numel():
-            start = int(tensor.storage_offset())
-            for low, high, index in self.windows.get(tensor.untyped_storage().data_ptr(), ()):
-                if low <= start < high:
-                    return _Handle(index, start - low, tensor.shape, tensor.stride())
-            if self._copied and (kept := self._kept_copy(tensor)) is not None:
-                return kept
-        return _Kept(tensor.detach(), version(tensor))
-
-    def unpack(self, packed: _Handle | _Kept) -> torch.Tensor:
-        """Return the part of the parameter where it is now, or the tensor that was kept."""
-        if isinstance(packed, _Kept):
-            if version(packed.tensor) != packed.version:
-                raise UnitRunError(_changed(self.unit))
-            return packed.tensor
-        if self.views is None:
-            raise UnitRunError(f"unit {self.unit}: its backward reads parameters outside its turn")
-        view = self.views[packed.number]
-        offset = view.storage_offset() + packed.offset
-        return view.as_strided(packed.size, packed.stride, offset)
-
-    def watch(self, views: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
-        """Refuse reads of memory that held the parameters in forward, while they are in `views`.
-
-        Such memory lives on where somebody kept it or the schedule has not freed it yet. Both are
-        rare: most backwards run without the mode, which makes calls of torch in Python slower.
-        """
-        there = {pointer for pointer, storage in self._storages.items() if storage() is not None}
-        there -= {view.untyped_storage().data_ptr() for view in views}
-        return LeftMemory(there) if there else nullcontext()
+_GRAD: Final = torch.autograd.grad
 
 
 class _Output(NamedTuple):
@@ -184,7 +55,12 @@ class Record:
     outputs: list[_Output] = field(default_factory=list[_Output])
     parameters: list[GradientEdge | None] = field(default_factory=list[GradientEdge | None])
     inputs: list[GradientEdge] = field(default_factory=list[GradientEdge])
-    saving: _Saving | None = None
+    saving: Saving | None = None
+
+    @property
+    def reads_parameters(self) -> bool:
+        """Return whether backward has to be given the parameters again."""
+        return self.saving is not None
 
     @property
     def binds_inputs(self) -> bool:
@@ -211,9 +87,8 @@ def call(
     return _outputs(unit, unit.run(parameters, inputs))
 
 
-@contextmanager
-def _forward_of(unit: TorchUnit) -> Generator[None]:
-    """Refuse inside what a forward of `unit` must not do.
+class _ForwardOf:
+    """Refuses inside what a forward of a unit must not do.
 
     It must not read parameters that the schedule does not give it, and not run a checkpoint of
     torch that calls a backward inside the backward of the unit. Autograd refuses the latter too,
@@ -223,23 +98,28 @@ def _forward_of(unit: TorchUnit) -> Generator[None]:
         UnitRunError: it does.
     """
 
-    def refuse(*_: object) -> Never:
+    __slots__ = ("_own", "_unit")
+
+    def __init__(self, unit: TorchUnit) -> None:
+        self._unit = unit.name
+        self._own = vars(CheckpointFunction)[_FORWARD]
+
+    def __enter__(self) -> None:
+        setattr(CheckpointFunction, _FORWARD, self._refuse)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        setattr(CheckpointFunction, _FORWARD, self._own)
+        if isinstance(error, AbsentParameterError):
+            raise UnitRunError(
+                f"unit {self._unit}: its forward reads {error.what}, which is not given to it: "
+                "another unit's, or one that a function kept?"
+            ) from error
+
+    def _refuse(self, *_: object) -> Never:
         raise UnitRunError(
-            f"unit {unit.name}: torch.utils.checkpoint runs part of it again at backward; "
+            f"unit {self._unit}: torch.utils.checkpoint runs part of it again at backward; "
             f"{RECOMPUTE_INSTEAD}"
         )
-
-    own = vars(CheckpointFunction)[_FORWARD]
-    setattr(CheckpointFunction, _FORWARD, refuse)
-    try:
-        yield
-    except AbsentParameterError as error:
-        raise UnitRunError(
-            f"unit {unit.name}: its forward reads {error.what}, which is not given to it: "
-            "another unit's, or one that a function kept?"
-        ) from error
-    finally:
-        setattr(CheckpointFunction, _FORWARD, own)
 
 
 @contextmanager
@@ -249,11 +129,14 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
     Raises:
         UnitRunError: there is one, or something that was saved was changed in place.
     """
-    assert record.saving is not None
-    record.saving.views = views
+    saving = record.saving
     try:
-        with record.saving.watch(views):
+        if saving is None:
             yield
+        else:
+            saving.views = views
+            with saving.watch(views):
+                yield
     except AbsentParameterError as error:
         raise UnitRunError(
             f"unit {record.unit.name}: its backward reads {error.what}, which is elsewhere by then "
@@ -261,11 +144,12 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
             "ctx.save_for_backward"
         ) from error
     except RuntimeError as error:
-        if _CHANGED not in str(error):
+        if CHANGED not in str(error):
             raise
-        raise UnitRunError(_changed(record.unit.name)) from error
+        raise UnitRunError(changed_in_place(record.unit.name)) from error
     finally:
-        record.saving.views = None
+        if saving is not None:
+            saving.views = None
 
 
 def evaluate(
@@ -274,7 +158,7 @@ def evaluate(
     """Run `unit` without a graph and return its outputs."""
     with torch.enable_grad():
         entered = enter(views)  # so that one that is kept is known again
-    with torch.no_grad(), _forward_of(unit):
+    with torch.no_grad(), _ForwardOf(unit):
         return [output.detach() for output in call(unit, entered, inputs)]
 
 
@@ -285,53 +169,83 @@ def forward(
     differentiated: Sequence[int],
     *,
     entries: Mapping[int, InputEntry] | None = None,
-    steady: bool = False,
+    leaves: Leaves | None = None,
 ) -> tuple[list[torch.Tensor], Record]:
     """Run `unit` and return outputs without history, and what its backward needs.
 
     `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
     gradients the backward will give. Inputs are kept for it as they are, but for those `entries`.
-    Where parameters are `steady`, their memory is theirs until backward, and autograd keeps them
-    itself: what it saves is looked at one by one else, which takes as long as a small layer.
+    With `leaves` instead of `views`, parameters stay in their memory until backward, and autograd
+    keeps them itself: what it saves is looked at one by one else, which takes as long as a small
+    layer.
     """
-    steady = steady and not entries
     record = Record(unit)
     with torch.enable_grad():
         given = list(inputs)
-        record.saving = _Saving(unit, () if steady else views)
-        for position, entry in (entries or {}).items():
-            value = given[position]
-            assert isinstance(value, torch.Tensor)
-            record.saving.enter_input(position, value, entry)
         read: list[torch.Tensor] = []
         for position in differentiated:
             value = given[position]
             if not isinstance(value, torch.Tensor):
                 raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
             read.append(value)
-        trained = unit.trained(range(len(unit.names)))
-        entered = enter([*(views[place] for place in trained), *read])
-        own = edges_of(entered)
-        parameters = [view.detach() for view in views] if unit.frozen else list(views)
-        record.parameters = [None] * len(views)
-        for place, parameter in zip(trained, entered, strict=False):
-            parameters[place] = parameter
-        for place, own_edge in zip(trained, own, strict=False):
-            record.parameters[place] = own_edge
-        for position, value in zip(differentiated, entered[len(trained) :], strict=True):
-            given[position] = value
-        record.inputs = own[len(trained) :]
+        if leaves is None:
+            kept = {place: (entry, given[place]) for place, entry in (entries or {}).items()}
+            parameters, entered = _enter_all(record, views, read, kept)
+        else:
+            parameters, record.parameters = leaves.tensors, leaves.edges
+            entered = enter(read)
+            record.inputs = edges_of(entered)
+        for position, own in zip(differentiated, entered, strict=True):
+            given[position] = own
         del entered, read
         saving = record.saving
-        hooks = nullcontext() if steady else saved_tensors_hooks(saving.pack, saving.unpack)
-        with _forward_of(unit), hooks:
+        with _ForwardOf(unit), _hooks(unit, saving):
             outputs = call(unit, parameters, given)
-    record.saving.end_forward()
-    for output in outputs:
-        edge = get_gradient_edge(output) if output.requires_grad else None
-        record.outputs.append(_Output(edge, output.shape, output.dtype))
+    if saving is not None:
+        saving.end_forward()
+    record.outputs = [_Output(_edge_of(each), each.shape, each.dtype) for each in outputs]
     _need_own_inputs(record)
     return [output.detach() for output in outputs], record
+
+
+def _hooks(unit: TorchUnit, saving: Saving | None) -> AbstractContextManager[object]:
+    if saving is None:
+        return nullcontext()
+    pack, unpack = saving.pack, saving.unpack
+    if unit.is_compiled:
+        pack, unpack = kept_from_compiler(pack), kept_from_compiler(unpack)
+    return saved_tensors_hooks(pack, unpack)
+
+
+def _edge_of(output: torch.Tensor) -> GradientEdge | None:
+    """Return where the gradient of an output enters, if it has one."""
+    node = output.grad_fn
+    if node is None or isinstance(node, BackwardCFunction):
+        return get_gradient_edge(output) if output.requires_grad else None
+    return GradientEdge(node, output.output_nr, None)
+
+
+def _enter_all(
+    record: Record,
+    views: Sequence[torch.Tensor],
+    read: Sequence[torch.Tensor],
+    entries: Mapping[int, tuple[InputEntry, object]],
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Enter parameters and the inputs `read`; what autograd saves of them is to be looked at."""
+    unit = record.unit
+    saving = record.saving = Saving(unit, views)
+    for position, (entry, value) in entries.items():
+        assert isinstance(value, torch.Tensor)
+        saving.enter_input(position, value, entry)
+    trained = unit.trained(range(len(unit.names)))
+    entered = enter([*(views[place] for place in trained), *read])
+    own = edges_of(entered)
+    parameters = [view.detach() for view in views] if unit.frozen else list(views)
+    record.parameters = [None] * len(views)
+    for place, parameter, edge in zip(trained, entered, own, strict=False):
+        parameters[place], record.parameters[place] = parameter, edge
+    record.inputs = own[len(trained) :]
+    return parameters, entered[len(trained) :]
 
 
 def _need_own_inputs(record: Record) -> None:
@@ -340,20 +254,20 @@ def _need_own_inputs(record: Record) -> None:
     Raises:
         UnitRunError: they depend on what entered another one, whose gradient would be lost.
     """
-    own = {edge.node for edge in (*record.parameters, *record.inputs) if edge is not None}
-    seen: set[Node] = set()
-    waiting = [output.edge.node for output in record.outputs if output.edge is not None]
+    seen = {edge.node for edge in record.parameters if edge is not None}
+    seen.update(edge.node for edge in record.inputs)
+    waiting: list[Node | None] = [each.edge.node for each in record.outputs if each.edge]
     while waiting:
         node = waiting.pop()
-        if node in seen or node in own:
+        if node is None or node in seen:
             continue
-        if type(node).__name__ == ENTERED:
+        seen.add(node)
+        if type(node).__name__ in ENTRIES and is_entered(node):
             raise UnitRunError(
                 f"unit {record.unit.name}: its forward reads what another forward was given or "
                 "made, past its inputs (a module or function that kept it?): the gradient is lost"
             )
-        seen.add(node)
-        waiting += [before for before, _ in node.next_functions if before is not None]
+        waiting += [before for before, _ in node.next_functions if before not in seen]
 
 
 def backward(
@@ -367,15 +281,35 @@ def backward(
     """
     edges: list[GradientEdge] = []
     seeds: list[torch.Tensor] = []
-    for output, gradient in zip(record.outputs, output_gradients, strict=False):
-        if output.edge is not None:
-            edges.append(output.edge)
-            seeds.append(gradient.reshape(output.shape).to(output.dtype))
+    for (edge, shape, dtype), gradient in zip(record.outputs, output_gradients, strict=False):
+        if edge is not None:
+            edges.append(edge)
+            fits = gradient.shape == shape and gradient.dtype == dtype
+            seeds.append(gradient if fits else gradient.reshape(shape).to(dtype))
     trained = [edge for edge in record.parameters if edge is not None]
     wanted = [*trained, *record.inputs]
     if not edges or not wanted:
         return [None] * len(record.parameters), [None] * len(record.inputs)
     with _backward_of(record, views):
-        found = iter(torch.autograd.grad(edges, wanted, seeds, allow_unused=True))
-    of_parameters = [None if edge is None else next(found) for edge in record.parameters]
-    return of_parameters, list(found)
+        found = _gradients(edges, wanted, seeds)
+    count = len(trained)
+    of_trained = iter(found[:count])
+    of_parameters = [None if edge is None else next(of_trained) for edge in record.parameters]
+    return of_parameters, [*found[count:]]
+
+
+def _gradients(
+    edges: Sequence[GradientEdge], wanted: Sequence[GradientEdge], seeds: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """Return what `torch.autograd.grad` does, without its checks: seeds have the right shapes."""
+    if torch.autograd.grad is not _GRAD:  # an observer is there
+        return torch.autograd.grad(edges, wanted, seeds, allow_unused=True)
+    return _engine_run_backward(
+        tuple(edges),
+        tuple(seeds),
+        False,  # noqa: FBT003  (keep_graph: the engine takes it by place)
+        False,  # noqa: FBT003  (create_graph)
+        tuple(wanted),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )

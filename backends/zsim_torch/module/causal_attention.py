@@ -22,20 +22,22 @@ class _Turned(torch.autograd.Function):
     """The first heads turned by their place; backward turns back, so nothing is kept."""
 
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, count: int) -> Tensor:  # noqa: ANN401  (torch's own)
+    def forward(ctx: Any, heads: Tensor, count: int, places: Tensor | None) -> Tensor:  # noqa: ANN401  (torch's own)
         """Turn the first `count` heads, and copy the others."""
-        ctx.count = count
-        return _turn(heads, count, 1.0)
+        ctx.count, ctx.places = count, places
+        return _turn(heads, count, places, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
         """As forward, by the opposite angle."""
-        return _turn(gradients[0], ctx.count, -1.0), None
+        return _turn(gradients[0], ctx.count, ctx.places, -1.0), None, None
 
 
-def _turn(heads: Tensor, count: int, sign: float) -> Tensor:
+def _turn(heads: Tensor, count: int, places: Tensor | None, sign: float) -> Tensor:
     half = heads.shape[-1] // 2
-    places = torch.arange(heads.shape[1], device=heads.device, dtype=torch.float32)
+    if places is None:
+        places = torch.arange(heads.shape[1], device=heads.device)
+    places = places.to(torch.float32)
     steps = torch.arange(half, device=heads.device, dtype=torch.float32)
     angles = places[:, None, None] * ROTARY_BASE ** (-steps / half)
     cosine, sine = angles.cos().to(heads.dtype), (sign * angles.sin()).to(heads.dtype)
@@ -47,9 +49,12 @@ def _turn(heads: Tensor, count: int, sign: float) -> Tensor:
     return made
 
 
-def turned(heads: Tensor, count: int) -> Tensor:
-    """`heads` [sequences, tokens, heads, size], the first `count` with rotary positions."""
-    made: Tensor = _Turned.apply(heads, count)  # type: ignore[no-untyped-call]
+def turned(heads: Tensor, count: int, places: Tensor | None = None) -> Tensor:
+    """`heads` [sequences, tokens, heads, size], the first `count` with rotary positions.
+
+    `places` are those of the tokens in their sequence; None are the first, in order.
+    """
+    made: Tensor = _Turned.apply(heads, count, places)  # type: ignore[no-untyped-call]
     return made
 
 

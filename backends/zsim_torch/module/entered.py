@@ -1,10 +1,11 @@
 """Tensors that enter a unit: outputs of one node of autograd, where their gradients are taken."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
 class _Enter(torch.autograd.Function):
@@ -23,8 +24,12 @@ class _Enter(torch.autograd.Function):
         return None, None
 
 
-ENTERED: Final = f"{_Enter.__name__}Backward"
-"""Name under which autograd calls the node of entered tensors."""
+_LEAF: Final = "AccumulateGrad"
+ENTRIES: Final = frozenset([f"{_Enter.__name__}Backward", _LEAF])
+"""Names under which autograd calls nodes where tensors may have entered a unit."""
+
+_MARK: Final = "_zsim_is_entered"
+"""Attribute of leaves that are made here."""
 
 _ANCHOR: Final = torch.empty(0, requires_grad=True)
 
@@ -38,8 +43,42 @@ def enter(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def edges_of(entered: Sequence[torch.Tensor]) -> list[GradientEdge]:
-    """Return the edges of tensors that were entered together: one node, which the first keeps."""
+    """Return the edges of tensors that were entered together, where gradients are enabled.
+
+    They have one node, which lives as long as another one made of it, as `get_gradient_edge` has
+    it; all its checks are made once for all.
+    """
     if not entered:
         return []
-    node, _, token = get_gradient_edge(entered[0])
+    first = entered[0]
+    node, token = first.grad_fn, first.view_as(first).grad_fn
+    assert node is not None
     return [GradientEdge(node, number, token) for number in range(len(entered))]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """Parameters whose memory stays, as leaves of autograd that serve every step.
+
+    A leaf's node holds its memory, which is no loss there. To enter parameters anew in each step
+    takes as long as a small layer.
+    """
+
+    tensors: list[torch.Tensor]
+    edges: list[GradientEdge | None]
+
+    @classmethod
+    def of(cls, views: Sequence[torch.Tensor], trained: Container[int]) -> Self:
+        """Return leaves on the memory of `views`; at places that are not `trained` without edge."""
+        tensors = [view.detach() for view in views]
+        edges: list[GradientEdge | None] = [None] * len(tensors)
+        for place, tensor in enumerate(tensors):
+            if place in trained:
+                setattr(tensor.requires_grad_(), _MARK, True)
+                edges[place] = get_gradient_edge(tensor)
+        return cls(tensors, edges)
+
+
+def is_entered(node: Node) -> bool:
+    """Return whether a node of `ENTRIES` is one of ours, and not a leaf of somebody else."""
+    return type(node).__name__ != _LEAF or hasattr(getattr(node, "variable", None), _MARK)

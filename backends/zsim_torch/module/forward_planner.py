@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from zsim_torch.module.absent import READS_NOTHING
-from zsim_torch.module.autograd import version
 from zsim_torch.module.block_result import (
     AliasLeaf,
     BlockResult,
@@ -37,6 +36,7 @@ from zsim_torch.module.forward_plan import (
     Symbol,
     UnitPlan,
 )
+from zsim_torch.module.saving import version
 from zsim_torch.module.unit import ModuleUnitError
 
 WHOLE, START, AFTER, END = "module", "start", "{}.after", "end"

@@ -9,7 +9,7 @@ from torch import distributed, nn
 from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute.generator_state import RandomState
-from zsim_torch.module.autograd import version
+from zsim_torch.module.saving import version
 from zsim_torch.module.unit import TorchUnit
 
 

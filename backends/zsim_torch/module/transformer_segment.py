@@ -18,7 +18,15 @@ from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.transformer.ends import PLACES, TOKENS
 from zsim.schedule.mesh import Mesh
 from zsim.zero.names import PIPELINE
+from zsim_torch.module.context_place import ALONE, ContextPlace
 from zsim_torch.module.norm import norm
+from zsim_torch.module.shared_segment import (
+    AttendedSegment,
+    OwnEmbedding,
+    QueriesAndKeysSegment,
+    own_loss,
+    own_shape,
+)
 from zsim_torch.module.tensor_part import PartBox, TensorPlace
 from zsim_torch.module.transformer import (
     Embedding,
@@ -45,11 +53,11 @@ class SegmentedDecoder(nn.Module):
     All are without values, on the device "meta".
     """
 
-    def __init__(self, model: Model, place: TensorPlace) -> None:
+    def __init__(self, model: Model, place: TensorPlace, context: ContextPlace = ALONE) -> None:
         super().__init__()
         shape = model.architecture
         assert shape is not None
-        maker = _SegmentMaker(shape, place)
+        maker = _SegmentMaker(shape, place, context)
         self.units = tuple(
             SegmentChoice(unit.name, number, maker.make(unit, segment))
             for unit in model.units
@@ -84,15 +92,16 @@ def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
 class _SegmentMaker:
     """Makes the modules of segments; parameters that several name are one, in `held`."""
 
-    def __init__(self, shape: Transformer, place: TensorPlace) -> None:
+    def __init__(self, shape: Transformer, place: TensorPlace, context: ContextPlace) -> None:
         self.shape = replace(
-            shape,
+            own_shape(shape, context),
             attention_heads=shape.attention_heads // place.ranks,
             key_value_heads=shape.shared_heads // place.ranks,
             head_size=shape.head_width,
             intermediate_size=shape.wide // place.ranks,
         )
         self.place = place
+        self.context = context
         self.held: dict[str, nn.Parameter] = {}
         rows = -(-shape.vocab_size // place.ranks)
         start = min(place.number * rows, shape.vocab_size)
@@ -116,6 +125,8 @@ class _SegmentMaker:
 
     def _module(self, unit: Unit, segment: Segment) -> nn.Module:
         shape, dtype = self.shape, torch.float32
+        if self.context.ranks > 1 and (made := self._shared(segment, dtype)) is not None:
+            return made
         (output,) = segment.outputs
         kind = output.name.rpartition("/")[2]
         match kind:
@@ -151,6 +162,17 @@ class _SegmentMaker:
                 return _HeadSegment(self, segment, dtype)
             case _:
                 raise ValueError(f"unit {unit.name}: no module makes {output.name}")
+
+    def _shared(self, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
+        """Return the module of a segment that differs where ranks share sequences, if it does."""
+        if segment.gathers_context:
+            return AttendedSegment(self.shape, self.context, dtype)
+        names = [output.name for output in segment.outputs]
+        if len(names) > 1:
+            return QueriesAndKeysSegment(self.shape, self.context, dtype)
+        if TOKENS in segment.parameters and names[0].endswith("/output"):
+            return OwnEmbedding(self.shape, self.context, dtype)
+        return None
 
 
 def _local(name: str) -> str:
@@ -312,12 +334,16 @@ class _HeadSegment(_LogitsSegment):
 
     def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(maker, segment, dtype)
+        self.context = maker.context
         self.ln = norm(maker.shape, dtype)
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
         """Return the loss, a scalar."""
         (batch,) = others
-        return next_token_loss(super().forward(self.ln(self._sequences(hidden))), batch)
+        logits = super().forward(self.ln(self._sequences(hidden)))
+        if self.context.ranks > 1:
+            return own_loss(logits, batch, self.context)
+        return next_token_loss(logits, batch)
 
 
 class _WidenedLogits(nn.Module):

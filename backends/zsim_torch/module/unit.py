@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from zsim_torch.module.compiled import is_compiled
+
 
 class SegmentChoice(NamedTuple):
     """A segment of a unit, and the module that runs it: its parameters are the whole module's."""
@@ -27,6 +29,10 @@ class ModuleUnitError(ValueError):
     """Units that do not make up the module; the message names the unit or parameter."""
 
 
+class UnitRunError(RuntimeError):
+    """A unit does what its schedule cannot follow; the message names the unit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchUnit:
     """One unit: its module, and its parameters in the order of the module.
@@ -44,6 +50,7 @@ class TorchUnit:
     shapes: tuple[torch.Size, ...]
     frozen: frozenset[str] = frozenset()
     segment: int = 0
+    is_compiled: bool = False
     _slots: list[tuple[int, dict[str, torch.Tensor], str]] = field(
         default_factory=list[tuple[int, dict[str, torch.Tensor], str]], compare=False, repr=False
     )
@@ -161,4 +168,5 @@ def choose(module: nn.Module, choice: UnitChoice, names: Mapping[int, str]) -> T
         shapes=tuple(shapes),
         frozen=frozenset(frozen),
         segment=segment,
+        is_compiled=is_compiled(own),
     )

@@ -17,8 +17,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.parameter_copy import held
 from zsim.schedule.schedule import Buffer, Program, Schedule
-from zsim_torch.module.autograd import UnitRunError
-from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.unit import TorchUnit, UnitRunError
 
 
 class Visit(NamedTuple):

@@ -8,10 +8,12 @@ from emulated_strategies import strategy as emulating
 from fitting import fitting
 
 from edits.court import Court
+from zsim.dtype import DType
 from zsim.model.architecture import GPT, Llama, LoRA
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
+from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
@@ -213,6 +215,44 @@ def of_megatron_pipelines() -> list[Strategy]:
     ]
 
 
+def of_fsdp2_pipelines() -> list[Strategy]:
+    """Stages that reduce once: blocks kept and freed, replicas, tokens cut, chunks."""
+    kept = FSDP2(reshard_after_forward=False, reduce_dtype=DType.FP32)
+    base = Strategy(
+        parallel=Parallel(pipeline=2, data=2),
+        zero=Zero(stage=3, emulate=kept),
+        train=Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
+    )
+    chunks = kept.but(pipeline_schedule=PipelineSchedule.INTERLEAVED)
+    return [
+        base.but({"train.precision": Precision.BF16}),
+        base.but(
+            {
+                "parallel.tensor": 2,
+                "zero.emulate": kept.but(reshard_after_forward=True),
+                "train.precision": Precision.FP16,
+                "activations.checkpointing": Checkpointing.FULL,
+            }
+        ),
+        base.but(
+            {
+                "parallel.pipeline": 3,
+                "parallel.data": 1,
+                "parallel.replicate": 2,
+                "train.optimizer": GIVEN,
+                "train.clip_norm": None,
+            }
+        ),
+        base.but(
+            {
+                "zero.emulate": chunks,
+                "train.precision": Precision.BF16,
+                "train.gradient_accumulation_steps": 2,
+            }
+        ),
+    ]
+
+
 def of_frozen() -> dict[str, list[Strategy]]:
     """Strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
@@ -230,6 +270,7 @@ def strategies() -> dict[str, list[Strategy]]:
         **of_runtimes(),
         "pipelines": of_pipelines(),
         TIED: of_megatron_pipelines(),
+        "fsdp2 pipelines": of_fsdp2_pipelines(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),

@@ -23,8 +23,8 @@ from zsim.strategy.strategy import Checkpointing, Keep, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import Carrier, carry
 from zsim_torch.module.absent import AbsentParameterError
-from zsim_torch.module.autograd import UnitRunError
 from zsim_torch.module.description import describe
+from zsim_torch.module.unit import UnitRunError
 from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.train import Option, train
@@ -382,3 +382,19 @@ def test_a_simulated_run_with_tensors_refuses_the_same(
     job = Job(schedule=made, model=NO_MODEL, cluster=cluster(1), steps=STEPS)
     with pytest.raises(UnitRunError, match=r"^unit second: its backward reads parameter second\."):
         carry(job, Carrier(made, values))
+
+
+def test_a_unit_that_reads_a_parameter_of_another_one_in_a_later_step_alone_is_refused() -> None:
+    left: list[torch.Tensor] = []
+
+    def leaving(unit: Linear, value: torch.Tensor) -> torch.Tensor:
+        left[:] = [unit.linear.weight]
+        return unit.plain(value)
+
+    def taking(unit: Linear, value: torch.Tensor) -> torch.Tensor:
+        is_steady = type(left[0]) is torch.Tensor and left[0].is_leaf and not left[0].is_meta
+        return unit.plain(value) + (left[0].sum() if is_steady else 0.0)
+
+    module = net(lambda: Linear(leaving), lambda: Linear(taking))
+    line, stays = "^unit second: its forward reads what another", {"zero.stage": 0}
+    refused(module, STRATEGY.but(stays), line, late=True)

@@ -22,9 +22,8 @@ from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_torch.module.autograd import UnitRunError
 from zsim_torch.module.description import describe
-from zsim_torch.module.unit import ModuleUnitError
+from zsim_torch.module.unit import ModuleUnitError, UnitRunError
 from zsim_torch.run_option import Option
 from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.trainer import Trainer

@@ -18,8 +18,7 @@ from torch import distributed, nn
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_torch.module.autograd import UnitRunError
-from zsim_torch.module.unit import ModuleUnitError
+from zsim_torch.module.unit import ModuleUnitError, UnitRunError
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.trainer import Trainer
 

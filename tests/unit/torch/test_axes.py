@@ -14,6 +14,7 @@ from trained_axes import (
     CUT,
     DEEP_LLAMA,
     EVERY_SECOND,
+    FSDP2_OF_STAGES,
     FSDP2_OF_TOKENS,
     FULL,
     KEPT,
@@ -35,8 +36,10 @@ from trained_axes import (
     whole,
 )
 
+from zsim.dtype import DType
 from zsim.model.architecture import Activation, Architecture, Attention, Norm
 from zsim.proof import against_trace as refinement
+from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.precision import Precision
@@ -46,6 +49,8 @@ from zsim_torch.supervise.ranks import RankPool
 
 FOUR_BLOCKS = replace(SMALL_GPT, layers=4)
 CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)
+FSDP2_CHUNKS = FSDP2(reshard_after_forward=False, pipeline_schedule=PipelineSchedule.INTERLEAVED)
+PARTS = Megatron(scatter_gather_tensors_in_pipeline=True)
 TWO_RANKS = {
     "stage 3, tensor 2": AxesCase(
         SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)
@@ -63,6 +68,16 @@ TWO_RANKS = {
     "FSDP2, tensor 2, tokens cut": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, clip_norm=0.1).but(EVERY_SECOND), witness=True
     ),
+    "FSDP2, 2 ranks, states in bf16": AxesCase(
+        SMALL_LLAMA,
+        on(
+            FSDP2_OF_TOKENS.but({"train.precision": Precision.PURE_BF16}),
+            data=2,
+            emulate=FSDP2(reduce_dtype=DType.FP32),
+            clip_norm=0.1,
+        ),
+        witness=True,
+    ),
     "nanotron, tensor 2, tokens cut and kept whole": AxesCase(
         SMALL_GPT, on(NANOTRON, tensor=2, stage=1, emulate=KEPT, clip_norm=0.1), poison=True
     ),
@@ -75,6 +90,12 @@ TWO_RANKS = {
     ),
     "Megatron-LM, 2 stages of 2 chunks": AxesCase(
         FOUR_BLOCKS, on(MEGATRON, pipeline=2, emulate=CHUNKS), witness=True
+    ),
+    "FSDP2, 2 stages": AxesCase(SMALL_LLAMA, on(FSDP2_OF_STAGES, pipeline=2), poison=True),
+    "FSDP2, 2 stages of 2 chunks": AxesCase(
+        FOUR_BLOCKS,
+        on(FSDP2_OF_STAGES, pipeline=2, emulate=FSDP2_CHUNKS, clip_norm=0.1),
+        witness=True,
     ),
 }
 FOUR_RANKS = {
@@ -98,8 +119,27 @@ FOUR_RANKS = {
         ),
         poison=True,
     ),
+    "Megatron-LM, stage 0, 2 stages, tensor 2, tied, messages in parts": AxesCase(
+        TIED_GPT,
+        on(MEGATRON, tensor=2, pipeline=2, stage=0, emulate=PARTS, clip_norm=0.1),
+        witness=True,
+    ),
+    "Megatron-LM, stage 0, 2 stages, 2 replicas": AxesCase(
+        SMALL_GPT,
+        on(
+            MEGATRON,
+            data=2,
+            pipeline=2,
+            stage=0,
+            emulate=Megatron(overlap_grad_reduce=True, bucket_size=100),
+        ),
+        poison=True,
+    ),
     "stage 3, tensor 2, 2 replicas, tokens cut": AxesCase(
         SMALL_GPT, on(OF_TOKENS, data=2, tensor=2, stage=3)
+    ),
+    "FSDP2, 2 stages of 2 chunks, 2 replicas": AxesCase(
+        FOUR_BLOCKS, on(FSDP2_OF_STAGES, data=2, pipeline=2, emulate=FSDP2_CHUNKS), witness=True
     ),
 }
 SHAPES: tuple[Architecture, ...] = (TIED_GPT, SMALL_GPT, SMALL_LLAMA, SMALL_GPT)
@@ -218,6 +258,10 @@ def alone(case: AxesCase) -> Strategy:
     runtime = case.strategy.zero.emulate
     if isinstance(runtime, Megatron):
         runtime = runtime.but(num_layers_per_virtual_pipeline_stage=None)
+    elif isinstance(runtime, FSDP2):  # stages reduce once, whatever is said
+        runtime = runtime.but(
+            pipeline_schedule=PipelineSchedule.ONE_FORWARD_ONE_BACKWARD, gradient_sync=Sync.LAST
+        )
     return on(case.strategy, emulate=runtime)
 
 

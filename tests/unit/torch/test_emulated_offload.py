@@ -25,7 +25,11 @@ def without(options: RuntimeOptions) -> RuntimeOptions:
         return options.model_copy(update={"offload_policy": OffloadPolicy.NONE})
     assert isinstance(options, DeepSpeed)
     return options.model_copy(
-        update={"offload_optimizer": OffloadOptimizer(), "offload_param": OffloadParam()}
+        update={
+            "offload_optimizer": OffloadOptimizer(),
+            "offload_param": OffloadParam(),
+            "migration_stream": False,
+        }
     )
 
 

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.schedule.operation import Previous
+from zsim_torch.execute.flights import StreamEntry
 from zsim_torch.execute.host_memory import FileSpace
 from zsim_torch.execute.host_workers import HostWorkError, HostWorkers
 from zsim_torch.execute.range_file import ALIGNMENT
-from zsim_torch.execute.streams import CpuStreams, StreamEntry
+from zsim_torch.execute.streams import CpuStreams
 
 PATIENCE_S = 20.0
 

@@ -15,7 +15,8 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim_torch.execute.host_memory import HostPools
-from zsim_torch.execute.live_memory import LiveMemory, MemorySetting, Remains
+from zsim_torch.execute.live_memory import LiveMemory, MemorySetting
+from zsim_torch.execute.memory_part import Remains
 from zsim_torch.rank_result import state_peak
 from zsim_torch.supervise.ranks import RankPool
 

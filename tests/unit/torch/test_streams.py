@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from zsim.schedule.operation import Previous
 from zsim.trace.trace import Event
-from zsim_torch.execute.streams import BufferAccess, CpuStreams, PendingWork, StreamEntry
+from zsim_torch.execute.flights import BufferAccess, PendingWork, StreamEntry
+from zsim_torch.execute.streams import CpuStreams
 
 STREAMS = ("compute", "communication", "copy")
 

@@ -13,9 +13,8 @@ from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Keep, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_torch.module.autograd import UnitRunError
 from zsim_torch.module.description import describe
-from zsim_torch.module.unit import ModuleUnitError
+from zsim_torch.module.unit import ModuleUnitError, UnitRunError
 from zsim_torch.train import Option, Trained, train
 
 SIZE = 4

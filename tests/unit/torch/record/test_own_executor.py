@@ -12,7 +12,7 @@ from recorded_executor import recorded
 
 from zsim.schedule.operation import Edge
 from zsim_torch.execute.cuda_streams import CudaStreams
-from zsim_torch.execute.streams import PendingWork, StreamEntry
+from zsim_torch.execute.flights import PendingWork, StreamEntry
 from zsim_torch.record.pretended_streams import PretendedEvent, PretendedStream
 
 DRAWN = {"stage 0 bf16", "stage 1 fp16", "stage 2 replicas", "stage 3", "stage 3 offload", "fsdp2"}

@@ -1,0 +1,45 @@
+"""Memory that buffers have beside an allocation: what autograd made, what is freed, in a file."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+
+from zsim_torch.execute.host_memory import FileRange, HostBlock
+from zsim_torch.execute.range_file import RangeFile
+
+
+class ProducedPart(NamedTuple):
+    """Elements `start` on of a produced buffer, as autograd made them; where their storage is."""
+
+    start: int
+    tensor: torch.Tensor
+    address: int
+
+    @classmethod
+    def of(cls, start: int, tensor: torch.Tensor) -> Self:
+        """Return the part that `tensor` is."""
+        return cls(start, tensor, tensor.untyped_storage().data_ptr())
+
+    @property
+    def end(self) -> int:
+        """First element past the part."""
+        return self.start + self.tensor.numel()
+
+
+@dataclass(slots=True)
+class Remains:
+    """Facts of a freed buffer: `held` is there where its memory was the host's, or in a file."""
+
+    flat: torch.Tensor | None
+    parts: list[ProducedPart]
+    held: HostBlock | FileRange | None = None
+
+
+class FileWindow(NamedTuple):
+    """Bytes of a file from `offset` on, and `room` bytes behind them that no buffer has."""
+
+    file: RangeFile
+    offset: int
+    size: int
+    room: int

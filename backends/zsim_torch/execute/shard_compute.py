@@ -1,0 +1,92 @@
+"""Runs the `Compute` operations on shards of one rank: initial values, and the optimizer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.schedule.parameter_copy import held
+from zsim_torch.execute import sharded_optimizer as optimizer
+from zsim_torch.execute.live_memory import LiveMemory
+from zsim_torch.execute.norm_share import counted
+from zsim_torch.execute.operands import Operands
+from zsim_torch.module.unit import UnitRunError
+from zsim_torch.module.visit import views_of
+
+Initial = Callable[[str], torch.Tensor]
+"""The initial value of a parameter, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardComputer:
+    """Does what has no unit; `initial` and `on_norm` are those of `RankCompute`."""
+
+    memory: LiveMemory
+    initial: Initial
+    on_norm: Callable[[torch.Tensor, float], None]
+
+    def initializing(self, compute: Compute) -> Callable[[], None]:
+        """Return what writes initial values into the parameters or masters of an operation."""
+        views = [*views_of(compute, Role.PARAMETER, Role.MASTER)]
+        targets = [self.memory.flat(each) for each in views]
+
+        def initialize() -> None:
+            for view, target in zip(views, targets, strict=True):
+                self._initialize(view, target)
+
+        return initialize
+
+    def _initialize(self, view: View, target: torch.Tensor) -> None:
+        memory = self.memory
+        target.zero_()
+        buffer = memory.program.by_name[view.buffer]
+        if buffer.layout is None:
+            raise UnitRunError(f"buffer {buffer.name}: initialized without a layout")
+        start = memory.extent(view)[0]
+        for part in held(memory.schedule, buffer, memory.coordinates):
+            low = max(start, part.position)
+            high = min(start + target.numel(), part.position + part.size)
+            if low < high:
+                value = self.initial(part.parameter).reshape(-1)
+                first = part.offset + low - part.position
+                target[low - start : high - start] = value[first : first + high - low]
+
+    def bound(self, known: Operands, scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Return what an operation of the optimizer does, with scalars and memory as they are."""
+        compute, flat = known.compute, self.memory.flat
+
+        def tensors(role: Role) -> tuple[torch.Tensor, ...]:
+            return tuple([flat(view) for view in known.views[role]])
+
+        gradients = tensors(Role.GRADIENT)
+        scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
+        match compute.action:
+            case Action.UPDATE:
+                trained = tensors(Role.MASTER) or tensors(Role.PARAMETER)
+                operands = optimizer.Updated(
+                    gradient=gradients[0], trained=trained[0], moments=tensors(Role.MOMENT)
+                )
+                return partial(optimizer.update, compute.rule, operands, dict(scalars))
+            case Action.NORM:
+                summed = [
+                    tensor
+                    for view in known.views[Role.GRADIENT]
+                    for tensor in counted(self.memory, view)
+                ]
+                return partial(optimizer.sum_of_squares, summed, tensors(Role.OUTPUT)[0])
+            case Action.FINITE:
+                return partial(optimizer.is_finite, gradients, tensors(Role.OUTPUT)[0])
+            case Action.UNSCALE:
+                return partial(optimizer.unscale, gradients, scale)
+            case Action.CLIP:
+                squares = tensors(Role.INPUT)[0]
+
+                def clip() -> None:
+                    self.on_norm(squares, scale)
+                    optimizer.clip(compute.rule, squares, gradients, scale)
+
+                return clip
+            case _:
+                raise AssertionError(compute.action)

@@ -1,0 +1,139 @@
+"""Collectives that PyTorch's FSDP issues in a stage of a pipeline, beside those of our schedule."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from fsdp_order import issued
+from fully_sharded import Collective, Recorder, pretended, sharded
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.stage import PipelineStage
+
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.pipeline_stages import in_blocks
+from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.fsdp2.order import Action, Reshard, Unshard
+from zsim.runtimes.fsdp2.pipeline import orders
+from zsim.runtimes.registry import make_schedule
+from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, Task
+from zsim.strategy.strategy import Strategy
+from zsim_torch.module.transformer import transformer
+
+SHAPE = GPT(
+    layers=6,
+    hidden_size=8,
+    attention_heads=2,
+    sequence_length=4,
+    vocab_size=19,
+    tied_embeddings=False,
+)
+
+
+class Part(nn.Module):
+    """Units of a transformer that follow each other; the last one reads the batch too."""
+
+    def __init__(self, units: Mapping[str, nn.Module], batch: torch.Tensor) -> None:
+        super().__init__()
+        for name, unit in units.items():
+            self.add_module(name, unit)
+        self.batch = batch
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        for name, unit in self.named_children():
+            given = unit(given, self.batch) if name == "head" else unit(given)
+        return given
+
+
+class WrappedChunk:
+    """A chunk of a stage as `fully_shard` and `PipelineStage` have it."""
+
+    def __init__(self, part: Part, strategy: Strategy, options: FSDP2) -> None:
+        self.names = [name for name, _ in part.named_children()]
+        blocks = [name for name in self.names if name.startswith("block")]
+        self.root = cast("nn.Module", sharded(part, blocks, strategy, options))
+        self.stage: Any = SimpleNamespace(submod=self.root)
+        self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.handles: list[Any] = []
+
+    @property
+    def wrapped(self) -> list[FSDPModule]:
+        return [each for each in self.root.modules() if isinstance(each, FSDPModule)]
+
+    def forward(self, number: int, batch: torch.Tensor) -> None:
+        given = batch
+        if self.names[0] != "embedding":
+            size = (1, SHAPE.sequence_length, SHAPE.hidden_size)
+            given = torch.zeros(size, dtype=torch.bfloat16, requires_grad=True)
+        self.made[number] = (self.root(given), given)
+
+    def backward(self, number: int) -> None:
+        made, given = self.made.pop(number)
+        is_loss = not made.dim()
+        words: dict[str, object] = {
+            "stage_output": made if is_loss else (made,),
+            "output_grads": None if is_loss else (torch.zeros_like(made),),
+            "input_values": [given],
+        }
+        PipelineStage.backward_maybe_with_nosync(self.stage, "full", words)
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+        self.handles = []
+
+    def follow(self, action: Action, batch: torch.Tensor) -> None:
+        """Do what `_PipelineScheduleRuntime` does for an action."""
+        match action:
+            case Unshard():
+                self.handles = [each.unshard(async_op=True) for each in self.wrapped]
+            case Reshard():
+                for each in self.wrapped:
+                    each.reshard()
+            case Reduce():
+                PipelineStage.perform_reduce_grad(self.stage, 1)
+            case Task(direction=Direction.FORWARD):
+                self.wait()
+                self.forward(action.micro_batch, batch)
+            case Task():
+                self.wait()
+                self.backward(action.micro_batch)
+            case _:
+                pass
+
+
+def of_stage(strategy: Strategy, index: int) -> tuple[list[Collective], list[Collective]]:
+    """Collectives over the data axes in a step of a stage: of our schedule, and of PyTorch."""
+    options = strategy.options(FSDP2)
+    model = in_blocks(gpt(SHAPE, micro_batch_size=1, precision=strategy.train.precision))
+    made = make_schedule(model, strategy)
+    batch = torch.zeros((1, SHAPE.sequence_length + 1), dtype=torch.int64)
+    order = orders(strategy)[index]
+    with pretended(strategy.replicas):
+        chunks = [WrappedChunk(part, strategy, options) for part in parts(strategy, index, batch)]
+        recorder = Recorder()
+        for _ in range(2):
+            recorder.seen.clear()
+            with recorder:
+                for action in order:
+                    if not isinstance(action, Messages | Awaited):
+                        chunks[action.chunk].follow(action, batch)
+            for chunk in chunks:
+                chunk.root.zero_grad()
+    return list(issued(made, index)), list(recorder.seen)
+
+
+def parts(strategy: Strategy, index: int, batch: torch.Tensor) -> list[Part]:
+    """The modules of the chunks of a stage, of equal sizes but for the ends."""
+    options, stages = strategy.options(FSDP2), strategy.parallel.pipeline
+    count = stages * options.chunks_of_stage
+    units = dict(transformer(SHAPE).named_children())
+    assert len(units) % count == 0
+    names, each = list(units), len(units) // count
+    found: list[Part] = []
+    for chunk in range(options.chunks_of_stage):
+        first = (chunk * stages + index) * each
+        found.append(Part({name: units[name] for name in names[first : first + each]}, batch))
+    return found

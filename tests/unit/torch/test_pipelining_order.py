@@ -1,0 +1,194 @@
+"""The order of a stage against what `torch.distributed.pipelining` of the installed torch does."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining import schedules
+
+from zsim.runtimes.fsdp2.order import (
+    Action,
+    Reshard,
+    Unshard,
+    interleaved,
+    one_forward_one_backward,
+)
+from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
+
+TORCH: Any = schedules
+"""Torch's module, whose functions are its own."""
+Event = tuple[str, ...]
+"""Actions of a stage, and their operands."""
+
+
+class RecordedStage:
+    """A stage that computes nothing, and notes what a schedule of torch asks of it."""
+
+    def __init__(self, index: int, stages: int, events: list[Event]) -> None:
+        self.stage_index = index
+        self.is_last = index == stages - 1
+        self.events = events
+
+    def get_fwd_recv_ops(self, number: int) -> list[str]:
+        return [] if self.stage_index == 0 else [f"receive F{number}"]
+
+    def get_fwd_send_ops(self, number: int) -> list[str]:
+        return [] if self.is_last else [f"send F{number}"]
+
+    def get_bwd_recv_ops(self, number: int) -> list[str]:
+        return [] if self.is_last else [f"receive B{number}"]
+
+    def get_bwd_send_ops(self, number: int) -> list[str]:
+        return [] if self.stage_index == 0 else [f"send B{number}"]
+
+    def forward_one_chunk(self, number: int, *_: object, **__: object) -> None:
+        self.events.append(("task", f"F{number}"))
+
+    def backward_one_chunk(self, number: int, **_: object) -> None:
+        self.events.append(("task", f"B{number}"))
+
+    def perform_reduce_grad(self, factor: int) -> None:
+        assert factor == 1
+        self.events.append(("reduce",))
+
+
+def torch_events(
+    monkeypatch: pytest.MonkeyPatch, index: int, stages: int, count: int
+) -> list[Event]:
+    """Run torch's 1F1B on a stage that computes nothing; return what it does."""
+    events: list[Event] = []
+    waited: set[str] = set()
+
+    def batch(operations: list[str], desc: str | None = None) -> list[str]:
+        del desc
+        if operations:
+            events.append(("move", *operations))
+        return operations
+
+    def wait(work: list[str]) -> None:
+        if work and not waited.issuperset(work):
+            events.append(("wait", *work))
+        waited.update(work)
+
+    def nothing(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(schedules, "_batch_p2p", batch)
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", wait)
+    run: Any = SimpleNamespace(
+        _n_microbatches=count,
+        _num_stages=stages,
+        _stage=RecordedStage(index, stages, events),
+        _check_inputs=lambda *_: ([()] * count, [{}] * count),
+        _initialize_stage=nothing,
+        _maybe_compute_loss=nothing,
+        _maybe_get_loss=nothing,
+        _update_losses=nothing,
+        scale_grads=False,
+    )
+    TORCH.Schedule1F1B._step_microbatches(run)
+    return events
+
+
+def name(task: Task) -> str:
+    return f"{'F' if task.direction is Direction.FORWARD else 'B'}{task.micro_batch}"
+
+
+def own_events(action: Action) -> list[Event]:
+    """Return an action of a stage with one chunk in the words of the recording."""
+    match action:
+        case Messages():
+            moved = [f"send {name(task)}" for task in action.sends]
+            moved += [f"receive {name(task)}" for task in action.receives]
+            found = [("move", *moved)] if moved else []
+            return [*found, ("wait", *moved)] if moved and action.is_awaited else list(found)
+        case Awaited(task, is_sent):
+            return [("wait", f"{'send' if is_sent else 'receive'} {name(task)}")]
+        case Reduce():
+            return [("reduce",)]
+        case Task():
+            return [("task", name(action))]
+        case _:
+            raise AssertionError(action)
+
+
+@pytest.mark.parametrize(("stages", "count"), [(2, 2), (2, 5), (3, 4), (4, 4), (4, 9), (5, 6)])
+def test_one_chunk_goes_as_schedule_1f1b_of_torch_runs(
+    monkeypatch: pytest.MonkeyPatch, stages: int, count: int
+) -> None:
+    for index in range(stages):
+        order = one_forward_one_backward(StagePlace(index=index, stages=stages), count)
+        made = [event for action in order for event in own_events(action)]
+        assert made == torch_events(monkeypatch, index, stages, count)
+
+
+def torch_actions(stages: int, chunks: int, count: int) -> dict[int, list[str]]:
+    """Return what every rank does by torch's interleaved 1F1B, lowered as its runtime takes it."""
+    rounds = max(1, count // stages)
+    made: Any = SimpleNamespace(
+        n_local_stages=chunks,
+        pp_group_size=stages,
+        _n_microbatches=count,
+        number_of_rounds=rounds,
+        microbatches_per_round=count // rounds,
+    )
+    ranks = range(stages)
+    kind = TORCH.ScheduleInterleaved1F1B
+    tasks = [kind._calculate_single_rank_operations(made, rank) for rank in ranks]
+    lowered = {
+        rank: TORCH._add_reduce_grad(
+            list(TORCH._add_unshard_reshard(tasks[rank])),
+            count,
+        )
+        for rank in ranks
+    }
+    linked = TORCH._add_send_recv(
+        lowered,
+        stage_to_rank=lambda stage: stage % stages,
+        num_stages=stages * chunks,
+    )
+    return {rank: [str(action) for action in actions] for rank, actions in linked.items()}
+
+
+def own_actions(index: int, stages: int, order: list[Action]) -> list[str]:
+    """Actions of a stage as torch writes them."""
+
+    def written(task: Task, verb: str = "") -> str:
+        stage, way = task.chunk * stages + index, name(task)[0]
+        return f"{stage}{verb}{'_' if verb else ''}{way}{task.micro_batch}"
+
+    found: list[str] = []
+    kinds = {Unshard: "UNSHARD", Reshard: "RESHARD", Reduce: "REDUCE_GRAD"}
+    for action in order:
+        match action:
+            case Task():
+                found.append(written(action))
+            case Messages(sends, receives):
+                found += [written(task, "SEND") for task in sends]
+                found += [written(task, "RECV") for task in receives]
+            case Awaited():
+                pass
+            case _:
+                found.append(f"{action.chunk * stages + index}{kinds[type(action)]}")
+    return found
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("chunks", [2, 3, 4, 5])
+def test_several_chunks_go_as_the_interleaved_schedule_of_torch(stages: int, chunks: int) -> None:
+    for count in (1, 2, 3, 4, 6, 8, 10):
+        if count % max(1, count // stages):
+            continue
+        theirs = torch_actions(stages, chunks, count)
+        for index, order in enumerate(interleaved(stages, chunks, count)):
+            assert own_actions(index, stages, order) == theirs[index]
+
+
+def test_a_stage_waits_for_an_input_just_before_it_is_read() -> None:
+    for index, order in enumerate(interleaved(3, 2, 6)):
+        place = StagePlace(index=index, stages=3, chunks=2)
+        before: Action | None = None
+        for action in order:
+            if isinstance(action, Task) and place.is_given(action):
+                assert before == Awaited(action, is_sent=False)
+            before = action
