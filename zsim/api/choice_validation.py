@@ -1,16 +1,14 @@
 """Settings that zsim would choose among those that somebody published, beside the best of them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
 from zsim.api.answer import Answer, Progress, tell_nobody
 from zsim.api.answer_text import table_text
-from zsim.api.forecast import forecasts
-from zsim.api.judged_figures import scenario_features
-from zsim.calibration.judged_rows import sweep_of
+from zsim.api.choice_search import predicted, slower_elsewhere
 from zsim.calibration.published import Published
 from zsim.calibration.setting_choice import (
     AXES,
@@ -24,14 +22,11 @@ from zsim.calibration.setting_choice import (
     name_of,
     tokens_of,
 )
-from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.cluster.cluster import Gpu
 from zsim.files.measurements import published_runs
 from zsim.files.source import settled
 from zsim.mistake import MistakeError
 from zsim.prediction.evidence import flat, judged_runs
-from zsim.prediction.likeness import alike
-from zsim.prediction.run_features import RunFeatures
 from zsim.scenario.tables import from_tables
 
 
@@ -87,9 +82,10 @@ def validate_best(
     """Return which published settings zsim ranks first, and how near they are to the best.
 
     Args:
-        folder: published tables, all rows of which are predicted; without it the table of judged
-            runs that ships is taken, with the predictions in it.
-        progress: told how many rows are predicted, and of how many.
+        folder: published tables, of which each row is predicted that may be ranked first by its
+            lower bound; without it the table of judged runs that ships is taken, with the
+            predictions in it.
+        progress: told how many rows need no prediction any more, and of how many.
 
     Raises:
         MistakeError: there is nothing to choose among.
@@ -97,8 +93,13 @@ def validate_best(
     if folder is None:
         found = choices(_judged())
         return ChoiceValidation(choices=tuple(found), knows_failures=False)
-    runs = [run for own in published_runs(Path(folder)).values() for run in own]
-    found = choices(_predicted([run for run in runs if run.ways], progress))
+    runs = [run for own in published_runs(Path(folder)).values() for run in own if run.ways]
+    blank = [_setting(run) for run in runs]
+    counted = {
+        each.chosen.group for each in choices(replace(one, predicted_s=one.step_s) for one in blank)
+    }
+    rows = [pair for pair in zip(runs, blank, strict=True) if pair[1].group in counted]
+    found = choices(predicted(rows, progress))
     if not found:
         raise MistakeError(f"{folder}: no model has {LEAST_SETTINGS} settings on as many GPUs")
     return ChoiceValidation(choices=tuple(found), knows_failures=True)
@@ -126,41 +127,8 @@ def _judged() -> Iterable[PublishedSetting]:
             tokens=tokens_of(settings),
             step_s=run.step_s,
             predicted_s=run.predicted_step_s,
-            slower=_slower(run.features, run.sweep),
+            slower=slower_elsewhere(run.features, run.sweep),
             is_tight=tight,
-        )
-
-
-def _slower(features: RunFeatures, sweep: str) -> float:
-    """Return how much longer than predicted judged runs like it took, of other sweeps than its."""
-    return alike(features, [run for run in judged_runs() if run.sweep != sweep]).slower
-
-
-def _predicted(runs: Sequence[Published], progress: Progress) -> Iterable[PublishedSetting]:
-    """Yield rows of groups that count; of those without a result only what may fit is timed."""
-    blank = [_setting(run) for run in runs]
-    counted = {
-        each.chosen.group for each in choices(replace(one, predicted_s=one.step_s) for one in blank)
-    }
-    some = [run for run, each in zip(runs, blank, strict=True) if each.group in counted]
-    fit = forecasts([(run.ways, None) for run in some if run.failed])
-    fits = iter(isinstance(each, RunForecast) and each.fits for each in fit)
-    timed = [run for run in some if not run.failed or next(fits)]
-
-    def told(done: int, of: int) -> None:
-        progress(done * len(timed) // of, len(timed))
-
-    made = forecasts([(run.ways, Quantity.STEP_TIME) for run in timed], told)
-    for run, each in zip(timed, made, strict=True):
-        if not isinstance(each, RunForecast) or not (each.fits or not run.failed):
-            yield _setting(run)
-            continue
-        features = scenario_features(run.ways[each.way])
-        yield replace(
-            _setting(run),
-            predicted_s=each.step_time_s,
-            is_tight=is_tight(each.needed_bytes, each.usable_bytes),
-            slower=_slower(features, sweep_of(run)) if isinstance(features, RunFeatures) else 1.0,
         )
 
 

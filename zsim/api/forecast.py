@@ -89,14 +89,19 @@ def _asked(each: Asked) -> RunForecast | str:
 
 
 def _collected(each: Asked) -> RunForecast | str:
-    """Return what `first_that_fits` does, and collect garbage once there may be much.
+    """Return what `first_that_fits` does, and collect garbage once there may be much."""
+    found = first_that_fits(*each)
+    collect_much()
+    return found
+
+
+def collect_much() -> None:
+    """Collect garbage once there may be much, where nothing else does.
 
     Meanwhile next to nothing is garbage, and looking for it takes a sixth of the time.
     """
-    found = first_that_fits(*each)
     if gc.get_count()[0] > OBJECTS_KEPT:
         gc.collect()
-    return found
 
 
 def first_that_fits(
@@ -153,12 +158,17 @@ def forecast(
 def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
     """Return how many micro-batches of many are simulated, and how many take turns together.
 
-    Stages of a pipeline with several chunks take as many at a time as there are stages.
+    Stages of a pipeline with several chunks take as many at a time as there are stages. Those of
+    FSDP2 receive each micro-batch into memory of its own, so none is left out.
     """
     parallel, zero = tables.get("parallel"), tables.get("zero")
     stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1
     if stages == 1:
         return FEW, 1
+    if isinstance(zero, dict) and zero.get("emulate") == "fsdp2":
+        train = tables.get("train")
+        steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
+        return (steps if isinstance(steps, int) else stages), 1
     options = zero.get("megatron") if isinstance(zero, dict) else None
     key = "num_layers_per_virtual_pipeline_stage"
     if isinstance(options, dict) and options.get(key) is not None:
@@ -176,7 +186,7 @@ def _extended(
     """
     try:
         fewer = settled_source(accumulating(tables, few - turn))
-        found, waits = _run(settled_source(accumulating(tables, few)))
+        found, waits = _run(accumulating(tables, few))
         less_s = last_step_s(fewer.job(), fewer.simulation(), waits=waits or not found.fits)
     except RUN_FAULTS as error:
         return str(error)
@@ -241,15 +251,24 @@ def _without_time(found: "Footprint") -> RunForecast:
 
 def _simulated(tables: Mapping[str, object]) -> RunForecast | str:
     try:
-        return _run(settled_source(tables))[0]
+        return _run(tables)[0]
     except RUN_FAULTS as error:
         return str(error)
 
 
-def _run(source: "Source") -> tuple[RunForecast, bool]:
-    """Return the forecast of a run, and whether a host waits for memory in its last step."""
+def _run(tables: Mapping[str, object]) -> tuple[RunForecast, bool]:
+    """Return the forecast of a run, and whether a host waits for memory in its last step.
+
+    The last one is kept: whether a run fits may be asked first.
+    """
+    return _run_of(json.dumps(tables, sort_keys=True))
+
+
+@lru_cache(maxsize=1)
+def _run_of(text: str) -> tuple[RunForecast, bool]:
     from zsim.analysis.summary import summary
 
+    source = _resolved(text)
     job = source.job()
     found = summary(job, source.simulation().run(job, seed=0))
     forecast = RunForecast(

@@ -31,7 +31,7 @@ def figure_runs() -> list[Asked]:
         (paper.publication.removesuffix(", runs"), _sweep(paper, figure), figure.quantity, run)
         for paper in papers
         for figure in paper.figures
-        if figure.quantity in RATES
+        if figure.quantity in RATES and not figure.again
         for run in figure.runs
         if not run.fitted
     ]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from textwrap import wrap
 
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
@@ -19,6 +20,7 @@ from zsim.calibration.memory_fit import ABOVE, NEAR, MemoryFit
 from zsim.calibration.memory_fit import fit as fit_of
 from zsim.calibration.network_verdict import Errors
 from zsim.calibration.published import Published
+from zsim.calibration.stalls import SLOWER
 from zsim.calibration.training_tables import TABLES
 from zsim.calibration.training_verdict import (
     PredictedRun,
@@ -35,6 +37,10 @@ from zsim.report.svg.scatter import scatter
 from zsim.units import format_bytes, format_seconds
 
 __all__ = ["Quantity", "TrainingValidation", "validate_training"]
+
+
+WIDTH = 120
+"""Columns of a list of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +168,8 @@ def verdict_object(found: TrainingVerdict) -> dict[str, object]:
         "fitted": _object(found.fitted, count=True),
         "hardware": {name: _object(each, count=True) for name, each in found.by_hardware.items()},
         "parts": {name: _object(each, count=True) for name, each in found.by_part.items()},
+        "extents": {name: _object(each, count=True) for name, each in found.by_extent.items()},
+        **_stalls_object(found),
         "worst": [
             {
                 "row": each.run.line,
@@ -174,6 +182,20 @@ def verdict_object(found: TrainingVerdict) -> dict[str, object]:
         ],
         "growth_with_gpus": _growth_object(growth(found.comparisons)),
         "unmodelled": unmodelled_objects(found.unmodelled),
+    }
+
+
+def _stalls_object(found: TrainingVerdict) -> dict[str, object]:
+    """Return rows that stall, and errors without them; nothing if none does."""
+    if not found.stalled:
+        return {}
+    parts = found.steady_by_part.items()
+    return {
+        "stalled_rows": list(found.stalled),
+        "without_stalls": {
+            **_object(found.steady, count=True),
+            "parts": {name: _object(each, count=True) for name, each in parts},
+        },
     }
 
 
@@ -214,10 +236,15 @@ def verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
                 ("", "sweeps that may be fitted", "", *errors_cells(found.fitted)),
                 ("", "sweeps that judge", "all", *errors_cells(found.judged)),
             ]
-        for name, errors in (*found.by_hardware.items(), *found.by_part.items()):
+        told = (found.by_hardware, found.by_part, found.by_extent)
+        for name, errors in (pair for each in told for pair in each.items()):
             rows.append(("", "", name, *errors_cells(errors)))
+        steady = {"all": found.steady, **found.steady_by_part} if found.stalled else {}
+        for number, (name, each) in enumerate(steady.items()):
+            rows.append(("", "" if number else "of these, not stalled", name, *errors_cells(each)))
     columns = ("file", "rows of", "hardware", "rows", "median", "mean", "90 %")
-    lines = [table_text(columns, rows, words=range(3), width=None)]
+    lines = [line for found in verdicts for line in _stalled_lines(found)]
+    lines.append(table_text(columns, rows, words=range(3), width=None))
     for found in verdicts:
         lines.append(f"{found.file}: {found.modelled} of {found.rows} rows are modelled")
         lines += unmodelled_lines(found.unmodelled)
@@ -225,6 +252,19 @@ def verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
         lines += ["  furthest off:"] * bool(found.worst)
         lines += [f"    {_line(found, each)}" for each in found.worst]
     return "\n".join(lines)
+
+
+def _stalled_lines(found: TrainingVerdict) -> list[str]:
+    """Return which rows stall, by what was published alone: it is known before predicting."""
+    if not found.stalled:
+        return []
+    lines = ", ".join(map(str, found.stalled))
+    return [
+        f"{found.file}: {len(found.stalled)} rows stall: a micro-batch takes more than {SLOWER} "
+        "times as long as with the same model, tensor and pipeline degree and micro-batch on "
+        "another number of nodes",
+        *wrap(f"lines {lines}", width=WIDTH, initial_indent="  ", subsequent_indent="  "),
+    ]
 
 
 def _line(found: TrainingVerdict, each: PredictedRun) -> str:

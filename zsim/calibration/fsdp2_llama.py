@@ -5,8 +5,9 @@ leave open is torchtitan's default: parameters are gathered in bf16 and gradient
 gradients are clipped at a norm of 1, checkpointing is selective by operations ("full" in its
 configuration of Qwen3 32B). H100 of 95 or 96 GB are those with HBM2e and a limit of 500 W, which is
 the default of such hosts and may be raised to 700 W (torchtitan,
-benchmarks/llama3_h100_202412_torchtitan.md). The exchange of keys and values of context parallel
-runs is not simulated, so they fit no constant.
+benchmarks/llama3_h100_202412_torchtitan.md). Context ranks gather keys and values, by default
+(`context_parallel_rotate_method`); their gradients, which PyTorch sends around a ring in fp32
+whatever that says, are reduce-scattered here, so such runs fit no constant.
 
 Attention is PyTorch's own, FlashAttention-2 since 2.2. Pull request 1196 (14 May 2025) put cuDNN's
 before it on B200, 1776 (9 October 2025) on every GPU; which PyTorch has for Hopper and later.
@@ -118,7 +119,8 @@ class _Fsdp2LlamaRow(RunRow):
         }
 
     def incomplete(self) -> str:
-        return "the exchange of keys and values is not simulated" if self.cp > 1 else ""
+        why = "gradients of keys and values go around a ring in fp32, which is not simulated"
+        return why if self.cp > 1 else ""
 
     def _day(self) -> date:
         return published_on(self.source)

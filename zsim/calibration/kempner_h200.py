@@ -6,8 +6,8 @@ code of that day speaks (KempnerForge at 01b461a): gradients are reduced in fp32
 micro-batch alone (`maybe_no_sync`) and clipped at 1.0, logits are gathered on every tensor rank
 (`tensor_parallel.py`), and attention is PyTorch's own: its lock file has PyTorch 2.11 with cuDNN
 9.19, which that version prefers on Hopper. Parameters, gradients and moments are bf16, with no
-master beside them (`build_parallel_model`: `.to(dtype=param_dtype)`); here they are as in mixed
-precision, so peaks of memory are not compared.
+master beside them (`build_parallel_model`: `.to(dtype=param_dtype)`). Peaks of memory are not read:
+the copies below are as large as what is missing of them.
 
 The width of the MLP is Llama's rule with a multiplier of 1.3, rounded up to 256, of which the
 published numbers of parameters are; that of 70B is in the benchmark's script.
@@ -103,7 +103,7 @@ class _KempnerRow(RunRow):
             "train": {
                 "micro_batch_size": self.batch_size_per_dp_rank,
                 "gradient_accumulation_steps": self.grad_accum,
-                "precision": "bf16",
+                "precision": "pure_bf16",
                 "clip_norm": 1.0,
                 "compile": self.torch_compile,
             },

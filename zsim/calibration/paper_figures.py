@@ -8,7 +8,7 @@ whose keys are those of `zsim.calibration.host_figures` and need no scenario.
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -95,10 +95,18 @@ class _Figure(_FigureTable):
     ordered: bool = False
 
 
+class _SecondAnswer(_FigureTable):
+    name: str
+    figure: str
+    source: str
+    settings: Annotated[tuple[str, ...], Field(alias="set", min_length=1)]
+
+
 class _File(_FigureTable):
     publication: str
     base: dict[str, Any] = {}
     figure: Annotated[tuple[_Figure, ...], Field(min_length=1)]
+    again: tuple[_SecondAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +129,20 @@ class PaperRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperFigure:
-    """A figure or a table of a paper; `ordered` says that the order of its rows is published."""
+    """A figure or a table of a paper.
+
+    Attributes:
+        ordered: the order of its rows is published.
+        again: its rows are those of another figure, predicted in another way: a second answer,
+            which no table of judged runs has.
+    """
 
     name: str
     quantity: FigureQuantity
     source: str
     runs: tuple[PaperRun, ...]
     ordered: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +161,10 @@ def parse(text: str) -> Paper:
     """
     try:
         file = _File.model_validate(tomllib.loads(text))
-        figures = tuple(_figure(each, file.base) for each in file.figure)
+        figures = (
+            *(_figure(each, file.base) for each in file.figure),
+            *(_second(each, file) for each in file.again),
+        )
     except (tomllib.TOMLDecodeError, ScenarioError) as error:
         raise PaperError(str(error)) from None
     except ValidationError as error:
@@ -185,6 +203,19 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
         runs=tuple(runs),
         ordered=table.ordered,
     )
+
+
+def _second(table: _SecondAnswer, file: _File) -> PaperFigure:
+    """Return a figure of the file with more settings."""
+    for each in file.figure:
+        if each.name == table.figure:
+            more = {
+                "name": table.name,
+                "source": table.source,
+                "settings": (*each.settings, *table.settings),
+            }
+            return replace(_figure(each.model_copy(update=more), file.base), again=True)
+    raise PaperError(f"again: {table.name}: no figure is named {table.figure}")
 
 
 def _shape(shape: tuple[int, int, int]) -> Iterator[str]:

@@ -4,7 +4,7 @@ A table is a class of rows, which pydantic reads, and which says what a row mean
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.calibration.csv_rows import (
     Cells,
@@ -15,6 +15,7 @@ from zsim.calibration.csv_rows import (
     parsed,
 )
 from zsim.calibration.published import Published
+from zsim.calibration.stalls import Turn, stalled
 
 GIB = 2**30
 
@@ -67,6 +68,14 @@ class RunRow(CsvRow):
         """Return what `Published.part` says of it."""
         return ""
 
+    def extent(self) -> str:
+        """Return what `Published.extent` says of it."""
+        return ""
+
+    def turn(self) -> Turn | None:
+        """Return what is compared with runs on other nodes; None if nothing is."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
@@ -88,11 +97,22 @@ class RunTable:
         Raises:
             MeasuredError: a column is missing.
         """
-        return [self._read(line, cells) for line, cells in enumerate(rows, start=2)]
+        found: list[Published] = []
+        turns: list[tuple[int, Turn]] = []
+        for line, cells in enumerate(rows, start=2):
+            try:
+                row = parsed(self.file, self.row, cells)
+            except NotModelledError as error:
+                found.append(self._unmodelled(line, cells, error))
+                continue
+            if (turn := row.turn()) is not None:
+                turns.append((line, turn))
+            found.append(self._read(line, cells, row))
+        stalls = stalled(turns)
+        return [replace(run, stalls=run.line in stalls) for run in found]
 
-    def _read(self, line: int, cells: Cells) -> Published:
+    def _read(self, line: int, cells: Cells, row: RunRow) -> Published:
         try:
-            row = parsed(self.file, self.row, cells)
             peak_gib = None if row.failed else row.peak_gib
             return Published(
                 file=self.file,
@@ -105,6 +125,7 @@ class RunTable:
                 refusal=row.refusal(),
                 incomplete=row.incomplete(),
                 part=row.part(),
+                extent=row.extent(),
                 source=row.source,
                 step_time_s=None if row.failed else row.step_time_s,
                 peak_bytes=None if peak_gib is None else round(peak_gib * GIB),
@@ -112,13 +133,16 @@ class RunTable:
                 failed=row.failed,
             )
         except NotModelledError as error:
-            return Published(
-                file=self.file,
-                line=line,
-                hardware="",
-                model="",
-                sequence_length=0,
-                scenario={},
-                source=cells.get("source", ""),
-                reason=str(error),
-            )
+            return self._unmodelled(line, cells, error)
+
+    def _unmodelled(self, line: int, cells: Cells, error: NotModelledError) -> Published:
+        return Published(
+            file=self.file,
+            line=line,
+            hardware="",
+            model="",
+            sequence_length=0,
+            scenario={},
+            source=cells.get("source", ""),
+            reason=str(error),
+        )

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from zsim.calibration.csv_rows import Unmodelled
@@ -20,6 +20,9 @@ class Quantity(StrEnum):
     """Seconds of an optimizer step."""
     MEMORY = "peak memory"
     """Bytes that a rank reserves, or allocates, whichever was published."""
+
+
+TIME = Quantity.STEP_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,10 @@ class TrainingVerdict:
         all, judged, fitted: errors of all that are modelled, of those in sweeps that judge, and of
             the others, which may have been fitted; None if there is none.
         by_hardware: errors of those that judge, by hardware.
-        by_part: the same by part of the file, where it has several.
+        by_part, by_extent: the same by part of the file, where it has several, and by extent.
+        steady: errors of those that judge and do not stall; None if no row of the file stalls.
+        steady_by_part: the same by part and extent.
+        stalled: lines of the rows that stall, whether they judge or not.
         worst: the rows furthest off, worst first.
         comparisons: every row that is modelled.
         unmodelled: the rows that are not, each with the reason.
@@ -88,10 +94,14 @@ class TrainingVerdict:
     fitted: Errors | None
     by_hardware: Mapping[str, Errors]
     by_part: Mapping[str, Errors]
+    by_extent: Mapping[str, Errors]
     worst: tuple[PredictedRun, ...]
     comparisons: tuple[PredictedRun, ...]
     unmodelled: tuple[Unmodelled, ...]
     whole: bool = False
+    steady: Errors | None = None
+    steady_by_part: Mapping[str, Errors] = field(default_factory=dict[str, Errors])
+    stalled: tuple[int, ...] = ()
 
     @property
     def modelled(self) -> int:
@@ -139,6 +149,8 @@ def verdict(
             given = predicted(run, quantity, forecast)
             found.append(PredictedRun(run=run, published=value, predicted=given))
     judges = [each for each in found if whole or each.run.judged]
+    stalled = tuple(run.line for run in runs if run.stalls) if quantity is TIME else ()
+    steady = [each for each in judges if stalled and not each.run.stalls]
     return TrainingVerdict(
         file=file,
         quantity=quantity,
@@ -147,12 +159,16 @@ def verdict(
         all=_errors(found),
         judged=_errors(judges),
         fitted=_errors(each for each in found if each not in judges),
-        by_hardware=_errors_by(judges, lambda each: each.run.hardware),
-        by_part=_errors_by(judges, lambda each: each.run.part),
+        by_hardware=_errors_by(judges, lambda each: (each.run.hardware,)),
+        by_part=_errors_by(judges, lambda each: (each.run.part,)),
+        by_extent=_errors_by(judges, lambda each: (each.run.extent,)),
         worst=tuple(sorted(found, key=lambda each: -abs(each.off))[:WORST]),
         comparisons=tuple(found),
         unmodelled=tuple(left),
         whole=whole,
+        steady=_errors(steady),
+        steady_by_part=_errors_by(steady, lambda each: (each.run.part, each.run.extent)),
+        stalled=stalled,
     )
 
 
@@ -162,13 +178,13 @@ def _errors(found: Iterable[PredictedRun]) -> Errors | None:
 
 
 def _errors_by(
-    found: Iterable[PredictedRun], name: Callable[[PredictedRun], str]
+    found: Iterable[PredictedRun], names: Callable[[PredictedRun], Sequence[str]]
 ) -> dict[str, Errors]:
-    """Return errors of those of one name, by name; what has none is left out."""
+    """Return errors of those that have a name, by name; what has none is left out."""
     by_name: defaultdict[str, list[PredictedRun]] = defaultdict(list)
     for each in found:
-        if name(each):
-            by_name[name(each)].append(each)
+        for name in filter(None, names(each)):
+            by_name[name].append(each)
     return {
         word: errors_of([abs(each.off) for each in some]) for word, some in sorted(by_name.items())
     }

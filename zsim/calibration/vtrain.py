@@ -7,8 +7,11 @@ micro-batch, 1F1B without interleaving, 50,257 words, nodes of eight GPUs with 8
 The blocks that it profiles (src/model) are Megatron-LM's of then: fp16, learned positions, plain
 attention with a fused softmax, fused bias and GELU, all-reduces over tensor ranks, Apex's Adam.
 
+Their transformer transposes what it is given and what it returns, as Megatron-LM's did until
+eec218d8 of March 2022. So it is a Megatron-LM without a distributed optimizer, whose ranks send
+parts of hidden states (`scatter_gather_tensors_in_pipeline`, the default since 72e4230b of 2021).
+
 Megatron-LM pads words to a multiple of 128 for each tensor rank (`make-vocab-size-divisible-by`).
-Here its optimizer is the distributed one, which moves as many bytes and updates less on each rank.
 """
 
 from collections.abc import Mapping
@@ -81,7 +84,11 @@ class _VTrainRow(RunRow):
                 "fabric": "single_switch" if self.gpus <= A_NODE else "fat_tree_2",
             },
             "parallel": {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline},
-            "zero": {"stage": 1, "emulate": "megatron", "megatron": {}},
+            "zero": {
+                "stage": 0,
+                "emulate": "megatron",
+                "megatron": {"scatter_gather_tensors_in_pipeline": True},
+            },
             "activations": {"checkpointing": "full"},
             "train": {
                 "micro_batch_size": self.micro_batch,

@@ -22,6 +22,7 @@ from pydantic import Field
 from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, word
 from zsim.calibration.hardware import gpu_in
 from zsim.calibration.run_rows import RunRow, RunTable
+from zsim.calibration.stalls import Turn
 
 HARDWARE = {"h100": ("p5", "fat_tree_2", "h100", "h100/aws_p5")}
 """Node, fabric, and profiles of kernels and network, by the kind of GPU."""
@@ -42,12 +43,22 @@ TENSOR_WAIT = "42 us"
 """Time that a collective of the tensor axis waits for each rank where it spans nodes: rows of 3B
 with tensor 16 and 32. Tests of the network on such nodes are some ten times quicker."""
 
+PIPELINE_HOST_US = 250
+"""Microseconds that a collective takes of the host for each rank of the tensor axis, where stages
+of a pipeline are on several nodes: rows of 3B with tensor 2, 4 and 8 and micro-batches of one or
+two on 2 to 8 nodes, which fit. A block takes at least 4.8 ms there, and 2.4 more for each tensor
+rank, whatever the model; on one node it does not. Why is not known: of the trainer's source nothing
+is done for each tensor rank."""
+
 STEPS = 1
 """Steps of a pipeline that are simulated, which takes long: the host waits at the end of each, so
 that the first takes as long as others, and as much memory where there is enough."""
 
 A_NODE = 8
 """GPUs of a node."""
+
+FEW_NODES = 4
+"""Nodes of a pipeline whose errors are told apart from those of more."""
 
 SMALLEST = "1B"
 """The model whose rows are all-reduces."""
@@ -112,7 +123,7 @@ class _Zero01Row(RunRow):
                 "clip_norm": 1.0,
                 "steps": 2 if self.pp == 1 else STEPS,
             },
-            "compute": {"profile": kernels, "in_training": False},
+            "compute": {"profile": kernels, "in_training": False, **self._host()},
             "network": {"profile": network, "tensor_wait": TENSOR_WAIT},
         }
 
@@ -131,6 +142,30 @@ class _Zero01Row(RunRow):
 
     def part(self) -> str:
         return "pp = 1" if self.pp == 1 else "pp > 1"
+
+    def extent(self) -> str:
+        if self.pp == 1:
+            return ""
+        return f"pp > 1, {'up to' if self._nodes <= FEW_NODES else 'more than'} {FEW_NODES} nodes"
+
+    def turn(self) -> Turn | None:
+        if self.failed or self.step_time_s is None:
+            return None
+        return Turn(
+            alike=(self.model, self.tp, self.pp, self.micro_batch_seqs),
+            nodes=self._nodes,
+            seconds=self.step_time_s / (self.grad_accum + self.pp - 1),
+        )
+
+    @property
+    def _nodes(self) -> int:
+        return -(-self.dp * self.tp * self.pp // A_NODE)
+
+    def _host(self) -> dict[str, object]:
+        """Return what collectives take of the host, where it is more than the profile says."""
+        if self.pp == 1 or self.tp == 1 or self._nodes == 1:
+            return {}
+        return {"host_per_collective": f"{PIPELINE_HOST_US * self.tp} us"}
 
     def _model(self) -> dict[str, object]:
         # Where the table is not sure, as many as of queries: tensor 16 and 32 cannot cut fewer.

@@ -38,8 +38,8 @@ from zsim.prediction.run_features import RunFeatures
 FACTOR = 4
 """Largest ratio of the sizes of runs that are alike."""
 
-NEAREST = 49
-"""Like runs that count at most: the 45th of 49 errors has exactly nine of ten ranks up to it. Fewer
+NEAREST = 29
+"""Like runs that count at most: the 27th of 29 errors has exactly nine of ten ranks up to it. Fewer
 state too little of memory, more too much of pipelines (docs/validation.md has what was tried)."""
 
 LEVEL = 0.9

@@ -84,7 +84,7 @@ def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures 
     return RunFeatures(
         runtime=_runtime(strategy),
         stage=strategy.zero.stage,
-        precision=f"{train.precision.value}{float8}",
+        precision=f"{train.precision.compute}{float8}",
         constants=_constants(cluster),
         network=cluster.network is not None,
         states=_states(strategy),

@@ -10,6 +10,7 @@ import pytest
 
 import zsim_scenarios
 from zsim.analysis.memory_footprint import footprint
+from zsim.api.judged_figures import figure_runs
 from zsim.api.paper_validation import verdict_object, verdicts_of
 from zsim.calibration.host_figures import fitted
 from zsim.calibration.paper_figures import FigureQuantity, FigureVerdict, PaperError, parse, shown
@@ -91,9 +92,32 @@ def test_figures_are_predicted_beside_what_was_published() -> None:
     assert len(dots) == 5
 
 
+SECOND = """
+[[again]]
+name = "rates of one micro-batch more"
+figure = "rates"
+source = "made up"
+set = ["train.gradient_accumulation_steps=2"]
+"""
+
+
+def test_a_figure_may_have_a_second_answer_which_is_no_judged_run() -> None:
+    first, *_, second = parse(SMALL + SECOND).figures
+    for one, other in zip(first.runs, second.runs, strict=True):
+        for plain, changed in zip(one.ways, other.ways, strict=True):
+            train = {**cast("dict[str, object]", plain["train"]), "gradient_accumulation_steps": 2}
+            assert changed == {**plain, "title": changed["title"], "train": train}
+    assert not [run for *_, run in figure_runs() if "stream" in str(run.ways[0]["title"])]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
+        (
+            "[[figure]]",
+            "[[again]]\nname = 'a'\nfigure = 'b'\nsource = ''\nset = ['c=1']\n[[figure]]",
+            "again: a: no figure is named b",
+        ),
         ("values = [64, 2] }", "values = [64] }", "rates: fits: 2 values are needed"),
         ('"throughput"', '"speed"', "figure.0.quantity"),
         ("published = 1e6", "published = 0", "figure.1.rows.0.published"),

@@ -85,6 +85,16 @@ def test_a_row_with_a_pipeline_has_its_stages_and_no_tied_embeddings() -> None:
     assert from_tables(run_of(embeddings_inferred="tied").scenario).model.tied_embeddings
 
 
+def test_collectives_of_a_pipeline_over_several_nodes_take_more_of_the_host() -> None:
+    def host(**cells: str) -> object:
+        compute = cast("dict[str, object]", run_of(pp="2", **cells).scenario["compute"])
+        return compute.get("host_per_collective")
+
+    assert host(dp="4", tp="4") == "1000 us"
+    assert host(dp="1", tp="4", grad_accum="16") is None  # one node
+    assert host(dp="16", tp="1", grad_accum="1") is None
+
+
 def test_the_first_micro_batches_of_a_pipeline_say_what_all_of_them_take() -> None:
     run = run_of(
         pp="2", dp="1", tp="1", micro_batch_seqs="2", grad_accum="9", global_batch_seqs="18"
