@@ -4,6 +4,7 @@ Screenshots are kept in build/screenshots.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -30,9 +31,9 @@ SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTH = 1280
 NARROW = 400
 """Pixels across a telephone."""
-BYTES_MAX = 2_400_000
+BYTES_MAX = 1_500_000
 PATIENCE_S = 30.0
-"""Until the script of a page is unpacked and has drawn."""
+"""Until the timeline of a page is unpacked and laid out."""
 FLAGS = (
     "--headless",
     "--disable-gpu",
@@ -86,8 +87,11 @@ def keep(driver: Any, name: str) -> None:  # noqa: ANN401  (selenium is typed in
 def all_is_well(driver: Any, name: str) -> None:  # noqa: ANN401  (selenium is typed in part)
     """No error in the console, nothing fetched, figures drawn, nothing wider than a narrow page."""
     figures = driver.execute_script("return document.querySelectorAll('.figure').length")
-    drawn = driver.execute_script("return document.querySelectorAll('.figure .main-svg').length")
-    assert 0 < figures <= drawn
+    seen = (
+        "return [...document.querySelectorAll('.figure')].filter(figure => [...figure"
+        ".querySelectorAll('svg')].filter(svg => svg.clientHeight > 0).length === 1).length"
+    )
+    assert 0 < figures == driver.execute_script(seen)
     named = driver.execute_script("return document.querySelectorAll('.legend button').length")
     assert named > 1
     outside = (
@@ -100,6 +104,7 @@ def all_is_well(driver: Any, name: str) -> None:  # noqa: ANN401  (selenium is t
         screen = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == NARROW}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         waiting.until(lambda driver: driver.execute_script(outside) == [])
+        assert driver.execute_script(seen) == figures
         keep(driver, f"{name}_{width}")
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert driver.get_log("browser") == []
@@ -113,37 +118,68 @@ def test_the_page_of_a_run(scenario: str, opened: Opened, tmp_path: Path) -> Non
     assert path.stat().st_size < BYTES_MAX
     driver = opened(path)
     all_is_well(driver, f"run_{scenario}")
-    bars = "return document.querySelectorAll('#figure1 .bars .point').length"
+    bars = "return document.querySelectorAll('.zoom rect[data-at][x]').length"
     assert driver.execute_script(bars) > 100
     fabric = "return document.querySelectorAll('section:nth-of-type(4) .picture svg').length"
     assert driver.execute_script(fabric) == 1
 
 
-def test_a_part_of_a_figure_can_be_taken_away_by_its_name(opened: Opened, tmp_path: Path) -> None:
+def page_of_a_run(tmp_path: Path) -> Path:
     path = tmp_path / "run.html"
     assert answer(["run", "tiny", "--set", "zero.stage=3", "--report", str(path)]) == 0
-    driver = opened(path)
-    count = "return document.querySelectorAll('#figure1 .trace.bars').length"
-    before = driver.execute_script(count)
-    click = "document.querySelector('.legend[data-of=figure1] button').click()"
-    driver.execute_script(click)
-    assert driver.execute_script(count) == before - 1
-    driver.execute_script(click)
-    assert driver.execute_script(count) == before
+    return path
+
+
+def test_a_series_stands_out_when_its_name_is_pressed(opened: Opened, tmp_path: Path) -> None:
+    driver = opened(page_of_a_run(tmp_path))
+    count = "return document.querySelectorAll('.figure:has(.zoom) .faint').length"
+    groups = (
+        "return document.querySelectorAll('.zoom [data-series]:not([data-series=\"0\"])').length"
+    )
+    click = "document.querySelector('.figure:has(.zoom) .legend button').click()"
+    for expected in (driver.execute_script(groups), 0):
+        driver.execute_script(click)
+        assert driver.execute_script(count) == expected
+
+
+def test_a_part_of_the_timeline_can_be_looked_at(opened: Opened, tmp_path: Path) -> None:
+    driver = opened(page_of_a_run(tmp_path))
+    waiting = import_module("selenium.webdriver.support.ui").WebDriverWait(driver, PATIENCE_S)
+    actions = import_module("selenium.webdriver").ActionChains
+    shown = (
+        "return [...document.querySelectorAll('.zoom rect[data-at]')]"
+        ".filter(each => each.style.display !== 'none').length"
+    )
+    every = driver.execute_script(shown)
+    svg = driver.find_element("css selector", ".zoom svg")
+    drag = actions(driver).move_to_element_with_offset(svg, -100, 0).click_and_hold()
+    drag.move_by_offset(80, 0).release().perform()
+    waiting.until(lambda driver: 0 < driver.execute_script(shown) < every)
+    actions(driver).double_click(svg).perform()
+    waiting.until(lambda driver: driver.execute_script(shown) == every)
+    buttons = driver.find_elements("css selector", ".zoom-buttons button")
+    for button, condition in ((buttons[0], 1), (buttons[-1], 0)):
+        button.click()
+        waiting.until(lambda driver, few=condition: (driver.execute_script(shown) < every) == few)
+    bar = driver.find_element("css selector", ".zoom g[data-sort=gather] rect")
+    actions(driver).move_to_element(bar).perform()
+    tip = driver.find_element("css selector", ".tip").text
+    assert re.fullmatch(r"gather of .+: [\d.]+ [mu]s", tip)
 
 
 def test_a_page_is_dark_where_the_reader_asks_for_it(opened: Opened, tmp_path: Path) -> None:
-    path = tmp_path / "run.html"
-    assert answer(["run", "tiny", "--set", "zero.stage=3", "--report", str(path)]) == 0
-    driver = opened(path)
-    paper = "return document.querySelector('.figure').layout.paper_bgcolor"
-    assert driver.execute_script(paper) == "#ffffff"
+    driver = opened(page_of_a_run(tmp_path))
+    paper = "return getComputedStyle(document.querySelector('.wide svg > rect')).fill"
+    assert driver.execute_script(paper) == "rgb(255, 255, 255)"
     media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    wait = import_module("selenium.webdriver.support.ui").WebDriverWait(driver, PATIENCE_S)
-    wait.until(lambda driver: driver.execute_script(paper) != "#ffffff")
     body = "return getComputedStyle(document.querySelector('main')).backgroundColor"
-    assert driver.execute_script(body) != "rgb(255, 255, 255)"
+    assert driver.execute_script(paper) == driver.execute_script(body) != "rgb(255, 255, 255)"
+    pale = (
+        "return [...document.querySelectorAll('svg text:not(.on)')].filter(each => "
+        "getComputedStyle(each).fill === 'rgb(31, 41, 51)').length"
+    )
+    assert driver.execute_script(pale) == 0
     all_is_well(driver, "run_dark")
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
@@ -232,6 +268,6 @@ def test_the_local_page_answers_as_choices_are_changed(local: str, opened: Opene
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     driver.get(page)
     waiting.until(
-        lambda driver: driver.execute_script("return !!document.querySelector('.figure .main-svg')")
+        lambda driver: driver.execute_script("return !!document.querySelector('.figure svg')")
     )
     assert driver.get_log("browser") == []

@@ -1,14 +1,16 @@
 """Files beside an answer: what is asked for is looked at before anything runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from os import PathLike
 from pathlib import Path
 
+from zsim.api.figure_file import need_figure
 from zsim.files.html_page import need_html
 from zsim.files.picture import need_format
 from zsim.files.trace_file import need_chakra, need_trace
 from zsim.files.written import need_folder
+from zsim.mistake import MistakeError
 
 
 class FileKind(Enum):
@@ -38,3 +40,19 @@ def need_output(option: str, path: str | PathLike[str] | None, kind: FileKind) -
         FileKind.PICTURE: need_format,
     }
     needs[kind](option, Path(path))
+
+
+def need_picture(
+    path: str | PathLike[str] | None, figure: str | None, known: Sequence[str]
+) -> None:
+    """Check that `--picture` can be written to `path`, and `--figure` is one that is `known`.
+
+    Raises:
+        MistakeError: it cannot, it is not, or there is a figure and no `path` for it.
+    """
+    need_output("--picture", path, FileKind.PICTURE)
+    if figure is None:
+        return
+    need_figure("--figure", figure, known)
+    if path is None:
+        raise MistakeError("--figure: needs --picture, the file to draw it in")

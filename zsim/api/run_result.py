@@ -12,17 +12,18 @@ from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import AnswerInFacts
 from zsim.api.data_frame import data_frame
+from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.notebook import Picture
 from zsim.api.run_facts import RunOutcome, run_facts, run_object
 from zsim.api.training_budget import TrainingBudget, price_of
 from zsim.backend.backend import SIMULATOR
 from zsim.files.installed import fitted_for
-from zsim.files.picture import need_format, write_picture
 from zsim.files.trace_file import need_chakra, need_trace, write_trace
-from zsim.files.written import unwritten, write
+from zsim.files.written import write
 from zsim.mistake import MistakeError
-from zsim.report.timeline import TimelineError, timeline
+from zsim.report.run_picture import RUN_FIGURES, run_picture
+from zsim.report.timeline import timeline
 from zsim.units import PICOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from zsim.api.scenario import LoadedScenario
     from zsim.backend.backend import Job
     from zsim.trace.trace import Trace
+
+__all__ = ["RUN_FIGURES", "RunResult"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -349,18 +352,30 @@ class RunResult(AnswerInFacts):
             MistakeError: it cannot be drawn, or PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written.
         """
-        where = None if path is None else Path(path)
-        if where is not None:
-            need_format("timeline", where)
-        try:
-            drawn = timeline(self.job.schedule, self.job.model, self.recorded)
-        except TimelineError as error:
-            if where is None:
-                raise MistakeError(f"timeline: {error}") from None
-            raise unwritten(where, str(error)) from None
-        if where is not None:
-            write_picture("timeline", where, drawn)
-        return Picture(drawn)
+        return drawn_figure(
+            "timeline", path, lambda: timeline(self.job.schedule, self.job.model, self.recorded)
+        )
+
+    def picture(
+        self, path: str | PathLike[str] | None = None, *, figure: str = RUN_FIGURES[0]
+    ) -> Picture:
+        """Draw a figure of the page, and write that to `path`: .svg, .png or .pdf.
+
+        Args:
+            path: of the file, if there is to be one.
+            figure: "memory" over the last step, how its "time" is split, or the "network".
+
+        Raises:
+            MistakeError: there is no such figure, or PNG and PDF need the extra `draw`.
+            UnwrittenError: it cannot be written.
+        """
+        need_figure("figure", figure, RUN_FIGURES)
+        job, trace = self.job, self.recorded
+        return drawn_figure(
+            "picture",
+            path,
+            lambda: run_picture(figure, job, trace, self.summary, title=self.title),
+        )
 
     def __repr__(self) -> str:
         return (

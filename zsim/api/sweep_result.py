@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.api.answer import Answer, Progress, tell_nobody
 from zsim.api.data_frame import data_frame
+from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.notebook import Picture, table_html
 from zsim.api.sweep_text import sweep_text
 from zsim.backend.backend import RunFailedError
-from zsim.files.picture import need_format, write_picture
 from zsim.files.written import need_folder, unwritten, write
 from zsim.limits import limits
 from zsim.mistake import MistakeError, mistakes
@@ -31,10 +31,17 @@ from zsim.workers.worker import FinishedRun, RunBatch, simulated
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["SweepResult", "study_of", "sweep"]
+__all__ = ["SweepResult", "figures_of", "study_of", "sweep"]
 
 IN_MEMORY = Path(":memory:")
 """SQLite's name of a store that nobody keeps."""
+
+
+def figures_of(study: Study) -> tuple[str, ...]:
+    """Return the names of the figures that `SweepResult.picture` draws of `study`."""
+    from zsim.report.chart import study_figures
+
+    return study_figures([axis.name for axis in study.plan.axes])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -135,21 +142,25 @@ class SweepResult(Answer):
         need_html("report", Path(path))
         write(Path(path), render(study_page(self.study), made=datetime.now(UTC).date()))
 
-    def picture(self, path: str | PathLike[str] | None = None) -> Picture:
+    def picture(
+        self, path: str | PathLike[str] | None = None, *, figure: str | None = None
+    ) -> Picture:
         """Draw the runs, and write that to `path`: .svg, .png or .pdf.
 
+        Args:
+            path: of the file, if there is to be one.
+            figure: name of the axis along which they are drawn, or "changes": what one change
+                does to the best run. None is the axis with most choices.
+
         Raises:
-            MistakeError: PNG and PDF need the extra `draw`.
+            MistakeError: there is no such figure, or PNG and PDF need the extra `draw`.
             UnwrittenError: it cannot be written.
         """
-        from zsim.report.chart import chart
+        from zsim.report.chart import chart, study_figures
 
-        if path is not None:
-            need_format("picture", Path(path))
-        drawn = chart(self.study)
-        if path is not None:
-            write_picture("picture", Path(path), drawn)
-        return Picture(drawn)
+        if figure is not None:
+            need_figure("figure", figure, study_figures(self.study.axes))
+        return drawn_figure("picture", path, lambda: chart(self.study, figure))
 
     def __repr__(self) -> str:
         return f"SweepResult(question={self.question!r}, answer={self.answer!r})"

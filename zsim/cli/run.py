@@ -1,6 +1,7 @@
 """`zsim run SCENARIO`."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from zsim.cli.option import (
     size,
 )
 from zsim.cli.printing import (
+    Output,
     answer_before,
     interruption_told,
     outputs,
@@ -105,6 +107,16 @@ Chakra = Annotated[
 Timeline = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the last step: .svg, .png or .pdf.")
 ]
+Picture = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Draw a figure of the page: .svg, .png or .pdf."),
+]
+Figure = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="What --picture draws: memory, time or network. Default: memory."
+    ),
+]
 Report = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page about the run: .html.")
 ]
@@ -118,6 +130,10 @@ ScheduleCluster = Annotated[
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
 ]
+
+
+_Drawn = tuple[Path | None, str | None]
+"""Where a figure is drawn, and which."""
 
 
 def run(
@@ -138,6 +154,8 @@ def run(
     trace: Trace = None,
     chakra: Chakra = None,
     timeline: Timeline = None,
+    picture: Picture = None,
+    figure: Figure = None,
     report: Report = None,
     check: Check = True,
     tokens: Tokens = None,
@@ -151,7 +169,7 @@ def run(
     from zsim.api.placement import placed
     from zsim.api.scenario import load
 
-    _need_outputs(trace, chakra, timeline, report, witness=witness)
+    _need_outputs(trace, chakra, timeline, (picture, figure), report, witness=witness)
     trained = _need_tokens(tokens, price, prices)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
     loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
@@ -175,8 +193,7 @@ def run(
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
     result = _with_remedies(result.of_tokens(trained, price=price, prices=prices))
-    traces = ((trace, result.trace), (chakra, result.chakra))
-    with answer_before(outputs(*traces, (timeline, result.timeline), (report, result.report))):
+    with answer_before(_files(result, trace, chakra, timeline, (picture, figure), report)):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
 
@@ -202,19 +219,37 @@ def _need_outputs(
     trace: str | None,
     chakra: str | None,
     timeline: Path | None,
+    drawn: _Drawn,
     report: Path | None,
     *,
     witness: bool,
 ) -> None:
     """Check that the files that are asked for can be written."""
-    from zsim.api.output import FileKind, need_output
+    from zsim.api.output import FileKind, need_output, need_picture
+    from zsim.api.run_result import RUN_FIGURES
 
     need_output("--trace", trace, FileKind.TRACE)
     if witness and trace is None:
         raise MistakeError("--witness: needs --trace, the file to write witnesses into")
     need_output("--chakra", chakra, FileKind.CHAKRA)
     need_output("--timeline", timeline, FileKind.PICTURE)
+    need_picture(*drawn, RUN_FIGURES)
     need_output("--report", report, FileKind.PAGE)
+
+
+def _files(
+    result: "RunResult",
+    trace: str | None,
+    chakra: str | None,
+    timeline: Path | None,
+    drawn: _Drawn,
+    report: Path | None,
+) -> list[Output]:
+    """Return what writes the files that are asked for."""
+    picture, figure = drawn
+    draw = result.picture if figure is None else partial(result.picture, figure=figure)
+    told = outputs((trace, result.trace), (chakra, result.chakra))
+    return told + outputs((timeline, result.timeline), (picture, draw), (report, result.report))
 
 
 def _answer_no(title: str, no: Exception, *, as_json: bool) -> Code:

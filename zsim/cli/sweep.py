@@ -1,6 +1,7 @@
 """`zsim sweep STUDY`."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,15 @@ Study = Annotated[
         help="A study that ships (zsim list), or a file.",
         show_default=False,
         autocompletion=completed("study_names"),
+    ),
+]
+
+
+Figure = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="What --picture draws: an axis, or changes. Default: the longest axis.",
     ),
 ]
 
@@ -43,6 +53,7 @@ def sweep(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the runs: .svg, .png or .pdf.")
     ] = None,
+    figure: Figure = None,
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
@@ -53,17 +64,17 @@ def sweep(
     json: Json = False,
 ) -> Code:
     """Run a study: which of many runs is best, and why."""
-    from zsim.api.output import FileKind, need_output
+    from zsim.api.output import FileKind, need_output, need_picture
     from zsim.api.sweep_forecast import forecast_sweep
-    from zsim.api.sweep_result import study_of
+    from zsim.api.sweep_result import figures_of, study_of
     from zsim.api.sweep_result import sweep as run_study
 
     if workers is not None and scheduler is not None:
         raise MistakeError(f"--workers: {workers} stands without --scheduler, which has its own")
     need_output("--report", report, FileKind.PAGE)
-    need_output("--picture", picture, FileKind.PICTURE)
     need_output("--csv", csv, FileKind.ANY)
     asked = study_of(study)
+    need_picture(picture, figure, figures_of(asked))
     store = store or Path(f"{asked.name}.sqlite")
     if dry_run:
         found = forecast_sweep(asked, store=store, workers=workers, scheduler=scheduler)
@@ -73,7 +84,8 @@ def sweep(
         result = run_study(
             asked, store=store, workers=workers, scheduler=scheduler, progress=told, tell=_tell
         )
-    files = outputs((csv, result.csv), (report, result.report), (picture, result.picture))
+    draw = partial(result.picture, figure=figure)
+    files = outputs((csv, result.csv), (report, result.report), (picture, draw))
     with answer_before([result.need_kept, *files]):
         print_answer(result, as_json=json)
     return Code.NO if result.best is None else Code.DONE

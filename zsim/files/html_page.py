@@ -3,17 +3,18 @@
 import gzip
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
-from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 from zsim.files.written import need_folder
 from zsim.mistake import MistakeError
-from zsim.report.page import Page, PageFigure
+from zsim.report.drawing import NARROW, WIDE, drawn
+from zsim.report.figure import Figure, LaneBars
+from zsim.report.page import Page
 from zsim.report.setting_page import FormAnswer, SettingPage
 
 if TYPE_CHECKING:
@@ -22,23 +23,18 @@ if TYPE_CHECKING:
 TEMPLATE = "page.html.jinja"
 FORM, ANSWER = "form_page.html.jinja", "form_answer.html.jinja"
 
-LAYOUT: Mapping[str, object] = {
-    "margin": {"l": 64, "r": 16, "t": 10, "b": 56},
-    "showlegend": False,  # names of traces stand above the figure, where a page can break lines
-    "font": {"family": 'system-ui, "DejaVu Sans", sans-serif', "size": 13, "color": "#1f2933"},
-    "paper_bgcolor": "#ffffff",
-    "plot_bgcolor": "#ffffff",
-    "hoverlabel": {"align": "left"},
-}
-"""What all figures share; a figure's own layout is put on top."""
 
+@dataclass(frozen=True, slots=True)
+class PageDrawing:
+    """A drawing of a figure: for which pages, as SVG, or packed.
 
-class _Offline(Protocol):
-    """plotly.offline, as far as it is used."""
+    What gzip made of it browsers of 2023 and later unpack by themselves: a timeline has thousands
+    of bars, and takes a tenth so.
+    """
 
-    def get_plotlyjs(self) -> str:
-        """Return Plotly's own script, which comes with its package."""
-        ...
+    kind: str
+    svg: str = ""
+    packed: str = ""
 
 
 def need_html(option: str, path: Path) -> None:
@@ -52,18 +48,12 @@ def need_html(option: str, path: Path) -> None:
     need_folder(option, path)
     try:
         _template(TEMPLATE)
-        import_module("plotly.offline")
     except ImportError as error:
         raise MistakeError(f"{option}: needs {error.name} (pip install 'zsim[report]')") from None
 
 
 def render(page: Page, *, made: date | None = None) -> str:
     """Return `page`, `made` on a day, as HTML; `need_html` said that it can be made."""
-    figures = {
-        f"figure{at}": {"traces": each.figure.traces, "layout": _layout(each.figure)}
-        for at, each in enumerate(page.sections)
-        if each.figure is not None
-    }
     pairs = {
         at: {"figures": each.pairs.figures, "runs": each.pairs.runs}
         for at, each in enumerate(page.sections)
@@ -71,9 +61,8 @@ def render(page: Page, *, made: date | None = None) -> str:
     }
     return _template(TEMPLATE).render(
         page=page,
-        figures=_packed(gzip.compress(json.dumps(figures, allow_nan=False).encode(), mtime=0)),
+        drawings=[_drawings(each.figure) for each in page.sections],
         pairs=_in_script(pairs),
-        plotly=_packed(_script()) if figures else "",
         footer=f"Made by zsim {version('zsim')}{f' on {made}' if made else ''}.",
     )
 
@@ -89,8 +78,17 @@ def render_answer(found: FormAnswer) -> str:
     return _template(ANSWER).render(answer=found).strip()
 
 
-def _layout(figure: PageFigure) -> dict[str, object]:
-    return {**LAYOUT, "height": figure.height, **figure.layout}
+def _drawings(figure: Figure | None) -> list[PageDrawing]:
+    """Return how a figure is drawn: wide and narrow, or once where a script lays it out."""
+    if figure is None:
+        return []
+    if isinstance(figure, LaneBars):
+        data = gzip.compress(drawn(figure, WIDE).encode(), compresslevel=6, mtime=0)
+        return [PageDrawing("zoom", packed=b64encode(data).decode())]
+    return [
+        PageDrawing("wide", drawn(figure, WIDE)),
+        PageDrawing("narrow", drawn(figure, NARROW)),
+    ]
 
 
 def _in_script(value: object) -> str:
@@ -106,17 +104,3 @@ def _template(name: str) -> "Template":
 
     loader = FunctionLoader(text_of)
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(name)
-
-
-def _packed(data: bytes) -> str:
-    """Return what gzip made as text: browsers of 2023 and later unpack it by themselves."""
-    return b64encode(data).decode()
-
-
-def _script() -> bytes:
-    """Return Plotly's own script, packed: 4.8 MB are 1.4 MB so.
-
-    Its basic bundle, a third of that, does not come with its package.
-    """
-    offline = cast("_Offline", import_module("plotly.offline"))
-    return gzip.compress(offline.get_plotlyjs().encode(), compresslevel=9, mtime=0)

@@ -1,5 +1,5 @@
 """Pages that a person reads: what a run or a study came to, as text, tables and figures.
 
-Pure: a page is a value, its figures are in the form of Plotly's JSON. `zsim.files.html_page`
-makes HTML of it.
+Pure: a page is a value, and so are its figures, which `zsim.report.drawing` draws as SVG.
+`zsim.files.html_page` makes HTML of it.
 """

@@ -1,12 +1,13 @@
 """Device memory over a step: what is alive by kind, what is reserved, and the peak explained."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from zsim.backend.backend import Job
 from zsim.memory import Peak, peak, reservations
-from zsim.report.page import Json, PageFigure, PageTable, Section, number, words
+from zsim.report.figure import Series, SeriesMark, StackedCurves
+from zsim.report.page import PageTable, Section, number, words
 from zsim.schedule.schedule import Kind, Place
 from zsim.trace.trace import BookEntry, RankTrace, Reservation, Trace
 from zsim.units import format_bytes
@@ -20,21 +21,21 @@ COLOURS = {
     Kind.COMMUNICATION: "#8d6a9f",
     Kind.WORKSPACE: "#b8c0c9",
 }
-SOLID: Json = {"shape": "hv", "width": 2, "dash": "solid", "color": "#c81e1e"}
-DOTTED: Json = {"shape": "hv", "width": 2, "dash": "dot", "color": "#c81e1e"}
+RED = "#c81e1e"
 UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
-FAR = 30
-"""A limit so many times as high as the curve would flatten it: it is shown when asked for."""
-MOST_POINTS = 3_000
-"""Lines of the book shown: of more, the largest of each run of equal length."""
-WINDOWS = 100
-"""So many parts of the step have one height of what is reserved each: the most there."""
+FAR = 6
+"""A limit so many times as high as the curve would flatten it: it is told, not drawn."""
+PLACES, FEW = 400, 110
+"""Places of the curve, at most, and those of more lines: each is the highest of several lines.
+
+So few that what rises and falls with every unit is one line, not a comb.
+"""
 LARGEST = 12
 """Buffers listed at the peak."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class MemoryLine:
     """After a line of the book: which operation, bytes alive by kind, bytes reserved.
 
     Nothing is known of what is reserved after memory ran out.
@@ -61,122 +62,90 @@ def memory(job: Job, trace: Trace) -> Section:
     entries = [entry for entry in rank.book if entry.pool == found.pool]
     lines = _course(entries, reserved.course_bytes, trace.steps - 1)
     capacity = reserved.capacity_bytes
+    shown, each = highest(lines), -(-len(lines) // FEW)
+    several = f" Each place of the curve is the highest of {each:,} allocations and frees."
     return Section(
         title="Memory",
-        sentences=(_sentence(found, rank, reserved),),
-        figure=_figure(_shown(lines), capacity),
+        sentences=(
+            f"{_sentence(found, rank, reserved)}{several if len(shown) < len(lines) else ''}",
+        ),
+        figure=_figure(shown, capacity),
         table=_table(found),
     )
 
 
-def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> list[_Line]:
+def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> list[MemoryLine]:
     """Return what is alive after each line of the book in `step`."""
     kinds = list(Kind)
     alive = [0] * len(kinds)
-    found: list[_Line] = []
+    found: list[MemoryLine] = []
     for at, entry in enumerate(entries):
         alive[kinds.index(entry.kind)] += entry.change_bytes
         if entry.step == step:
             total = reserved[at] if at < len(reserved) else None
-            found.append(_Line(entry.operation, tuple(alive), total))
+            found.append(MemoryLine(entry.operation, tuple(alive), total))
     return found
 
 
-def _shown(lines: list[_Line]) -> list[_Line]:
-    """Return few enough lines; a peak is always among them."""
-    if len(lines) <= MOST_POINTS:
-        return lines
-    size = -(-len(lines) // MOST_POINTS)
-    runs = (lines[first : first + size] for first in range(0, len(lines), size))
-    return [max(run, key=lambda line: sum(line.alive)) for run in runs]
+def highest(lines: Sequence[MemoryLine]) -> list[MemoryLine]:
+    """Return few enough lines: of each run of several the one with most alive.
+
+    What is reserved is the most of the run: what rises and falls all the time is one line so.
+    """
+    size = 1 if len(lines) <= PLACES else -(-len(lines) // FEW)
+    found: list[MemoryLine] = []
+    for first in range(0, len(lines), size):
+        run = lines[first : first + size]
+        known = [line.reserved for line in run if line.reserved is not None]
+        most = max(run, key=lambda line: sum(line.alive))
+        found.append(replace(most, reserved=max(known) if known else None))
+    return found
 
 
-def _figure(lines: list[_Line], capacity: int | None) -> PageFigure:
-    where = list(range(len(lines)))
-    names = [line.operation for line in lines]
+def _figure(lines: list[MemoryLine], capacity: int | None) -> StackedCurves:
     top = max((max(line.reserved or 0, sum(line.alive)) for line in lines), default=0)
     unit, size = next((each for each in UNITS if top >= each[1]), UNITS[-1])
-    traces: list[Json] = []
-    for at, kind in enumerate(Kind):
-        course = [line.alive[at] / size for line in lines]
-        if any(course):
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": str(kind),
-                    "stackgroup": "alive",
-                    "x": where,
-                    "y": course,
-                    "customdata": names,
-                    "line": {"shape": "hv", "width": 0.5, "color": COLOURS[kind]},
-                    "fillcolor": COLOURS[kind],
-                    "hovertemplate": f"{kind} %{{y:.3f}} {unit}<br>%{{customdata}}<extra></extra>",
-                }
-            )
-    reserved = [None if line.reserved is None else line.reserved / size for line in lines]
-    if any(reserved):
-        traces.append(_level("reserved", unit, where, upper(reserved)) | {"line": DOTTED})
-    if capacity is not None and lines:
-        ends = [where[0], where[-1]]
-        limit = _level("limit", unit, ends, [capacity / size] * 2) | {"line": SOLID}
-        traces.append(limit | ({"visible": "legendonly"} if capacity > FAR * top else {}))
-    return PageFigure(
-        traces=tuple(traces),
-        layout={
-            "xaxis": {
-                "title": {"text": "allocations and frees, in their order"},
-                **_ticks(lines),
-            },
-            "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-            "hovermode": "closest",
-        },
-        height=400,
+    alive = [at for at in range(len(Kind)) if any(line.alive[at] for line in lines)]
+    kinds = list(Kind)
+    series = [Series(str(kinds[at]), COLOURS[kinds[at]]) for at in alive]
+    drawn: list[tuple[float | None, ...]] = []
+    if any(line.reserved for line in lines):
+        series.append(Series("reserved", RED, SeriesMark.DOTTED))
+        drawn.append(
+            tuple(None if line.reserved is None else line.reserved / size for line in lines)
+        )
+    if capacity is not None and capacity <= FAR * top:
+        series.append(Series("limit", RED, SeriesMark.LINE))
+        drawn.append((capacity / size,) * len(lines))
+    return StackedCurves(
+        series=tuple(series),
+        layers=tuple(tuple(line.alive[at] / size for line in lines) for at in alive),
+        lines=tuple(drawn),
+        titles=tuple(map(_says, lines)),
+        ticks=_ticks(lines),
+        axis="progress of the step, by allocations and frees",
+        unit=unit,
     )
 
 
-def upper(values: Sequence[float | None]) -> list[float | None]:
-    """Return the most of the values around each: what rises and falls all the time is one line."""
-    found: list[float | None] = []
-    size = max(len(values) // WINDOWS, 1)
-    for first in range(0, len(values), size):
-        window = values[first : first + size]
-        known = [each for each in window if each is not None]
-        found += [None if each is None else max(known) for each in window]
-    return found
+def _says(line: MemoryLine) -> str:
+    sizes = sorted(zip(line.alive, Kind, strict=True), key=lambda each: -each[0])
+    kinds = ", ".join(f"{kind} {format_bytes(size)}" for size, kind in sizes if size)
+    reserved = "" if line.reserved is None else f"; {format_bytes(line.reserved)} reserved"
+    total = format_bytes(sum(line.alive))
+    return f"{phase_of(line.operation)}: {total} in use ({kinds or 'nothing'}){reserved}"
 
 
-def _level(
-    name: str, unit: str, where: list[int], values: Sequence[float | None]
-) -> dict[str, object]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": where,
-        "y": values,
-        "hovertemplate": f"{name} %{{y:.3f}} {unit}<extra></extra>",
-    }
-
-
-def _ticks(lines: list[_Line]) -> Json:
-    """Return a tick where a phase of the step begins, with its name: the second part of a path."""
-    starts: list[int] = []
-    labels: list[str] = []
+def _ticks(lines: list[MemoryLine]) -> tuple[tuple[int, str], ...]:
+    """Return the places where phases of the step begin, each with its name."""
+    found: list[tuple[int, str]] = []
     at = 0
     for phase, run in groupby(lines, lambda line: phase_of(line.operation)):
-        starts.append(at)
-        labels.append(phase)
+        found.append((at, phase))
         at += len(list(run))
-    apart = [0]
-    for position in range(1, len(starts)):
-        if starts[position] - starts[apart[-1]] > len(lines) // 14:
-            apart.append(position)
-    return {
-        "tickmode": "array",
-        "tickvals": [starts[each] for each in apart if starts],
-        "ticktext": [labels[each] for each in apart if labels],
-    }
+    if not any(phase.endswith(" mb1") for _, phase in found):  # of one micro-batch, say nothing
+        return tuple((place, phase.removesuffix(" mb0")) for place, phase in found)
+    return tuple(found)
 
 
 def phase_of(operation: str) -> str:
@@ -186,14 +155,20 @@ def phase_of(operation: str) -> str:
     return f"{parts[0] if parts else operation} {micro}".strip()
 
 
+def _in_words(phase: str) -> str:
+    """Return "backward of micro-batch 1" for "backward mb0"."""
+    name, _, number = phase.partition(" mb")
+    return f"{name} of micro-batch {int(number) + 1}" if number else name
+
+
 def _sentence(found: Peak, rank: RankTrace, reserved: Reservation) -> str:
     kinds = sorted(found.by_kind, key=lambda each: -each[1])
     most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds[:3] if size)
     capacity = reserved.capacity_bytes
     limit = f", of {format_bytes(capacity)} that may be" if capacity is not None else ""
     return (
-        f"At the peak, in {phase_of(found.operation)} of step {found.step + 1} on rank "
-        f"{rank.rank}, {format_bytes(found.bytes)} are alive: {most}. "
+        f"At the peak, in {_in_words(phase_of(found.operation))} of step {found.step + 1} on rank "
+        f"{rank.rank}, tensors take {format_bytes(found.bytes)}: {most}. "
         f"{_reserved(reserved)}{limit}."
     )
 

@@ -1,18 +1,8 @@
 """A page as a value: sections of sentences, figures, pictures and tables."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-Json = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFigure:
-    """A figure in the form of Plotly (its JSON schema): traces, layout, and pixels in height."""
-
-    traces: tuple[Json, ...]
-    layout: Json
-    height: int = 380
+from zsim.report.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +46,7 @@ class Section:
 
     title: str
     sentences: tuple[str, ...] = ()
-    figure: PageFigure | None = None
+    figure: Figure | None = None
     picture: str | None = None
     table: PageTable | None = None
     pairs: Pairs | None = None

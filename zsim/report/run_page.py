@@ -44,6 +44,15 @@ def run_page(
 
 
 def _answer(found: Summary) -> str:
+    """Return whether it fits, and how long a step takes; what it needs where it does not."""
+    needed = found.needed_bytes
+    if not found.fits and 0 < found.usable_bytes < needed:
+        text = f"It does not fit: it needs {format_bytes(needed)} of the "
+        text += f"{format_bytes(found.usable_bytes)} that a GPU has"
+        if found.step_time_s:
+            took = format_seconds(found.step_time_s)
+            text += f". A step would take {took} if there were more memory"
+        return f"{text}."
     if found.reserved_bytes is not None:
         memory_used = f"{format_bytes(found.reserved_bytes)} are reserved at most"
     else:

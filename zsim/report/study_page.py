@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
-from zsim.report.chart_lines import ChartValues, is_of_names, lines_of, values_of
+from zsim.report.choice_chart import choice_chart
+from zsim.report.figure import BarRows, RowBar, Series
 from zsim.report.page import (
-    Json,
     Page,
-    PageFigure,
     PageTable,
     Pairs,
     Section,
@@ -23,10 +21,6 @@ from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 1_000
 """Rows of the table, and runs to choose from: more make the page slow; the CSV has all."""
-COLOURS = (
-    *("#5b8bd0", "#e07a5f", "#6d9f71", "#f2b45c", "#8d6a9f", "#4f9da6"),
-    *("#1f3f77", "#8c2f1b", "#2f5233", "#9a6b00", "#c77daf", "#7b8794"),
-)
 
 
 def study_page(result: StudyResult) -> Page:
@@ -36,7 +30,7 @@ def study_page(result: StudyResult) -> Page:
     if rows:
         vary = [at for at in range(len(result.axes)) if _varies(rows, at)]
         sections += [_axis(result, rows, at, first=at == vary[0]) for at in vary]
-        sections += [*_tornado(result), _pairs(result, rows)]
+        sections += [*one_change(result), _pairs(result, rows)]
     facts = [("held fixed", result.held), ("runs", _counts(result))]
     return Page(
         title=result.question,
@@ -110,97 +104,24 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
 
     What marks mean is said with the `first` of such charts.
     """
-    labels = list(dict.fromkeys(row.labels[axis] for row in result.rows))
-    lines, values = lines_of(result, rows, axis), values_of(result, rows)
-    bars = is_of_names(result, axis) and not values.are_far_apart
+    figure = choice_chart(result, rows, axis)
     fewer = ""
-    if "slowest" in lines:
+    if any(series.name == "slowest" for series in figure.series):
         fewer = " Of all combinations of the others, the fastest, median and slowest."
-    marks = f" {_band(rows)} Hollow marks and pale bars do not meet the goal." if first else ""
-    if values.like:
-        marks = f" Times are over that of the fastest that fits with the same {values.like}.{marks}"
+    marks = f" {_band(rows)} Hollow dots and pale bars do not meet the goal." if first else ""
     changes = ", ".join(result.fields[axis])
     return Section(
         title=f"Along {result.axes[axis]}",
         sentences=(f"It changes {changes}.{fewer}{marks}",),
-        figure=PageFigure(
-            traces=tuple(
-                {
-                    **_line(name, each, result, axis=axis, values=values, colour=colour),
-                    **(_BARS if bars else _marks(result, axis)),
-                }
-                for (name, each), colour in zip(lines.items(), cycle(COLOURS), strict=False)
-            ),
-            layout={
-                "xaxis": {
-                    "title": {"text": plain(result.axes[axis])},
-                    "type": "category",
-                    "categoryorder": "array",
-                    "categoryarray": [plain(label) for label in labels],
-                },
-                "yaxis": {
-                    "title": {"text": plain(values.title)},
-                    **({"type": "log"} if values.are_far_apart else {"rangemode": "tozero"}),
-                },
-                "hovermode": "closest",
-            },
-            height=380,
-        ),
+        figure=figure,
     )
 
 
 def _band(rows: Sequence[StudyRow]) -> str:
     """Return what the bars of a chart are, or why there are none."""
     if any(row.outcome.error is not None for row in rows):
-        return "Bars are the error of the prediction, where measurements judged it."
+        return "Thin lines are the error of the prediction, where measurements judged it."
     return "No measurement has judged such runs: there is no band of error."
-
-
-def plain(text: str) -> str:
-    """Return `text` as a figure shows it letter by letter: Plotly reads tags of its own."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-_BARS: Json = {"type": "bar"}
-
-
-def _marks(result: StudyResult, axis: int) -> Json:
-    """Return how runs are marked that are no bars: joined only where something lies between."""
-    return {"type": "scatter", "mode": "markers" if is_of_names(result, axis) else "lines+markers"}
-
-
-def _line(
-    name: str,
-    rows: Sequence[StudyRow],
-    result: StudyResult,
-    *,
-    axis: int,
-    values: ChartValues,
-    colour: str,
-) -> dict[str, object]:
-    accepted = {row.name for row in result.ranking.accepted}
-    shown = [values.of_run[row.name] for row in rows]
-    bands = [(row.outcome.error or 0.0) * each for row, each in zip(rows, shown, strict=True)]
-    meets = [row.name in accepted for row in rows]
-    times = [format_seconds(row.step_time_s) for row in rows]
-    over = [f", {each:.3g} times the fastest" if values.like else "" for each in shown]
-    return {
-        "name": plain(name) or "step time",
-        "x": [plain(row.labels[axis]) for row in rows],
-        "y": shown,
-        "error_y": {"type": "data", "array": bands, "visible": any(bands)},
-        "marker": {
-            "size": 9,
-            "color": colour,
-            "symbol": ["circle" if each else "circle-open" for each in meets],
-            "opacity": [1.0 if each else PALE for each in meets],
-        },
-        "line": {"color": colour},
-        "customdata": [plain(row.name) for row in rows],
-        "text": [f"{time}{more}" for time, more in zip(times, over, strict=True)],
-        "textposition": "none",
-        "hovertemplate": "%{customdata}: %{text}<extra></extra>",
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,39 +170,48 @@ def by_cost(result: StudyResult) -> bool:
     return result.goal.minimize == COST
 
 
-def _tornado(result: StudyResult) -> Iterator[Section]:
+def one_change(result: StudyResult) -> Iterator[Section]:
     """Yield what one change does to the best run."""
     found = changes(result)
     if not found:
         return
     shown, accepted = found[:20], {row.name for row in result.ranking.accepted}
     what = "the cost of a token" if by_cost(result) else "the time of a step"
+    used = sorted({_sort(each) for each in shown})
     yield Section(
         title="What one change does",
         sentences=(_about(result, found, what),),
-        figure=PageFigure(
-            traces=(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "y": [plain(each.name) for each in shown],
-                    "x": [100 * each.relative for each in shown],
-                    "text": [_says(each, found) for each in shown],
-                    "textposition": "auto",
-                    "marker": {
-                        "color": [_colour(each) for each in shown],
-                        "opacity": [1.0 if each.row.name in accepted else PALE for each in shown],
-                    },
-                    "hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>",
-                },
+        figure=BarRows(
+            series=tuple(Series(*_SERIES[sort]) for sort in used),
+            rows=tuple(
+                (
+                    each.name,
+                    (
+                        RowBar(
+                            start=0.0,
+                            end=100 * each.relative,
+                            series=used.index(_sort(each)),
+                            title=f"{each.name}: {_says(each, found)}",
+                            text=_says(each, found),
+                            pale=each.row.name not in accepted,
+                        ),
+                    ),
+                )
+                for each in shown
             ),
-            layout={
-                "xaxis": {"title": {"text": f"change of {what}, %"}, "zeroline": True},
-                "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
-            },
-            height=110 + 30 * len(shown),
+            axis=f"change of {what}, %",
+            is_beside=True,
         ),
     )
+
+
+_SERIES = (("less", "#6d9f71"), ("more", "#e07a5f"), ("a tie: below the error", "#b8c0c9"))
+"""Sorts of changes, and their colours."""
+
+
+def _sort(each: OneChange) -> int:
+    """Return which sort a change is of."""
+    return 2 if each.counts is False else int(each.relative >= 0)
 
 
 def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
@@ -312,10 +242,6 @@ def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
     )
 
 
-PALE = 0.4
-"""Opacity of the bar of a run that does not meet the goal."""
-
-
 def _none_judged(found: Sequence[OneChange]) -> bool:
     """Tell whether no change is judged: that can be said once."""
     return all(each.counts is None for each in found)
@@ -324,17 +250,11 @@ def _none_judged(found: Sequence[OneChange]) -> bool:
 def _says(each: OneChange, found: Sequence[OneChange]) -> str:
     """Return a change, one of `found`, and how sure it is unless that is said of all."""
     how = {
-        False: ", below the error",
+        False: ", a tie: below the error",
         None: "" if _none_judged(found) else ", not judged",
         True: "",
     }[each.counts]
     return f"{each.relative:+.1%}{how if each.relative else ''}"
-
-
-def _colour(each: OneChange) -> str:
-    if each.counts is False:
-        return "#b8c0c9"
-    return "#6d9f71" if each.relative < 0 else "#e07a5f"
 
 
 def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:

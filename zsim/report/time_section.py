@@ -1,11 +1,14 @@
 """Section on the time of a step: a bar for each rank of the trace, every moment one thing."""
 
+from collections.abc import Iterator, Sequence
+
 from zsim.analysis.exposed_time import HostSide
 from zsim.analysis.summary import last_step
 from zsim.analysis.time_breakdown import Breakdown, breakdown
 from zsim.backend.backend import Job
 from zsim.cluster.host_links import HostWork
-from zsim.report.page import Json, PageFigure, Section
+from zsim.report.figure import BarRows, RowBar, Series
+from zsim.report.page import Section
 from zsim.trace.trace import RankTrace, Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
@@ -40,15 +43,7 @@ def split(job: Job, trace: Trace) -> Section:
     return Section(
         title="Where the time goes",
         sentences=(_sentence(found[worst], ranks[worst]),),
-        figure=PageFigure(
-            traces=tuple(_traces(found, ranks, groups)),
-            layout={
-                "barmode": "stack",
-                "xaxis": {"title": {"text": "seconds of the step"}},
-                "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
-            },
-            height=130 + 34 * len(ranks),
-        ),
+        figure=_figure(found, ranks, groups),
     )
 
 
@@ -78,39 +73,36 @@ def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
     ]
 
 
-def _traces(found: list[Breakdown], ranks: tuple[RankTrace, ...], groups: list[str]) -> list[Json]:
+def _figure(found: Sequence[Breakdown], ranks: Sequence[RankTrace], groups: list[str]) -> BarRows:
+    """Return a row for each rank; parts that are nothing on all of them have no name."""
     hosts = [rank.host_bound_ps[-1] if rank.host_bound_ps else 0 for rank in ranks]
-    labels = [_short_label(rank) for rank in ranks]
-    columns = zip(
-        *(parts(each, groups, host) for each, host in zip(found, hosts, strict=True)), strict=True
+    every = [parts(each, groups, host) for each, host in zip(found, hosts, strict=True)]
+    shown = [at for at in range(len(every[0])) if any(of_rank[at][2] for of_rank in every)]
+    return BarRows(
+        series=tuple(Series(*every[0][at][:2]) for at in shown),
+        rows=tuple(
+            (_short_label(rank), tuple(_bars([of_rank[at] for at in shown])))
+            for rank, of_rank in zip(ranks, every, strict=True)
+        ),
+        axis="seconds of the step",
     )
-    traces: list[Json] = []
-    for column in columns:
-        name, colour, _ = column[0]
-        seconds = [each / PICOSECONDS_PER_SECOND for _, _, each in column]
-        if not any(seconds):
-            continue
-        shares = [
-            f"{each:.1%}" if each >= SHOWN else ""
-            for each in (
-                ps / max(whole.span_ps, 1) for (_, _, ps), whole in zip(column, found, strict=True)
+
+
+def _bars(of_rank: list[Part]) -> Iterator[RowBar]:
+    """Yield the parts of a rank one after the other."""
+    whole_ps, start_ps = max(sum(ps for _, _, ps in of_rank), 1), 0
+    for series, (name, _, ps) in enumerate(of_rank):
+        share, end_ps = ps / whole_ps, start_ps + ps
+        if ps:
+            took = format_seconds(ps / PICOSECONDS_PER_SECOND)
+            yield RowBar(
+                start=start_ps / PICOSECONDS_PER_SECOND,
+                end=end_ps / PICOSECONDS_PER_SECOND,
+                series=series,
+                title=f"{name}: {took}, {share:.1%}",
+                text=f"{share:.1%}" if share >= SHOWN else "",
             )
-        ]
-        traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": name,
-                "y": labels,
-                "x": seconds,
-                "text": shares,
-                "textposition": "inside",
-                "insidetextanchor": "middle",
-                "marker": {"color": colour},
-                "hovertemplate": f"{name}: %{{x:.4s}}s<extra></extra>",
-            }
-        )
-    return traces
+        start_ps = end_ps
 
 
 def _sentence(found: Breakdown, rank: RankTrace) -> str:

@@ -6,12 +6,14 @@ parameters or gradients it carries, or its size where they are not told apart.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 
 from zsim.analysis.summary import last_step
 from zsim.model.model import Model
+from zsim.report.figure import LaneBars, NoFigureError
 from zsim.report.lane import Bar, Sort, lanes
-from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
+from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas, data
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
@@ -30,7 +32,7 @@ TICKS_MAX = 14
 """Ticks of the time axis, at most."""
 
 
-class TimelineError(ValueError):
+class TimelineError(NoFigureError):
     """A trace that cannot be drawn."""
 
 
@@ -108,15 +110,38 @@ def _close_up(bars: dict[str, list[Bar]], word: str, sorts: set[Sort]) -> CloseU
 def close_up_picture(panels: tuple[CloseUp, ...]) -> str:
     """Return the SVG of close-ups alone, one below the other."""
     lanes = len(panels[0].bars)
-    sheet = Canvas(WIDTH, len(panels) * (PANEL + LANE * lanes + 30))
+    sheet = Canvas(WIDTH, len(panels) * (PANEL + LANE * lanes + 30), on_page=True)
     _draw_panels(sheet, panels, 0.0)
     return sheet.svg()
+
+
+def lane_picture(found: LaneBars, width: float) -> str:
+    """Return the SVG of lanes alone; a bar says what it is, and a script can zoom into it."""
+    height = LANE * len(found.lanes) + 60
+    sheet = Canvas(width, height, attributes=_for_script(found))
+    picture = _Picture(sheet, found.begin_ps, found.end_ps, 8.0, Edges(LEFT - 20, width - 12))
+    picture.zoomable(found)
+    return sheet.svg()
+
+
+def _for_script(found: LaneBars) -> str:
+    unit, unit_ps = unit_of(found.end_ps - found.begin_ps)
+    long = (found.end_ps - found.begin_ps) / unit_ps
+    return f' data-long="{long}" data-unit="{unit}" data-left="{LEFT - 20:.0f}"'
 
 
 def _draw_panels(sheet: Canvas, panels: tuple[CloseUp, ...], top: float) -> None:
     for at, each in enumerate(panels):
         y = top + at * (PANEL + LANE * len(each.bars) + 30)
         _Picture(sheet, each.begin_ps, each.end_ps, y + PANEL - 30).panel(each)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Edges of all bars, left and right."""
+
+    left: float
+    right: float
 
 
 @dataclass(slots=True)
@@ -127,15 +152,42 @@ class _Picture:
     begin_ps: int
     end_ps: int
     top: float = TOP
+    edges: Edges = Edges(LEFT, RIGHT)
 
     def _at(self, time_ps: int) -> float:
-        return LEFT + (RIGHT - LEFT) * (time_ps - self.begin_ps) / (self.end_ps - self.begin_ps)
+        share = (time_ps - self.begin_ps) / (self.end_ps - self.begin_ps)
+        return self.edges.left + (self.edges.right - self.edges.left) * share
 
     def draw(self, title: str, lanes: dict[str, list[Bar]]) -> None:
         """Draw title, legend, time axis and lanes."""
         self.sheet.words(16, 34, title, size=18, bold=True)
         self._legend({bar.sort for bars in lanes.values() for bar in bars})
         self._lanes(lanes, "time since the step began")
+
+    def zoomable(self, found: LaneBars) -> None:
+        """Draw lanes as a script needs them: when each bar begins and ends, and its names.
+
+        Bars of a lane are in a group for each sort; where they stand the script computes.
+        """
+        with self.sheet.group('class="axis"'):
+            self._axis(self.top + LANE * len(found.lanes), "time since the step began")
+        _, unit_ps = unit_of(self.end_ps - self.begin_ps)
+        numbers = {series.name: number for number, series in enumerate(found.series)}
+        for lane, (stream, bars) in enumerate(found.lanes.items()):
+            y = self.top + LANE * lane + (LANE - TALL) / 2
+            self.sheet.words(4, y + TALL / 2 + 4, stream, size=min(13, 165 / len(stream)))
+            of_sorts: dict[Sort, list[Bar]] = {}
+            for bar in bars:
+                of_sorts.setdefault(bar.sort, []).append(bar)
+            for sort, some in of_sorts.items():
+                word, colour = sort.value
+                what = f'fill="{colour}" {data("sort", word)} data-series="{numbers[word]}"'
+                with self.sheet.group(what):
+                    for bar in some:
+                        begin = (bar.start_ps - self.begin_ps) / unit_ps
+                        long = (bar.end_ps - bar.start_ps) / unit_ps
+                        at = f'data-at="{begin:.8g} {long:.5g}"'
+                        self.sheet.span(y, TALL, f"{at} {_names(bar.names)}")
 
     def panel(self, close_up: CloseUp) -> None:
         """Draw a close-up: its title, time axis and lanes."""
@@ -161,11 +213,7 @@ class _Picture:
 
     def _axis(self, below: float, title: str) -> None:
         long_ps = self.end_ps - self.begin_ps
-        unit, unit_ps = next(
-            (name, size)
-            for name, size in (("s", 10**12), ("ms", 10**9), ("us", 10**6), ("ns", 10**3))
-            if long_ps >= size or size == 10**3
-        )
+        unit, unit_ps = unit_of(long_ps)
         steps = (factor * 10**power for power in range(16) for factor in (1, 2, 5))
         step_ps = next(step for step in steps if long_ps <= TICKS_MAX * step)
         for tick in range(0, long_ps + 1, step_ps):
@@ -175,7 +223,7 @@ class _Picture:
             self.sheet.words(x, below + 20, shown, size=12, anchor="middle")
         if title:
             words = f"{title}, {unit}"
-            middle = (LEFT + RIGHT) / 2
+            middle = (self.edges.left + self.edges.right) / 2
             self.sheet.words(middle, below + 40, words, size=12.5, anchor="middle", colour=FAINT)
 
     def _bar(self, bar: Bar, y: float) -> None:
@@ -186,7 +234,16 @@ class _Picture:
         for size in (12.0, 10.0, 8.5):
             for name in bar.names:
                 if LETTER * size * len(name) + 2 <= width:
-                    self.sheet.words(
-                        box.middle, y + TALL / 2 + size / 3, name, size=size, anchor="middle"
-                    )
+                    self.sheet.inside(box.middle, y + TALL / 2 + size / 3, name, size=size)
                     return
+
+
+def unit_of(long_ps: int) -> tuple[str, int]:
+    """Return the largest unit that fits into a time, and how long it is."""
+    units = (("s", 10**12), ("ms", 10**9), ("us", 10**6), ("ns", 10**3))
+    return next(each for each in units if long_ps >= each[1] or each[1] == 10**3)
+
+
+@cache
+def _names(names: tuple[str, ...]) -> str:
+    return data("names", "|".join(names)) if names else ""

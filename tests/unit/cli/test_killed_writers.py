@@ -45,6 +45,7 @@ def outputs() -> Mapping[str, Write]:
         "trace.json": ran.trace,
         "step.svg": ran.timeline,
         "step.png": ran.timeline,
+        "memory.svg": ran.picture,
         "run.html": ran.report,
         "schedule.json": loaded.write_schedule,
         "runs.csv": swept.csv,

@@ -230,7 +230,12 @@ def test_png_is_made_by_cairosvg(ask: Ask, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("ending", "begin"), [("png", b"\x89PNG\r\n"), ("pdf", b"%PDF-1.")])
 @pytest.mark.parametrize(
-    "command", [("topology", "dgx_h100", "--draw"), ("run", "tiny", "--timeline")]
+    "command",
+    [
+        ("topology", "dgx_h100", "--draw"),
+        ("run", "tiny", "--timeline"),
+        ("run", "tiny", "--picture"),
+    ],
 )
 def test_a_picture_is_an_image_where_cairosvg_is_installed(
     command: tuple[str, ...], ending: str, begin: bytes, tmp_path: Path

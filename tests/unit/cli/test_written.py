@@ -43,6 +43,7 @@ def full(path: Path) -> Path:
         ("run tiny", "--trace", "trace.json"),
         ("run tiny", "--timeline", "step.svg"),
         ("run tiny", "--timeline", "step.png"),
+        ("run tiny", "--picture", "memory.svg"),
         ("run tiny", "--report", "page.html"),
         ("plan tiny", "--schedule", "schedule.json"),
         ("topology dgx_h100", "--draw", "node.svg"),

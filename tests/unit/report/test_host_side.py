@@ -56,7 +56,7 @@ def test_the_page_says_what_of_the_host_side_a_rank_waits_for(
     (sentence,) = section.sentences
     assert "; it waits for its host side: kernels on the host " in sentence
     assert section.figure is not None
-    names = {each["name"] for each in section.figure.traces}
+    names = {series.name for series in section.figure.series}
     assert {f"waiting for {work}" for work, _ in found.on_host_ps} <= names
 
 

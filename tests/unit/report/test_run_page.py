@@ -1,13 +1,11 @@
 """The page of a run says what the run says, in one file that asks for nothing."""
 
 import gzip
-import json
 import re
 from base64 import b64decode
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from xml.etree import ElementTree as Xml
 
 import pytest
 from hypothesis import given
@@ -18,12 +16,15 @@ from zsim.backend.backend import Job
 from zsim.cli.main import answer
 from zsim.files.html_page import render
 from zsim.files.source import Changes, read
-from zsim.report.memory_section import MOST_POINTS, WINDOWS, memory, upper
+from zsim.report.drawing import NARROW, WIDE, drawn
+from zsim.report.figure import BarRows, Figure, LaneBars, RowBar, Series, StackedCurves
+from zsim.report.memory_section import PLACES, MemoryLine, highest, memory
 from zsim.report.network_section import network
-from zsim.report.page import Page, PageFigure, PageTable, Section, TableCell
+from zsim.report.page import Page, PageTable, Section, TableCell
 from zsim.report.run_page import run_page
 from zsim.report.streams_section import streams
 from zsim.report.time_section import split
+from zsim.schedule.schedule import Kind
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 
@@ -46,20 +47,19 @@ def hundred() -> tuple[Job, Trace]:
     return ran("zero_100b", "model.layers=20")
 
 
-def the_figure(section: Section) -> PageFigure:
+def the_figure(section: Section) -> Figure:
     assert section.figure is not None
     return section.figure
 
 
-def numbers(found: PageFigure, key: str) -> list[list[float]]:
-    """What stands under `key` in the traces that have it."""
-    return [cast("list[float]", each[key]) for each in found.traces if key in each]
-
-
 def test_the_parts_of_every_bar_sum_up_to_the_step(hundred: tuple[Job, Trace]) -> None:
     job, trace = hundred
-    seconds = [sum(each) for each in numbers(the_figure(split(job, trace)), "x")]
-    assert sum(seconds) == pytest.approx(summary(job, trace).step_time_s)
+    found = the_figure(split(job, trace))
+    assert isinstance(found, BarRows)
+    assert len(found.rows) == len(trace.ranks)
+    for _, bars in found.rows:
+        seconds = sum(bar.end - bar.start for bar in bars)
+        assert seconds == pytest.approx(summary(job, trace).step_time_s)
 
 
 def test_a_page_says_what_ran_and_what_was_changed(tmp_path: Path) -> None:
@@ -77,27 +77,46 @@ def test_a_page_says_what_ran_and_what_was_changed(tmp_path: Path) -> None:
 def test_the_curve_of_memory_reaches_the_peak(hundred: tuple[Job, Trace]) -> None:
     job, trace = hundred
     found = the_figure(memory(job, trace))
-    alive = [cast("list[float]", each["y"]) for each in found.traces if "stackgroup" in each]
-    course = [sum(each) for each in zip(*alive, strict=True)]
+    assert isinstance(found, StackedCurves)
+    course = [sum(each) for each in zip(*found.layers, strict=True)]
     assert max(course) == pytest.approx(summary(job, trace).peak_allocated_bytes / 1e9)
-    assert len(course) <= MOST_POINTS
+    assert len(course) == len(found.titles) <= PLACES
 
 
 def test_a_step_of_many_operations_is_drawn_with_few_bars_that_last_as_long(
     hundred: tuple[Job, Trace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bars() -> dict[str, list[float]]:
+    def bars() -> dict[str, list[int]]:
         found = the_figure(streams(*hundred))
-        return {str(each["name"]): cast("list[float]", each["x"]) for each in found.traces}
+        assert isinstance(found, LaneBars)
+        lengths: dict[str, list[int]] = {}
+        for bar in (bar for lane in found.lanes.values() for bar in lane):
+            lengths.setdefault(bar.sort.value[0], []).append(bar.end_ps - bar.start_ps)
+        return lengths
 
     every = bars()
     monkeypatch.setattr("zsim.report.streams_section.MOST_BARS", 100)
     few = bars()
     assert sum(map(len, few.values())) <= 200 < sum(map(len, every.values()))
-    assert {name: pytest.approx(sum(each)) for name, each in every.items()} == {
+    assert {name: sum(each) for name, each in every.items()} == {
         name: sum(each) for name, each in few.items()
     }
     assert "too many to show" in streams(*hundred).sentences[0]
+
+
+def test_bars_of_a_zoomable_timeline_say_when_they_are(hundred: tuple[Job, Trace]) -> None:
+    found = the_figure(streams(*hundred))
+    assert isinstance(found, LaneBars)
+    svg = Xml.fromstring(drawn(found, WIDE))
+    assert svg.get("data-unit") == "s"
+    long = float(svg.attrib["data-long"])
+    assert long == pytest.approx((found.end_ps - found.begin_ps) / 1e12)
+    told = [each.attrib["data-at"].split(" ") for each in svg.iter() if "data-at" in each.attrib]
+    every = [bar for lane in found.lanes.values() for bar in lane]
+    assert len(told) == len(every)
+    seconds = sum(bar.end_ps - bar.start_ps for bar in every) / 1e12
+    assert sum(float(each) for _, each in told) == pytest.approx(seconds, rel=1e-4)
+    assert all(float(start) + float(each) <= long * 1.0001 for start, each in told)
 
 
 def test_links_are_listed_with_the_share_that_they_carry(hundred: tuple[Job, Trace]) -> None:
@@ -150,7 +169,11 @@ def test_text_is_escaped_wherever_it_stands() -> None:
             Section(
                 title=evil,
                 sentences=(evil,),
-                figure=PageFigure(traces=({"name": evil},), layout={}),
+                figure=BarRows(
+                    series=(Series(evil, "#123456"), Series("other", "#654321")),
+                    rows=((evil, (RowBar(start=0, end=1, series=0, title=evil, text=evil),)),),
+                    axis=evil,
+                ),
                 table=PageTable(
                     columns=(evil,), numeric=(False,), rows=((TableCell(text=evil, value=evil),),)
                 ),
@@ -159,48 +182,68 @@ def test_text_is_escaped_wherever_it_stands() -> None:
     )
     text = render(page)
     assert evil not in text
-    assert json.loads(unpacked(text, "figures"))["figure0"]["traces"] == [{"name": evil}]
+    assert text.count("&lt;/script&gt;") > 6
 
 
-def unpacked(page: str, what: str) -> bytes:
-    """What a page has packed."""
-    found = re.search(rf'<script type="text/plain" id="{what}">(.*?)</script>', page)
-    assert found is not None
-    return gzip.decompress(b64decode(found.group(1)))
-
-
-def test_a_page_without_a_figure_brings_nothing_that_draws_one() -> None:
-    text = render(Page(title="", answer="", facts=(), sections=()))
-    assert len(text) < 20_000
-
-
-def test_a_page_of_a_large_step_takes_little_beside_what_draws_it(
+def test_a_timeline_is_packed_and_holds_names_that_end_no_script(
     hundred: tuple[Job, Trace],
 ) -> None:
+    section = streams(*hundred)
+    text = render(Page(title="", answer="", facts=(), sections=(section,)))
+    packed = re.search(r'<script type="text/plain">(.*?)</script>', text)
+    assert packed is not None
+    svg = gzip.decompress(b64decode(packed.group(1))).decode()
+    assert svg == drawn(the_figure(section), WIDE)
+
+
+def test_a_page_without_a_figure_is_small() -> None:
+    text = render(Page(title="", answer="", facts=(), sections=()))
+    assert len(text) < 25_000
+
+
+def test_a_page_of_a_large_step_is_small(hundred: tuple[Job, Trace]) -> None:
     job, trace = hundred
     page = run_page(job, trace, summary(job, trace), title="", facts=())
     figures = [section.figure for section in page.sections if section.figure is not None]
     assert len(figures) == 3
-    # Bars and points are bounded, so that a page of more layers is not larger than this one by far.
-    text = render(page)
-    drawn_by = re.search(r'<script type="text/plain" id="plotly">(.*?)</script>', text)
-    assert drawn_by is not None
-    assert len(text) - len(drawn_by.group(1)) < 500_000
+    # Bars and places are bounded, so that a page of more layers is not larger than this one by far.
+    assert len(render(page)) < 250_000
 
 
-@given(st.lists(st.none() | st.floats(0, 100), min_size=1, max_size=2 * WINDOWS + 7))
-def test_the_line_of_what_is_reserved_is_above_all_that_is_and_reaches_its_peak(
-    reserved: list[float | None],
-) -> None:
-    found = upper(reserved)
-    assert [each is None for each in found] == [each is None for each in reserved]
-    pairs = [
-        (a, b) for a, b in zip(found, reserved, strict=True) if a is not None and b is not None
-    ]
-    assert all(high >= low for high, low in pairs)
-    assert not pairs or max(high for high, _ in pairs) == max(low for _, low in pairs)
-    heights = [high for high, low in pairwise(found) if high != low]
-    assert len(heights) <= 3 * WINDOWS
+LINES = st.lists(
+    st.builds(
+        MemoryLine,
+        st.just("step/forward/mb0/x"),
+        st.lists(st.integers(0, 10**9), min_size=len(Kind), max_size=len(Kind)).map(tuple),
+        st.none() | st.integers(0, 10**9),
+    ),
+    max_size=30,
+)
+
+
+@given(LINES, st.integers(1, 40))
+def test_few_lines_of_memory_reach_as_high_as_all(lines: list[MemoryLine], times: int) -> None:
+    every = lines * times
+    found = highest(every)
+    assert len(found) <= PLACES
+    alive = [sum(line.alive) for line in found]
+    assert max(alive, default=0) == max((sum(line.alive) for line in lines), default=0)
+    reserved = [line.reserved for line in found if line.reserved is not None]
+    assert max(reserved, default=0) == max((line.reserved or 0 for line in lines), default=0)
+    if len(every) <= PLACES:
+        assert found == every
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_what_is_drawn_stays_in_the_drawing(hundred: tuple[Job, Trace], width: float) -> None:
+    job, trace = hundred
+    for section in (split(job, trace), memory(job, trace)):
+        svg = Xml.fromstring(drawn(the_figure(section), width))
+        assert float(svg.attrib["width"]) == width
+        for each in svg.iter():
+            x, wide = float(each.get("x", 0)), each.get("width", "0")
+            assert x >= 0
+            assert wide.endswith("%") or x + float(wide) <= width + 0.1
 
 
 def test_a_run_without_a_clock_has_a_page_of_memory() -> None:
@@ -228,3 +271,13 @@ def test_a_page_of_another_form_is_refused_before_anything_runs(
 ) -> None:
     assert answer(["run", "zero_100b", "--report", name]) == 2
     assert capsys.readouterr().err == f"zsim: --report: {name}: must end in .html\n"
+
+
+def test_a_run_that_does_not_fit_says_what_it_needs(tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    words = ["run", "tiny", "--set", "cluster.gpu_memory=2 MB", "--report", str(path)]
+    assert answer(words) == 1
+    found = re.search(r'<p class="answer">(.*?)</p>', path.read_text("utf-8"))
+    assert found is not None
+    needs = r"It does not fit: it needs [\d.]+ [MG]B of the [\d.]+ [MG]B that a GPU has\. "
+    assert re.fullmatch(f"{needs}A step would take .* if there were more memory\\.", found.group(1))

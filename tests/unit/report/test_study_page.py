@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -14,10 +13,13 @@ from hypothesis import strategies as st
 
 from zsim.cli.main import answer
 from zsim.files.html_page import render
-from zsim.report.chart import BOTTOM, TOP, chart
-from zsim.report.chart_lines import LINES_MAX
+from zsim.report.chart import CHANGES, chart
+from zsim.report.choice_chart import LINES_MAX
+from zsim.report.drawing import WIDE, drawn
+from zsim.report.figure import ChoiceChart, ChoicePoint, NoFigureError
 from zsim.report.page import Page, Section
 from zsim.report.study_page import ROWS_MAX, changes, study_page
+from zsim.report.svg.choice_drawing import BELOW, HEIGHT, TOP
 from zsim.study.file import GoalTable
 from zsim.study.goal import goal_of, ranked
 from zsim.study.result import StudyResult
@@ -29,6 +31,13 @@ RESULTS = st.builds(
     full=st.floats(0, 1),
     error=st.none() | st.floats(0.01, 0.5),
 )
+
+
+def points(found: Section | None) -> list[ChoicePoint]:
+    """All points of the chart of a section."""
+    assert found is not None
+    assert isinstance(found.figure, ChoiceChart)
+    return [point for line in found.figure.points for point in line]
 
 
 def section(page: Page, title: str) -> Section | None:
@@ -83,11 +92,8 @@ def test_charts_show_every_run_that_has_a_time_or_the_extremes(result: StudyResu
         if len({row.labels[at] for row in done}) < 2:
             assert found is None
             continue
-        assert found is not None
-        assert found.figure is not None
-        named = [
-            name for trace in found.figure.traces for name in cast("list[str]", trace["customdata"])
-        ]
+        titles = [point.title for point in points(found)]
+        named = [row.name for row in done for title in titles if title.startswith(f"{row.name}: ")]
         others = {tuple(row.labels[:at] + row.labels[at + 1 :]) for row in done}
         if len(others) <= LINES_MAX:
             assert sorted(named) == sorted(row.name for row in done)
@@ -104,6 +110,7 @@ def test_ten_thousand_runs_make_a_page_of_few_rows() -> None:
     text = render(study_page(result))
     assert text.count("<tr>") < ROWS_MAX + 10
     assert "9,000 more are in the CSV" in text
+    assert len(text) < 1_000_000
     pairs = re.search(r"^const pairs = (.*);$", text, re.MULTILINE)
     assert pairs is not None
     (found,) = json.loads(pairs.group(1)).values()
@@ -143,10 +150,31 @@ def test_a_picture_has_a_dot_for_every_run_shown_higher_the_longer_it_takes(
     if not done:
         assert dots == []
         return
-    assert all(TOP - 0.1 <= y < BOTTOM for y in dots)
     longest = max(row.step_time_s for row in done)
     shortest = min(row.step_time_s for row in done)
-    assert min(dots) == pytest.approx(BOTTOM - (BOTTOM - max(dots)) * longest / shortest, abs=1)
+    bottom = HEIGHT - BELOW
+    assert all(TOP - 0.1 <= y < bottom for y in dots)
+    assert min(dots) == pytest.approx(bottom - (bottom - max(dots)) * longest / shortest, abs=1)
+
+
+@settings(max_examples=25)
+@given(RESULTS)
+def test_every_figure_of_the_page_has_a_picture(result: StudyResult) -> None:
+    if all(row.outcome.summary is None for row in result.rows):
+        return
+    figures = {f"Along {name}": name for name in result.axes} | {"What one change does": CHANGES}
+    assert chart(result) in [chart(result, name) for name in result.axes]
+    shown = {section.title: section.figure for section in study_page(result).sections}
+    for title in figures.keys() & shown.keys():
+        figure = shown[title]
+        assert figure is not None
+        written = re.findall(r">([^<]+)</text>", drawn(figure, 976.0))
+        assert set(written) <= set(re.findall(r">([^<]+)</text>", chart(result, figures[title]))), (
+            title
+        )
+    if "What one change does" not in shown:
+        with pytest.raises(NoFigureError):
+            chart(result, CHANGES)
 
 
 def test_a_picture_of_another_form_is_refused_before_anything_runs(
@@ -162,7 +190,7 @@ def test_tags_in_names_are_letters_in_figures() -> None:
     result = replace(drawn_study((2, 2), 1, full=0), axes=("<i>stage</i>", "NICs & more"))
     page = study_page(result)
     figures = [each.figure for each in page.sections if each.figure is not None]
-    told = json.dumps([[figure.traces, figure.layout] for figure in figures])
+    told = "".join(drawn(figure, WIDE) for figure in figures)
     assert "<i>" not in told
     assert "&lt;i&gt;stage&lt;/i&gt;" in told
     assert "NICs &amp; more" in told
@@ -202,7 +230,7 @@ def test_with_a_best_run_for_each_choice_changes_are_beside_the_best_of_the_same
     assert tornado.sentences[0].startswith("From the best run for each axis0, one other axis")
     most = found[0]
     assert most.counts is (most.relative > 0.9)
-    how = "" if most.counts else ", below the error"
+    how = "" if most.counts else ", a tie: below the error"
     assert f"most is {most.group}: axis1={most.label}: {most.relative:+.1%}{how}." in str(tornado)
 
 
@@ -216,28 +244,26 @@ def test_with_a_best_run_for_each_choice_times_are_over_the_fastest_of_the_same_
     }
     over = {row.name: row.step_time_s / fastest[row.labels[0]] for row in drawn.rows}
     for title in ("Along axis0", "Along axis1"):
-        along = section(study_page(result), title)
-        assert along is not None
-        assert along.figure is not None
-        for trace in along.figure.traces:
-            names = cast("list[str]", trace["customdata"])
-            assert trace["y"] == pytest.approx([over[name] for name in names])
-    assert "over the fastest that fits with the same axis0" in chart(result)
+        for point in points(section(study_page(result), title)):
+            assert point.value == pytest.approx(over[point.title.partition(": ")[0]])
+    assert "over that of the fastest that fits with the same axis0" in chart(result)
 
 
 def test_choices_that_are_names_have_bars_and_amounts_have_lines() -> None:
-    drawn = drawn_study((3, 2), 8, full=0)
+    result = drawn_study((3, 2), 8, full=0)
     labels = {"0": "ring", "1": "tree", "2": "nvls"}
     rows = tuple(
         replace(row, labels=(labels[row.labels[0]], row.labels[1]), name=row.name)
-        for row in drawn.rows
+        for row in result.rows
     )
-    page = study_page(replace(drawn, rows=rows, ranking=ranked(drawn.goal, rows)))
-    for title, kind in (("Along axis0", "bar"), ("Along axis1", "scatter")):
+    page = study_page(replace(result, rows=rows, ranking=ranked(result.goal, rows)))
+    for title, bars in (("Along axis0", True), ("Along axis1", False)):
         along = section(page, title)
         assert along is not None
-        assert along.figure is not None
-        assert {trace["type"] for trace in along.figure.traces} == {kind}
+        assert isinstance(along.figure, ChoiceChart)
+        assert (along.figure.is_bars, along.figure.is_joined) == (bars, not bars)
+        svg = drawn(along.figure, WIDE)
+        assert (svg.count("<circle") == 0) is bars
 
 
 def test_axes_that_change_nothing_are_named() -> None:

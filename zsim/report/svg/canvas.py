@@ -1,12 +1,26 @@
 """A canvas to draw on: boxes, lines and words, as SVG text."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
 INK, FAINT, ALARM = "#1f2933", "#7b8794", "#c81e1e"
+GRID = "#dde2e7"
+"""A dark page has colours of its own in place of ink, faint, grid and the white background."""
 LETTER = 0.62
 """Width of a letter as a share of its size: of DejaVu Sans on average, found by eye."""
+
+
+def data(name: str, value: str) -> str:
+    """Return an attribute for a script."""
+    return f"data-{name}={quoteattr(value)}"
+
+
+def _end(name: str, title: str) -> str:
+    """Return the end of an element, which has a title or nothing in it."""
+    return f"><title>{escape(title)}</title></{name}>" if title else "/>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +45,19 @@ class Box:
 
 @dataclass(slots=True)
 class Canvas:
-    """Canvas of what has been drawn so far; later things lie on top."""
+    """Canvas of what has been drawn so far; later things lie on top.
+
+    Attributes:
+        width: in pixels.
+        height: in pixels.
+        attributes: those that the whole has beside its size, as text.
+        on_page: true if a page shows it, which may be dark: words on a colour are marked.
+    """
 
     width: float
     height: float
+    attributes: str = ""
+    on_page: bool = False
     _drawn: list[str] = field(default_factory=list[str])
 
     def box(
@@ -48,10 +71,10 @@ class Canvas:
         size = min(13.0, 1.55 * box.width / max(len(label), 1))
         if small:
             fits = min(10.5, 1.7 * box.width / len(small))
-            self.words(box.middle, middle - 2, label, size=size, anchor="middle")
-            self.words(box.middle, middle + 12, small, size=fits, anchor="middle", colour="#3e4c59")
+            self.inside(box.middle, middle - 2, label, size=size)
+            self.inside(box.middle, middle + 12, small, size=fits, colour="#3e4c59")
         elif label:
-            self.words(box.middle, middle + size / 3, label, size=size, anchor="middle")
+            self.inside(box.middle, middle + size / 3, label, size=size)
 
     def _rectangle(self, box: Box, fill: str) -> None:
         self._drawn.append(
@@ -59,12 +82,42 @@ class Canvas:
             f'height="{box.height:.1f}" rx="4" fill="{fill}" stroke="{INK}" stroke-width="0.8"/>'
         )
 
-    def bar(self, box: Box, fill: str) -> None:
-        """Draw a bare rectangle with a white edge inside, if it is wide enough for one."""
+    def bar(self, box: Box, fill: str, *, title: str = "", opacity: float = 1) -> None:
+        """Draw a bare rectangle with a gap to the next, if it is wide enough for one.
+
+        A pointer on it shows `title`.
+        """
         edge = min(0.4, box.width / 4)
+        look = f' fill-opacity="{opacity}"' if opacity < 1 else ""
         self._drawn.append(
             f'<rect x="{box.x + edge / 2:.2f}" y="{box.y:.1f}" width="{box.width - edge:.2f}" '
-            f'height="{box.height:.1f}" fill="{fill}"/>'
+            f'height="{box.height:.1f}" fill="{fill}"{look}{_end("rect", title)}'
+        )
+
+    def span(self, y: float, height: float, attributes: str) -> None:
+        """Draw a bar whose begin and width a script computes from its `attributes`."""
+        self._drawn.append(f'<rect y="{y:.0f}" height="{height:.0f}" {attributes}/>')
+
+    @contextmanager
+    def group(self, attributes: str) -> Generator[None]:
+        """Put what is drawn meanwhile into a group with `attributes`."""
+        self._drawn.append(f"<g {attributes}>")
+        yield
+        self._drawn.append("</g>")
+
+    def path(
+        self, points: str, *, fill: str = "none", stroke: str = "none", dashed: bool = False
+    ) -> None:
+        """Draw a path through `points`, in the words of SVG."""
+        dash = ' stroke-dasharray="3 3"' if dashed else ""
+        look = "" if stroke == "none" else f' stroke="{stroke}" stroke-width="2"{dash}'
+        self._drawn.append(f'<path d="{points}" fill="{fill}"{look}/>')
+
+    def place(self, box: Box, title: str) -> None:
+        """Let a pointer in `box` show `title`; nothing is drawn."""
+        self._drawn.append(
+            f'<rect class="place" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
+            f'height="{box.height:.1f}" fill="#000" fill-opacity="0"{_end("rect", title)}'
         )
 
     def line(
@@ -104,12 +157,22 @@ class Canvas:
             f'stroke-width="{width:.1f}"><title>{escape(title)}</title></path>'
         )
 
-    def dot(self, x: float, y: float, *, colour: str, hollow: bool = False) -> None:
-        """Draw a small circle around x, y, or with `hollow` its edge alone."""
+    def dot(
+        self, x: float, y: float, *, colour: str, hollow: bool = False, title: str = ""
+    ) -> None:
+        """Draw a small circle around x, y, or with `hollow` its edge; a pointer shows `title`."""
         fill = "none" if hollow else colour
         self._drawn.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{fill}" fill-opacity="0.75" '
-            f'stroke="{colour}" stroke-width="1"/>'
+            f'stroke="{colour}" stroke-width="1"{_end("circle", title)}'
+        )
+
+    def inside(self, x: float, y: float, text: str, *, size: float, colour: str = INK) -> None:
+        """Write a line of text that is centred at x, y, on a colour that a dark page has too."""
+        mark = ' class="on"' if self.on_page else ""
+        self._drawn.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}" text-anchor="middle" '
+            f'fill="{colour}"{mark}>{escape(text)}</text>'
         )
 
     def words(
@@ -134,6 +197,7 @@ class Canvas:
         """Return all of it, as an SVG document."""
         size = f'width="{self.width:.0f}" height="{self.height:.0f}"'
         view = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
-        opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="{FONT}">'
+        opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="{FONT}"'
+        opening += f"{self.attributes}>"
         background = '<rect width="100%" height="100%" fill="white"/>'
         return "\n".join([opening, background, *self._drawn, "</svg>", ""])

@@ -39,7 +39,7 @@ def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
     irregular = layout(cluster) if cluster.fabric.edges else None
     below = TOP + (levels * LEVEL if irregular is None else irregular.height) + 30
     height = 340 + (ROW if has_host(loads) else 0)
-    canvas = Canvas(WIDTH, below + height + 50)
+    canvas = Canvas(WIDTH, below + height + 50, on_page=bool(loads))
     canvas.words(LEFT, 42, cluster.name, size=22, bold=True)
     canvas.words(LEFT, 68, _counts(cluster), size=14, colour=FAINT)
     if cut is not None:

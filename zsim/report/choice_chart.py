@@ -1,4 +1,4 @@
-"""The lines of a chart: runs along an axis, one line for each combination of the other axes.
+"""Step times along an axis of a study, a line for each combination of the other axes.
 
 Where a study has a best run for each choice on an axis, a chart shows times over that of the
 fastest run with the same choice: beside 8 nodes and 512 nodes on one axis of seconds, what the
@@ -8,8 +8,15 @@ other axes change could not be seen.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zsim.report.figure import ChoiceChart, ChoicePoint, Series, SeriesMark
 from zsim.study.result import StudyResult
 from zsim.study.row import StudyRow
+from zsim.units import format_seconds
+
+COLOURS = (
+    *("#5b8bd0", "#e07a5f", "#6d9f71", "#f2b45c", "#8d6a9f", "#4f9da6"),
+    *("#1f3f77", "#8c2f1b", "#2f5233", "#9a6b00", "#c77daf", "#7b8794"),
+)
 
 FAR = 20
 """From so many times on the largest and the smallest value are far apart: logarithmic."""
@@ -32,13 +39,56 @@ class ChartValues:
     @property
     def title(self) -> str:
         """Return the title of the axis of values."""
-        return "step time over the fastest" if self.like else "step time, seconds"
+        if self.like:
+            return f"step time over that of the fastest that fits with the same {self.like}"
+        return "step time"
 
     @property
     def are_far_apart(self) -> bool:
         """True where a logarithmic axis is needed."""
         least = min(self.of_run.values())
         return least > 0 and max(self.of_run.values()) / least > FAR
+
+
+def choice_chart(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> ChoiceChart:
+    """Return the chart of `rows`, which have figures, along axis number `axis`."""
+    lines, values = lines_of(result, rows, axis), values_of(result, rows)
+    choices = tuple(dict.fromkeys(row.labels[axis] for row in result.rows))
+    names, far = is_of_names(result, axis), values.are_far_apart
+    bars = names and not far
+    mark = SeriesMark.BOX if bars else SeriesMark.LINE
+    accepted = {row.name for row in result.ranking.accepted}
+    return ChoiceChart(
+        series=tuple(
+            Series(name or "step time", COLOURS[at % len(COLOURS)], mark)
+            for at, name in enumerate(lines)
+        ),
+        points=tuple(
+            tuple(
+                _point(row, choices.index(row.labels[axis]), values, meets=row.name in accepted)
+                for row in line
+            )
+            for line in lines.values()
+        ),
+        choices=choices,
+        axis=result.axes[axis],
+        values=values.title,
+        is_bars=bars,
+        is_joined=not names,
+        is_logarithmic=far,
+        is_seconds=not values.like,
+    )
+
+
+def _point(row: StudyRow, choice: int, values: ChartValues, *, meets: bool) -> ChoicePoint:
+    shown, error = values.of_run[row.name], row.outcome.error
+    says = f"{row.name}: {format_seconds(row.step_time_s)}"
+    says += f" ± {error:.0%}" if error is not None else ""
+    says += f", {shown:.3g} times the fastest" if values.like else ""
+    says += "" if meets else "; does not meet the goal"
+    return ChoicePoint(
+        choice=choice, value=shown, band=(error or 0.0) * shown, meets=meets, title=says
+    )
 
 
 def values_of(result: StudyResult, rows: Sequence[StudyRow]) -> ChartValues:

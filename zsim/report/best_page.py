@@ -1,0 +1,267 @@
+"""The page of the best setting: what it is and costs, what ties with it, why others lost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim.report.figure import NoFigureError, PlottedPoint, PointChart, Series
+from zsim.report.page import Page, PageTable, Section, TableCell, number, words
+from zsim.units import format_bytes, format_seconds
+
+FRONT, OTHER = "#d1603f", "#9aa5b1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedSetting:
+    """A setting that fits, beside the best one.
+
+    Attributes:
+        name: in words.
+        standing: its distance from the best, and whether that is a tie.
+        more: by which share it is worse than the best.
+        trust: how far its time can be trusted, in a few words.
+        days: of the training; None where nobody says how many tokens it has.
+        cost: of the training, or None.
+        energy_kwh: of the training as expected, or None.
+    """
+
+    name: str
+    gpus: int
+    step_time_s: float
+    memory_bytes: int
+    standing: str
+    more: float
+    trust: str
+    days: float | None = None
+    cost: float | None = None
+    energy_kwh: float | None = None
+
+    @property
+    def gpu_seconds(self) -> float:
+        """Seconds of all GPUs for a step, in which cost is proportional."""
+        return self.gpus * self.step_time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSetting:
+    """The best setting in full.
+
+    Attributes:
+        changes: its keys of a scenario, with their values.
+        scenario: a file that `zsim run` takes.
+        runtime: name of the runtime.
+        config: what that runtime is given, or why nobody has written it.
+    """
+
+    changes: tuple[tuple[str, str], ...]
+    scenario: str
+    runtime: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestFindings:
+    """All that the page says.
+
+    Attributes:
+        command: that asked; "" from Python.
+        answer: in a sentence.
+        facts: what the command prints.
+        found: the best setting; None if none fits.
+        fitting: every setting that was simulated and fits, the best first.
+        ten: the best ones of the ten best groups.
+        memory_front: those that no other beats in time and memory, the fastest first.
+        cost_front: those that no other beats in time and cost; nothing where all have as many GPUs.
+        losses: how many settings were lost, of which kind, and why.
+        searched: what was searched, and what was not reached.
+    """
+
+    title: str
+    command: str
+    answer: str
+    facts: tuple[tuple[str, str], ...]
+    found: FoundSetting | None
+    fitting: tuple[RankedSetting, ...]
+    ten: tuple[RankedSetting, ...]
+    ties: str
+    memory_front: tuple[RankedSetting, ...]
+    cost_front: tuple[RankedSetting, ...]
+    losses: tuple[tuple[int, str, str], ...]
+    searched: str
+
+
+def best_page(found: BestFindings) -> Page:
+    """Return the page of `found`."""
+    sections: list[Section] = []
+    if found.ten:
+        sections.append(_ten(found))
+        sections.append(_memory(found))
+    if found.cost_front:
+        sections.append(_cost(found))
+    sections.append(_losses(found))
+    if found.found is not None:
+        sections += [_configuration(found.found), _scenario(found.found)]
+    if found.command:
+        sections.append(Section(title="What was asked", code=found.command))
+    return Page(title=found.title, answer=found.answer, facts=found.facts, sections=tuple(sections))
+
+
+def memory_chart(found: BestFindings) -> PointChart:
+    """Return step time against memory."""
+    return PointChart(
+        series=_SERIES,
+        points=tuple(
+            PlottedPoint(
+                x=each.step_time_s,
+                y=each.memory_bytes / 1e9,
+                series=0 if each in found.memory_front else 1,
+                title=_says(each),
+                text="best" if each is found.fitting[0] else "",
+            )
+            for each in found.fitting
+        ),
+        x_axis="seconds of a step",
+        y_axis="memory of a GPU that is reserved, GB",
+    )
+
+
+def cost_chart(found: BestFindings) -> PointChart:
+    """Return step time against cost, where settings have more or fewer GPUs.
+
+    Raises:
+        NoFigureError: all have as many: cost is as the time.
+    """
+    if not found.cost_front:
+        raise NoFigureError("all settings have as many GPUs: what costs more takes longer")
+    best = found.fitting[0]
+    return PointChart(
+        series=_SERIES,
+        points=tuple(
+            PlottedPoint(
+                x=each.step_time_s,
+                y=each.gpu_seconds / best.gpu_seconds,
+                series=0 if each in found.cost_front else 1,
+                title=_says(each),
+                text="best" if each is best else "",
+            )
+            for each in found.fitting
+        ),
+        x_axis="seconds of a step",
+        y_axis="cost of a step over that of the best",
+    )
+
+
+BEST_CHARTS = {"memory": memory_chart, "cost": cost_chart}
+"""Charts that have a file of their own, by what step time is drawn against."""
+
+_SERIES = (Series("nothing takes less of both", FRONT), Series("other settings that fit", OTHER))
+
+
+def _says(each: RankedSetting) -> str:
+    step, memory = format_seconds(each.step_time_s), format_bytes(each.memory_bytes)
+    return f"{each.name}: {step}, {memory} on each of {each.gpus:,} GPUs, {each.standing}"
+
+
+def _ten(found: BestFindings) -> Section:
+    return Section(
+        title="The ten best" if len(found.ten) == 10 else f"The {len(found.ten)} best",
+        sentences=(f"Each is the best of its runtime, degrees and batch. {found.ties}",),
+        table=_table(found.ten),
+    )
+
+
+def _memory(found: BestFindings) -> Section:
+    shown = found.memory_front
+    return Section(
+        title="Time against memory",
+        sentences=(
+            f"Of {len(found.fitting):,} settings that were simulated and fit, {len(shown):,} are "
+            "beaten by no other in time and memory at once.",
+        ),
+        figure=memory_chart(found),
+        table=_table(shown),
+        folded=f"the {len(shown):,} of the line, the fastest first",
+    )
+
+
+def _cost(found: BestFindings) -> Section:
+    return Section(
+        title="Time against cost",
+        sentences=("Cost is that of all GPUs for a step, over that of the best setting.",),
+        figure=cost_chart(found),
+    )
+
+
+def _table(settings: Sequence[RankedSetting]) -> PageTable:
+    """Return a row for each setting; of a training that nobody described nothing is said."""
+    asked = [
+        column
+        for column in _TRAINING
+        if any(getattr(each, column[1]) is not None for each in settings)
+    ]
+    return PageTable(
+        columns=(
+            *("setting", "GPUs", "step time", "memory", "beside the best"),
+            *(title for title, _, _ in asked),
+            "trust",
+        ),
+        numeric=(False, True, True, True, True, *(True for _ in asked), False),
+        rows=tuple(
+            (
+                words(each.name),
+                number(f"{each.gpus:,}", each.gpus),
+                number(format_seconds(each.step_time_s), each.step_time_s),
+                number(format_bytes(each.memory_bytes), each.memory_bytes),
+                number(each.standing, each.more),
+                *(_amount(getattr(each, name), digits) for _, name, digits in asked),
+                words(each.trust),
+            )
+            for each in settings
+        ),
+    )
+
+
+_TRAINING = (("days", "days", 1), ("cost", "cost", 0), ("kWh", "energy_kwh", 0))
+"""Columns on the training: title, attribute, digits."""
+
+
+def _amount(value: float | None, digits: int) -> TableCell:
+    return number("" if value is None else f"{value:,.{digits}f}", value or 0)
+
+
+def _losses(found: BestFindings) -> Section:
+    return Section(
+        title="Why the others lost",
+        sentences=(found.searched,),
+        table=PageTable(
+            columns=("settings", "what happened", "why"),
+            numeric=(True, False, False),
+            rows=tuple(
+                (number(f"{count:,}", count), words(kind), words(why))
+                for count, kind, why in found.losses
+            ),
+        )
+        if found.losses
+        else None,
+    )
+
+
+def _configuration(found: FoundSetting) -> Section:
+    return Section(
+        title=f"For {found.runtime}",
+        sentences=(f"The best setting as {found.runtime} takes it (--config FILE writes it).",),
+        code=found.config,
+        folded="its keys in a scenario",
+        table=PageTable(
+            columns=("key", "value"),
+            numeric=(False, False),
+            rows=tuple((words(key), words(value)) for key, value in found.changes),
+        ),
+    )
+
+
+def _scenario(found: FoundSetting) -> Section:
+    return Section(
+        title="As a scenario",
+        sentences=("zsim run FILE takes it (--save FILE writes it).",),
+        code=found.scenario,
+    )

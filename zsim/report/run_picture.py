@@ -1,0 +1,31 @@
+"""A figure of a run's page as a picture of its own."""
+
+from zsim.analysis.summary import Summary, last_step
+from zsim.backend.backend import Job
+from zsim.report.drawing import picture
+from zsim.report.figure import NoFigureError
+from zsim.report.memory_section import memory
+from zsim.report.network_section import network
+from zsim.report.time_section import split
+from zsim.trace.trace import Trace
+
+MEMORY, TIME, NETWORK = "memory", "time", "network"
+RUN_FIGURES = (MEMORY, TIME, NETWORK)
+
+
+def run_picture(figure: str, job: Job, trace: Trace, found: Summary, *, title: str) -> str:
+    """Return the SVG of `figure`, one of `RUN_FIGURES`, of `trace`, a run of `job`.
+
+    Raises:
+        NoFigureError: the run has no such figure.
+    """
+    begin_ps, end_ps = last_step(trace)
+    if figure != MEMORY and begin_ps == end_ps:
+        raise NoFigureError(f"backend {trace.backend} has no clock: there is no time to draw")
+    if figure == NETWORK:
+        drawn = network(job, trace, found).picture if trace.links else None
+        if drawn is None:
+            raise NoFigureError(f"backend {trace.backend} does not tell what crosses a link")
+        return drawn
+    section = memory(job, trace) if figure == MEMORY else split(job, trace)
+    return picture(section.figure, title, " ".join(section.sentences))
