@@ -9,9 +9,13 @@ from zsim.api.gpu_fleet import GpuFleet, gpu_fleet, gpu_power_w
 from zsim.api.scenario import Changed, as_settings
 from zsim.api.setting_trial import NAME
 from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
+from zsim.cluster.cluster import ClusterError
+from zsim.cluster.files import Part, TopologyError
+from zsim.files.installed import part_names, topology
 from zsim.files.source import with_files
 from zsim.mistake import MistakeError, mistakes
-from zsim.planner.space import Fleet, RuntimeSpace, SettingSpace, powers
+from zsim.planner.fleet import Fleet
+from zsim.planner.space import RuntimeSpace, SettingSpace, powers
 from zsim.runtimes.registry import runtimes
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import with_settings
@@ -44,6 +48,8 @@ class BestOptions(TypedDict, total=False):
         price: of a GPU for an hour.
         prices: a file of such prices.
         among: names of the runtimes among which is chosen; all where nobody says.
+        fabrics: names of those between nodes among which is chosen; where nobody says, the one
+            that is usual for the node.
     """
 
     tokens: int | None
@@ -53,6 +59,7 @@ class BestOptions(TypedDict, total=False):
     price: float | None
     prices: str | PathLike[str] | None
     among: Sequence[str]
+    fabrics: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,7 @@ class Question:
         power_w: of a GPU.
         fixed: values by key that are not sought.
         runtimes: among which is chosen.
+        fabrics: between nodes, among which is chosen; none of them is that of `tables`.
     """
 
     tables: Mapping[str, Any]
@@ -84,6 +92,7 @@ class Question:
     power_w: int | None
     fixed: Mapping[str, object]
     runtimes: tuple[str, ...]
+    fabrics: tuple[str, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
@@ -111,12 +120,25 @@ class Question:
         return self.tokens / self.tokens_per_step * step_time_s > self.within_s
 
     def fleets(self) -> tuple[Fleet, ...]:
-        """Return the GPUs that may be used: all of them for time; else also fewer, by halves."""
+        """Return the GPUs that may be used: all of them for time; else also fewer, by halves.
+
+        Those of several nodes meet over each of the fabrics; within a node all are the same.
+        """
         per_node, gpus = self.fleet.cluster.gpus_per_node, self.fleet.gpus
         counts = [gpus]
         if self.objective != "time":
             counts = sorted({gpus, *powers(gpus, gpus)})
-        return tuple(Fleet(gpus=count, gpus_per_node=min(per_node, count)) for count in counts)
+        return tuple(
+            Fleet(gpus=count, gpus_per_node=min(per_node, count), changes=changes)
+            for count in counts
+            for changes in self._fabrics_between(-(-count // per_node))
+        )
+
+    def _fabrics_between(self, nodes: int) -> tuple[dict[str, object], ...]:
+        """Return the changes that say each fabric between so many nodes."""
+        if nodes == 1 or not self.fabrics:
+            return ({},)
+        return tuple({FABRIC_KEY: fabric} for fabric in self.fabrics)
 
     def space(self) -> SettingSpace:
         """Return all settings that are considered."""
@@ -128,11 +150,13 @@ class Question:
                     stages=known[name].options.stages,
                     has_replicas=known[name].options.has_replicas,
                     has_pipeline=known[name].options.has_pipeline,
+                    has_context=known[name].options.has_context,
                 )
                 for name in self.runtimes
             ],
             fleets=self.fleets(),
             sequences=self.sequences,
+            sequence_length=self.sequence_length,
             fixed=self.fixed,
         )
 
@@ -165,6 +189,8 @@ def question_of(
     for key, instead in FOLLOWS.items():
         if key in given:
             raise MistakeError(f"--set: {key} is not for best: {instead}")
+    said = [each.partition("=")[0].strip() for each in as_settings(changes)]
+    fabrics = _fabrics(fleet, options.get("fabrics", ()), is_set=FABRIC_KEY in said)
     scenario = _described(tables)
     length = scenario.model.sequence_length
     if length is None:
@@ -189,11 +215,37 @@ def question_of(
         power_w=power,
         fixed={key: value for key, value in given.items() if key.startswith(SOUGHT)},
         runtimes=_among(among, given),
+        fabrics=fabrics,
     )
 
 
 SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")
 """Keys that are sought, unless a setting says what they are."""
+
+
+FABRIC_KEY: Final = "cluster.fabric"
+
+
+def _fabrics(fleet: GpuFleet, names: Sequence[str], *, is_set: bool) -> tuple[str, ...]:
+    """Return the fabrics that are compared.
+
+    Raises:
+        MistakeError: there is no such fabric, its parts do not fit the nodes, there is one node
+            alone, or a setting says the fabric.
+    """
+    if not names:
+        return ()
+    if is_set:
+        raise MistakeError(f"--set: {FABRIC_KEY} is what --fabric compares: say one of the two")
+    nodes = fleet.gpus // fleet.cluster.gpus_per_node
+    if nodes < 2:
+        raise MistakeError(f"--fabric: {fleet.title} are on one node, and meet over none")
+    for name in names:
+        if name not in part_names(Part.FABRIC):
+            raise MistakeError(f"--fabric: {one_of(name, part_names(Part.FABRIC))}")
+        with mistakes(TopologyError, ClusterError, prefix="--fabric: "):
+            topology(fleet.node, name, nodes)
+    return tuple(dict.fromkeys(names))
 
 
 def _among(among: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]:

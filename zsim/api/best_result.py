@@ -1,7 +1,7 @@
 """The answer of `zsim.best`: the best setting, those that tie with it, and why others lost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 from zsim.analysis.run_comparison import counts
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
+from zsim.api.best_report import BestPages, OrderedSettings
 from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
@@ -42,7 +43,7 @@ class LossReason:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BestResult(AnswerInFacts):
+class BestResult(BestPages, AnswerInFacts):
     """The best of all settings that were considered.
 
     Attributes:
@@ -59,6 +60,7 @@ class BestResult(AnswerInFacts):
         tokens: of the training; None where nobody says.
         price: of a GPU.
         bounded_s: no setting that may fit takes less for a step.
+        by_fabric: seconds of a step of the best setting over each fabric that was compared.
         wall_time_s: how long the search took.
     """
 
@@ -76,6 +78,7 @@ class BestResult(AnswerInFacts):
     tokens: int | None = None
     price: Price | None = None
     bounded_s: float = 0.0
+    by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
     wall_time_s: float = 0.0
 
     @cached_property
@@ -110,6 +113,10 @@ class BestResult(AnswerInFacts):
             for each in self.answers
         ]
         return tuple(self.answers[place] for place in front(figures))
+
+    def ordered(self) -> OrderedSettings:
+        """Return the settings that pages show."""
+        return OrderedSettings(answers=self.answers, ten=self.ten, ties=self.ties)
 
     def more(self, other: TriedSetting) -> float:
         """Return by which share `other` is worse than the best."""
@@ -152,9 +159,11 @@ class BestResult(AnswerInFacts):
         Raises:
             MistakeError: nobody has written one for it.
         """
-        context = self.tables.get("parallel", {}).get("context", 1)
+        parallel = {"context": 1, **self.tables.get("parallel", {})}
+        shared = ("context", "context_exchange")
+        kept = {f"parallel.{key}": parallel[key] for key in shared if key in parallel}
         asked = ConfigQuestion(
-            changes={"parallel.context": context, **setting.changes},
+            changes={**kept, **setting.changes},
             precision=str(self.tables["train"]["precision"]),
             sequences=self.sequences,
             sequence_length=self.sequence_length,
@@ -221,6 +230,9 @@ class BestResult(AnswerInFacts):
                 f"{format_bytes(found.usable_bytes)} usable on {self.gpu}",
             ),
         ]
+        if self.by_fabric:
+            times = [f"{format_seconds(each)} over {name}" for name, each in self.by_fabric.items()]
+            lines.append(("fabrics", f"a step of this setting takes {', '.join(times)}"))
         if found.slower >= LONGER:
             lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
@@ -260,6 +272,11 @@ class BestResult(AnswerInFacts):
     def _optimality(self) -> str:
         if not self.open_settings:
             return f"nothing among these settings is more than {max(self.gap, 0.0):.1%} better"
+        if self.best is not None and self.best.outcome.is_tight:
+            return (
+                f"{self.open_settings:,} settings were not reached; those tried that fit leave "
+                "next to no memory"
+            )
         return (
             f"{self.open_settings:,} settings were not reached; none of them can be more than "
             f"{self.gap:.1%} better"
@@ -331,6 +348,7 @@ class BestResult(AnswerInFacts):
                 None if self.best_judged is None else self._object(self.best_judged)
             ),
             "gap": self.gap,
+            "by_fabric": dict(self.by_fabric),
             "settings": self.settings,
             "simulated": len(self.tried),
             "not_reached": self.open_settings,

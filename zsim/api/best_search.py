@@ -1,25 +1,25 @@
 """`zsim.best`: the best setting for a model on GPUs that somebody has, and what it costs."""
 
-import gc
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from time import perf_counter  # noqa: TID251  (a search ends after the seconds that it is given)
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from zsim.api.answer import Progress, tell_nobody
-from zsim.api.best_question import BestOptions, Question, question_of
+from zsim.api.best_question import FABRIC_KEY, BestOptions, Question, question_of
 from zsim.api.best_result import BestResult, LossReason
 from zsim.api.scenario import Changed
-from zsim.api.setting_trial import Bounder, SettingBound, SettingOutcome, tried
+from zsim.api.setting_bound import SettingBound
+from zsim.api.setting_trial import Bounder, SettingOutcome, tried
 from zsim.api.tried_setting import TriedSetting
 from zsim.calibration.setting_choice import TIGHT
 from zsim.planner.search import Search, SettingBranch, Trial
 from zsim.planner.space import RefusedSettings, SettingGroup
-from zsim.workers.crew import InProcess, cores
+from zsim.workers.crew import cores, processes
 
 SEARCH_S: Final = 40.0
 """Seconds of a search where nobody says how many."""
@@ -75,12 +75,25 @@ def best_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pool:
-    """Groups of settings with their bounds, and those that cannot be."""
+    """Groups of settings with their bounds, and those that cannot be.
 
+    Bounds are of the defaults of a group until `lowered` has looked at its knobs.
+    """
+
+    bounder: Bounder
     groups: list[SettingGroup]
     bounds: list[SettingBound]
     refused: Counter[str]
     settings: int
+    _lowered: set[int] = field(default_factory=set[int])
+
+    def lowered(self, question: Question, place: int) -> SettingBound | None:
+        """Return the bound of all settings of a group; None if it was asked before."""
+        if place in self._lowered:
+            return None
+        self._lowered.add(place)
+        group, default = self.groups[place], self.bounds[place]
+        return self.bounder.least_of_all(default, group, partial(_scenario, question, group))
 
 
 def _bounded(question: Question) -> _Pool:
@@ -98,18 +111,22 @@ def _bounded(question: Question) -> _Pool:
             continue
         settings += len(each.knobs)
         smaller = full.get(_without_batch(each))
-        settings_of = map(each.setting, range(len(each.knobs)))
-        bound = smaller or bounder.bound_of_all(map(question.scenario, settings_of))
+        bound = smaller or bounder.bound_of_defaults(each, partial(_scenario, question, each))
         if bound.is_full:  # the bound on memory grows with the micro-batch
             full[_without_batch(each)] = bound
-        if not bound.why_not and question.is_late(bound.step_time_s):
+        if not bound.why_not and question.is_late(bound.kernels_s):
             bound = SettingBound(why_not="takes longer than --within even by its bound")
         if bound.why_not:
             refused[bound.why_not] += len(each.knobs)
         else:
             groups.append(each)
             bounds.append(bound)
-    return _Pool(groups=groups, bounds=bounds, refused=refused, settings=settings)
+    return _Pool(bounder=bounder, groups=groups, bounds=bounds, refused=refused, settings=settings)
+
+
+def _scenario(question: Question, group: SettingGroup, number: int) -> dict[str, Any]:
+    """Return the tables of a setting of a group."""
+    return question.scenario(group.setting(number))
 
 
 def _without_batch(group: SettingGroup) -> object:
@@ -137,21 +154,46 @@ class _Hunt:
         while True:
             while len(flying) < at_once and perf_counter() < until_s:
                 pick = self.search.next()
+                if pick is None and not flying:
+                    pick = self._next_of_lowered(until_s)
                 if pick is None:
                     break
-                tables = self.question.scenario(self.pool.groups[pick[0]].setting(pick[1]))
-                flying[executor.submit(tried, tables)] = pick
+                tables = _scenario(self.question, self.pool.groups[pick[0]], pick[1])
+                none_fits = self.search.best == inf
+                flying[executor.submit(tried, tables, times_tight=none_fits)] = pick
             if not flying:
                 return
             for future in wait(flying, return_when=FIRST_COMPLETED).done:
                 self._take(flying.pop(future), future.result())
             self.progress(min(perf_counter() - begun, search_s), search_s)
 
+    def _next_of_lowered(self, until_s: float) -> tuple[int, int] | None:
+        """Return what to try next where knobs lower the bounds of groups that lost by little."""
+        for place in self.search.near():
+            if perf_counter() >= until_s:
+                return None
+            self._lower(place)
+        return self.search.next()
+
+    def _lower(self, place: int) -> bool:
+        """Tell the search the bound of all settings of a group, unless it was told before."""
+        bound, group = self.pool.lowered(self.question, place), self.pool.groups[place]
+        if bound is None:
+            return False
+        value = self.question.value(bound.step_time_s * bound.slower, group.fleet.gpus)
+        self.search.lower_bound(place, value)
+        return True
+
+    def settle_gap(self) -> None:
+        """Look at the knobs of the group whose bound the gap is from, until it stays."""
+        while (place := self.search.lowest()) is not None and self._lower(place):
+            pass
+
     def _take(self, pick: tuple[int, int], outcome: SettingOutcome) -> None:
         group, number = self.pool.groups[pick[0]], pick[1]
         gpus = group.fleet.gpus
         value = None
-        if outcome.fits:
+        if outcome.fits and outcome.step_time_s:
             value = self.question.value(outcome.step_time_s * outcome.slower, gpus)
         is_late = self.question.is_late(outcome.step_time_s)
         share = outcome.memory_bytes / outcome.usable_bytes if outcome.usable_bytes else 1.0
@@ -190,7 +232,7 @@ class _Hunt:
             )
         over = sum(map(search.passed_over, range(len(self.pool.groups))))
         if over:
-            why = "their knobs add to the memory of a setting that does not fit"
+            why = "their knobs add to the memory of a setting that fills it"
             found.append(LossReason("cannot fit", why, over))
         simulated: Counter[str] = Counter()
         for each in self.tried:
@@ -236,9 +278,10 @@ def _searched(
     branches = [
         SettingBranch(
             bound=question.value(bound.step_time_s * bound.slower, group.fleet.gpus),
+            floor=question.value(bound.kernels_s * bound.slower, group.fleet.gpus),
             memory_bytes=bound.memory_bytes,
             settings=len(group.knobs),
-            family=f"{group.family} {group.fleet.gpus}",
+            family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
             likely=group.likely,
             is_judged=bound.is_judged,
             larger=group.larger,
@@ -247,13 +290,15 @@ def _searched(
     ]
     search = Search(branches, question.fleet.cluster.gpu.usable_bytes(1))
     hunt = _Hunt(question=question, pool=pool, search=search, progress=progress)
-    with _executor(workers) as executor:
+    with processes(workers) as executor:
         hunt.go(executor, workers, search_s)
+    hunt.settle_gap()
+    ranked = sorted(hunt.tried, key=lambda each: each.order)
     return BestResult(
         title=str(question.tables["title"]),
         objective=question.objective,
         settings=pool.settings,
-        tried=tuple(sorted(hunt.tried, key=lambda each: each.order)),
+        tried=tuple(ranked),
         losses=hunt.losses(),
         gap=hunt.search.gap,
         open_settings=hunt.search.open_settings(),
@@ -264,14 +309,15 @@ def _searched(
         tokens=question.tokens,
         price=question.price,
         bounded_s=min((bound.step_time_s for bound in pool.bounds), default=0.0),
+        by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
     )
 
 
-@contextmanager
-def _executor(workers: int) -> Generator[Executor]:
-    """Yield this process, or so many others."""
-    if workers == 1:
-        yield InProcess()
-        return
-    with ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
-        yield pool
+def _by_fabric(question: Question, changes: Mapping[str, object]) -> dict[str, float]:
+    """Return the step time of the best setting over each fabric that was asked for."""
+    if FABRIC_KEY not in changes:
+        return {}
+    outcomes = {
+        name: tried(question.scenario({**changes, FABRIC_KEY: name})) for name in question.fabrics
+    }
+    return {name: each.step_time_s for name, each in outcomes.items() if each.fits}

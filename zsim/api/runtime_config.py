@@ -7,13 +7,18 @@ arguments, nanotron a file: those of parallelism, batches and recomputation are 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from zsim.mistake import MistakeError
 
-TORCH_DTYPE: Final = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+TORCH_DTYPE: Final = {
+    "bf16": "torch.bfloat16",
+    "pure_bf16": "torch.bfloat16",  # the model itself is cast before it is wrapped
+    "fp16": "torch.float16",
+    "fp32": "torch.float32",
+}
 
 CHECKPOINTS: Final = {
     "none": "keep all activations",
@@ -128,12 +133,47 @@ def _fsdp2(asked: ConfigQuestion) -> str:
             f"    ahead = list(model.layers[number + 1 : number + 1 + {ahead}])",
             "    block.set_modules_to_forward_prefetch(ahead)",
         ]
+    if asked.number("parallel.pipeline") > 1:
+        return "\n".join([*lines, *_of_stages(asked)]) + "\n"
     if options.get("gradient_sync") == "last":
         lines += [
             "# Before each micro-batch:",
             "# model.set_requires_gradient_sync(micro_batch == micro_batches - 1)",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _of_stages(asked: ConfigQuestion) -> list[str]:
+    """Return how the wrapped layers of a rank are a stage of a pipeline, or several."""
+    count, options = asked.number("parallel.pipeline"), asked.options
+    kind = str(options.get("pipeline_schedule", "1F1B"))
+    chunks = options.get("pipeline_stages_per_rank", 1 if kind == "1F1B" else 2)
+    assert isinstance(chunks, int)
+    times = asked.number("train.gradient_accumulation_steps")
+    lines = [
+        "from torch.distributed.pipelining import PipelineStage",
+        "from torch.distributed.pipelining.schedules import get_schedule_class",
+        'pipeline = world["pipeline"]',
+        'place, device = pipeline.get_local_rank(), torch.device("cuda")',
+    ]
+    many = "n_microbatches"
+    if chunks == 1:
+        return [
+            *lines,
+            "# model has the layers of this rank alone.",
+            f"stage = PipelineStage(model, place, {count}, device, group=pipeline.get_group())",
+            f'schedule = get_schedule_class("{kind}")(stage, {many}={times}, loss_fn=loss_fn)',
+        ]
+    return [
+        *lines,
+        f"# Each of chunks is wrapped as model is: the layers of stages place + {count} * number.",
+        "stages = [",
+        f"    PipelineStage(chunk, place + {count} * number, {count * chunks}, device,",
+        "                  group=pipeline.get_group())",
+        "    for number, chunk in enumerate(chunks)",
+        "]",
+        f'schedule = get_schedule_class("{kind}")(stages, {many}={times}, loss_fn=loss_fn)',
+    ]
 
 
 def _fsdp1(asked: ConfigQuestion) -> str:
@@ -171,8 +211,8 @@ def _torch_head(asked: ConfigQuestion, names: list[str]) -> list[str]:
         sizes.append(("tensor", tensor))
     if sizes[0][1] == 1:
         del sizes[0]
-    shape = ", ".join(str(size) for _, size in sizes) + ("," if len(sizes) == 1 else "")
-    words = ", ".join(f'"{name}"' for name, _ in sizes) + ("," if len(sizes) == 1 else "")
+    if (stages := asked.number("parallel.pipeline")) > 1:
+        sizes.insert(0, ("pipeline", stages))
     micro, times = (
         asked.number(f"train.{name}")
         for name in ("micro_batch_size", "gradient_accumulation_steps")
@@ -185,14 +225,44 @@ def _torch_head(asked: ConfigQuestion, names: list[str]) -> list[str]:
         "from torch.distributed.device_mesh import init_device_mesh",
         f"from torch.distributed.fsdp import {', '.join(names)}",
         "",
-        f'world = init_device_mesh("cuda", ({shape}), mesh_dim_names=({words}))',
+        f"world = {_mesh(sizes)}",
     ]
-    sharded = [name for name, _ in sizes if name != "tensor"]
+    sharded = [name for name, _ in sizes if name in {"replicate", "shard"}]
     inner = ", ".join(f'"{name}"' for name in sharded)
     lines.append(f"mesh = world[{inner}]")
     if tensor > 1:
         lines.append('# world["tensor"] is for parallelize_module, before what follows.')
+    return [*lines, *_of_shared_sequences(asked, sizes)]
+
+
+def _mesh(sizes: Sequence[tuple[str, int]]) -> str:
+    """Return the call that makes the mesh of such axes."""
+    end = "," if len(sizes) == 1 else ""
+    shape = ", ".join(str(size) for _, size in sizes) + end
+    words = ", ".join(f'"{name}"' for name, _ in sizes) + end
+    return f'init_device_mesh("cuda", ({shape}), mesh_dim_names=({words}))'
+
+
+def _of_shared_sequences(asked: ConfigQuestion, sizes: Sequence[tuple[str, int]]) -> list[str]:
+    """Return how ranks next to each other on the axis of the shards share sequences."""
+    context = asked.number("parallel.context")
+    if context == 1:
+        return []
+    place = [name for name, _ in sizes].index("shard")
+    shard = ("shard", sizes[place][1] // context)
+    split = [*sizes[:place], shard, ("context", context), *sizes[place + 1 :]]
+    lines = [
+        f'context = {_mesh(split)}["context"]',
+        "# context_parallel(context, ...) of torch.distributed.tensor.experimental is around",
+        "# forward and backward; its buffers are the tokens and the labels.",
+    ]
+    if asked.changes.get("parallel.context_exchange") == "ring":
+        lines.append('# set_rotate_method("alltoall") of its _attention sends keys and values on.')
     return lines
+
+
+UNSAID: Final = {"overlap_p2p_comm", "scatter_gather_tensors_in_pipeline"}
+"""Options of Megatron-LM whose arguments can only turn them off."""
 
 
 def _megatron(asked: ConfigQuestion) -> str:
@@ -201,10 +271,15 @@ def _megatron(asked: ConfigQuestion) -> str:
         f"--micro-batch-size {asked.number('train.micro_batch_size')}",
         f"--global-batch-size {asked.sequences}",
         f"--seq-length {asked.sequence_length}",
-        "--use-distributed-optimizer",
     ]
+    if asked.changes["zero.stage"]:
+        found.append("--use-distributed-optimizer")
     if (stages := asked.number("parallel.pipeline")) > 1:
         found.insert(1, f"--pipeline-model-parallel-size {stages}")
+    if (context := asked.number("parallel.context")) > 1:
+        found.append(f"--context-parallel-size {context}")
+        if asked.changes.get("parallel.context_exchange") == "all_gather":
+            found.append("--cp-comm-type all_gather")  # its default is p2p, the ring
     layers = asked.options.get("num_layers_per_virtual_pipeline_stage")
     if layers is not None:
         found.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
@@ -218,7 +293,7 @@ def _megatron(asked: ConfigQuestion) -> str:
     found += [
         f"--{name.replace('_', '-')}"
         for name, value in asked.options.items()
-        if value is True and name != "overlap_p2p_comm"  # which is the default
+        if value is True and name not in UNSAID
     ]
     if asked.checkpointing == "full":
         found += [

@@ -10,7 +10,8 @@ from zsim.api.training_budget import tokens_of
 from zsim.cluster.files import Part
 from zsim.files.installed import model_catalogue, part_names
 from zsim.mistake import MistakeError
-from zsim.planner.space import SHARDS_ON_DRIVES, STATES_ON_DRIVES, Changes
+from zsim.planner.fleet import Changes
+from zsim.planner.space import SHARDS_ON_DRIVES, STATES_ON_DRIVES
 from zsim.report.setting_page import FormField, OptionGroups
 from zsim.runtimes.registry import runtimes
 from zsim.strategy.strategy import STAGES

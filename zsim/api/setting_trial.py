@@ -1,6 +1,6 @@
 """Settings that are bounded and simulated, one by one, for the search of the best one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import inf
@@ -14,6 +14,7 @@ from zsim.api.forecast import (
     settled_source,
     simulated_micro_batches,
 )
+from zsim.api.setting_bound import SettingBound, least_bound
 from zsim.calibration.setting_choice import is_tight
 from zsim.closed_form.memory_bounds import device_bytes, host_state_bytes
 from zsim.closed_form.step_bounds import (
@@ -24,9 +25,10 @@ from zsim.closed_form.step_bounds import (
     LinkCut,
     RankSpeeds,
     TensorSeconds,
-    busy_s,
+    busy_time,
     data_exchange_s,
     exchange_s,
+    filed_update_s,
     host_update_s,
     least_exchange_s,
     offload_s,
@@ -40,6 +42,7 @@ from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
+from zsim.planner.space import SettingGroup
 from zsim.prediction.evidence import judged_runs
 from zsim.prediction.likeness import Likeness, alike
 from zsim.prediction.run_features import features
@@ -57,32 +60,12 @@ NAME = "best"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingBound:
-    """Bounds of a setting: no run of it takes less.
-
-    Attributes:
-        busy_s: seconds of these in which a rank computes: knobs do not change them.
-        why_not: why there is no run at all, in one line; empty if there may be one.
-        is_full: whether that is for lack of memory: larger micro-batches need more.
-        is_judged: whether enough judged runs are like it that its error can be stated.
-        slower: how many times as long as predicted they took, in the median.
-    """
-
-    step_time_s: float = 0.0
-    busy_s: float = 0.0
-    memory_bytes: int = 0
-    why_not: str = ""
-    is_full: bool = False
-    is_judged: bool = False
-    slower: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOutcome:
     """What the simulation of a setting came to.
 
     Attributes:
         refusal: why there is no run, in one line; empty if there is one.
+        step_time_s: 0 where it was not asked.
         memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
         usable_bytes: what there is.
         trust: how far the times can be trusted, as a sentence.
@@ -107,10 +90,18 @@ class SettingOutcome:
         return self.fits and is_tight(self.memory_bytes, self.usable_bytes)
 
 
-def tried(tables: Mapping[str, Any]) -> SettingOutcome:
-    """Return what a setting comes to in the simulation, as `zsim run` would have it."""
+def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
+    """Return what a setting comes to in the simulation, as `zsim run` would have it.
+
+    Without `times_tight` one whose simulation leaves next to no memory has no step time.
+    """
     found = forecast(tables, None)  # most that do not fit are told by their books alone
     if not isinstance(found, str) and found.fits:
+        was_simulated = found.step_time_s > 0  # else its memory may be an upper bound
+        if was_simulated and not times_tight and is_tight(found.needed_bytes, found.usable_bytes):
+            return SettingOutcome(
+                memory_bytes=found.needed_bytes, usable_bytes=found.usable_bytes, fits=True
+            )
         found = forecast(tables)
     if isinstance(found, str):
         return SettingOutcome(refusal=found.removeprefix("scenario: "))
@@ -147,22 +138,47 @@ class Bounder:
         self._kernels: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
         self._times: dict[object, CollectiveBounds] = {}
 
-    def bound_of_all(self, settings: Iterable[Mapping[str, Any]]) -> SettingBound:
-        """Return what no run of settings goes below that differ in knobs of their runtime alone.
+    def bound_of_all(
+        self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
+    ) -> SettingBound:
+        """Return what no run of the settings of a group goes below; `scenario` has their tables."""
+        default = self.bound_of_defaults(group, scenario)
+        return default if default.why_not else self.least_of_all(default, group, scenario)
 
-        The first has the defaults. Knobs change what is exchanged: where that takes longest, the
-        least of all counts.
+    def bound_of_defaults(
+        self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
+    ) -> SettingBound:
+        """Return the bound of the first setting, that of the defaults.
+
+        Where bytes take longest, that of all settings, since knobs change what is exchanged. Else
+        no knob lowers it below `kernels_s`, but those that gather less over the tensor axis, which
+        are looked at.
         """
-        others = iter(settings)
-        least = self.bound(next(others))
-        while not least.why_not and least.step_time_s > least.busy_s:
-            other = next(others, None)
-            if other is None:
-                break
-            found = self.bound(other)
-            if not found.why_not and found.step_time_s < least.step_time_s:
-                least = replace(least, step_time_s=found.step_time_s)
-        return least
+        found = self.bound(scenario(0))
+        if found.why_not:
+            return found
+        is_busy = found.step_time_s <= found.busy_s
+        asked = group.gathering_less if is_busy else range(1, len(group.knobs))
+        least = least_bound(found, [self.bound(scenario(each)) for each in asked])
+        return least if is_busy else replace(least, kernels_s=least.step_time_s)
+
+    def least_of_all(
+        self,
+        default: SettingBound,
+        group: SettingGroup,
+        scenario: Callable[[int], Mapping[str, Any]],
+    ) -> SettingBound:
+        """Return the least bound of the settings of a group whose defaults have one.
+
+        Of knobs that may copy less, or slow kernels for less time, each is asked alone, and then
+        all that lower the bound together.
+        """
+        alone = {number: self.bound(scenario(number)) for number in group.leaner}
+        lower = [number for number, found in alone.items() if found.is_below(default)]
+        asked, union = [*alone.values()], group.together(lower)
+        if union is not None and len(lower) > 1:
+            asked.append(self.bound(scenario(union)))
+        return least_bound(default, asked)
 
     def bound(self, tables: Mapping[str, Any]) -> SettingBound:
         """Return what no run of a setting goes below, or why there can be none."""
@@ -191,22 +207,26 @@ class Bounder:
         if (missing := _lacking_drives(found)) is not None:
             return SettingBound(why_not=missing)
         cut = cut_of(cluster)
+        files = file_bytes(model, strategy)
         updating = host_update_s(model, strategy, cut)
-        moved = offload_s(host_bytes(model, strategy), file_bytes(model, strategy), strategy, cut)
+        updating += filed_update_s(files, strategy, cut)
+        moved = offload_s(host_bytes(model, strategy), files, strategy, cut)
         lines = wire_bytes(model, strategy)
         between = exchange_seconds(cluster, self._collective_bounds(found))
-        busy = updating + busy_s(
+        busy = busy_time(
             model,
             strategy,
             self._speeds(found),
             lambda part: copied_bytes(part, strategy),
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
         )
-        seconds = max(busy, exchange_s(lines, strategy, cut, between), moved)
+        busy_s = updating + busy.seconds
+        seconds = max(busy_s, exchange_s(lines, strategy, cut, between), moved)
         like = _like(found, model)
         return SettingBound(
             step_time_s=seconds,
-            busy_s=busy,
+            busy_s=busy_s,
+            kernels_s=updating + busy.kernels_s,
             memory_bytes=memory,
             is_judged=like is not None and like.bound is not None,
             slower=1.0 if like is None else like.slower,

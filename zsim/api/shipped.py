@@ -17,6 +17,7 @@ from zsim.suggestion import one_of
 __all__ = [
     "Installed",
     "backend_names",
+    "fabric_names",
     "installed",
     "installed_kinds",
     "model_names",
@@ -107,6 +108,11 @@ def model_names() -> list[str]:
 def study_names() -> list[str]:
     """Return the names of the studies that ship."""
     return list(studies())
+
+
+def fabric_names() -> list[str]:
+    """Return the names of the fabrics that ship."""
+    return list(part_names(Part.FABRIC))
 
 
 def topology_names() -> list[str]:

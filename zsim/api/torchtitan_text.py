@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from zsim.api.runtime_config import ConfigQuestion
 from zsim.mistake import MistakeError
-from zsim.scenario.torchtitan_config import FLAVORS
+from zsim.scenario.torchtitan_config import FLAVORS, ROTATES
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "none": ('mode = "none"',),
@@ -26,6 +26,15 @@ UNSAID = {
     "pin_memory": "pinned host memory",
 }
 """Options of FSDP2 that torchtitan does not set."""
+
+
+def _rotated(asked: ConfigQuestion) -> list[str]:
+    """Return the line that says how context ranks exchange keys and values, unless by default."""
+    methods = {exchange: method for method, exchange in ROTATES.items()}
+    exchange = asked.changes.get("parallel.context_exchange")
+    if exchange is None:
+        return []
+    return [f'context_parallel_rotate_method = "{methods[str(exchange)]}"']
 
 
 def torchtitan_text(asked: ConfigQuestion) -> str:
@@ -49,12 +58,17 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
     checkpoints = MODES.get(asked.checkpointing)
     if checkpoints is None:
         raise MistakeError(f"--config: torchtitan has no checkpointing {asked.checkpointing}")
+    micro, stages = asked.number("train.micro_batch_size"), asked.number("parallel.pipeline")
+    if options.get("pipeline_stages_per_rank") is not None:
+        raise MistakeError("--config: torchtitan says layers of a stage, not stages of a rank")
+    # a pipeline cuts the batch of a rank into its micro-batches
+    local = micro * (asked.number("train.gradient_accumulation_steps") if stages > 1 else 1)
     lines = [
         *(f"# torchtitan does not set {UNSAID[name]}" for name in options if name in UNSAID),
         *_model(asked),
         "",
         "[training]",
-        f"local_batch_size = {asked.number('train.micro_batch_size')}",
+        f"local_batch_size = {local}",
         f"global_batch_size = {asked.sequences}",
         f"seq_len = {asked.sequence_length}",
         f"max_norm = {_norm(asked)}",
@@ -69,6 +83,8 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
         f"tensor_parallel_degree = {asked.number('parallel.tensor')}",
         f"disable_loss_parallel = {str(options.get('disable_loss_parallel', False)).lower()}",
         f"context_parallel_degree = {context}",
+        *(_staged(options, stages, micro) if stages > 1 else ()),
+        *_rotated(asked),
         "",
         "[activation_checkpoint]",
         *checkpoints,
@@ -89,6 +105,19 @@ def _model(asked: ConfigQuestion) -> list[str]:
             if model == asked.model:
                 return ["[model]", f'name = "{name}"', f'flavor = "{flavor}"', *converters]
     return ["# No flavor of torchtitan is this model: give it one.", "[model]", *converters]
+
+
+def _staged(options: Mapping[str, object], stages: int, micro: int) -> list[str]:
+    """Return the stages of a pipeline, their order and their micro-batches."""
+    lines = [
+        f"pipeline_parallel_degree = {stages}",
+        f'pipeline_parallel_schedule = "{options.get("pipeline_schedule", "1F1B")}"',
+        f"pipeline_parallel_microbatch_size = {micro}",
+    ]
+    for name in ("first_stage_less_layers", "last_stage_less_layers"):
+        if (layers := options.get(name)) is not None:
+            lines.append(f"pipeline_parallel_{name} = {layers}")
+    return lines
 
 
 def _compiled(asked: ConfigQuestion) -> list[str]:

@@ -21,7 +21,9 @@ JOULES_PER_KWH = 3_600_000
 DRAWN = 0.76
 """Share of the rated power that intensive training draws: measured of nodes of 8 H100 by Newkirk et
 al. 2025, "Empirically-Calibrated H100 Node Power Models for Reducing Uncertainty in AI Training
-Energy Estimation" (arXiv 2506.14551). Latif et al. 2025 (IEEE Access 13) saw 0.82 at most.
+Energy Estimation" (arXiv 2506.14551). Latif et al. 2025 (IEEE Access 13) saw 0.82 at most. Both are
+shares of a node's 10.2 kW; that GPUs of every kind draw as much, whatever part of a step they
+compute in, is an assumption.
 """
 
 

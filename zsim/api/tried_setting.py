@@ -59,6 +59,8 @@ class TriedSetting:
                 parts.append(f"{word} {degree}")
         micro, times = (self.changes[f"train.{key}"] for key in BATCHES)
         parts.append(f"batch {micro} x {times}")
+        if (fabric := self.changes.get("cluster.fabric")) is not None:
+            parts.insert(0, str(fabric))
         parts.append(f"checkpoints {self.changes['activations.checkpointing']}")
         prefix = f"zero.{runtime}."
         parts += [
@@ -74,6 +76,7 @@ AXES = {
     "parallel.pipeline": "pipeline",
     "parallel.replicate": "replicas",
     "parallel.data": "data",
+    "parallel.context": "context",
 }
 BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
 

@@ -1,5 +1,9 @@
 """`zsim best MODEL --gpus 128xh100`."""
 
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -48,6 +52,14 @@ Runtime = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Choose among these runtimes. Many are allowed."),
 ]
+Fabric = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Choose among these fabrics between nodes (zsim list fabrics). Many are allowed.",
+        autocompletion=completed("fabric_names"),
+    ),
+]
 SearchTime = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing),
@@ -66,6 +78,19 @@ Config = Annotated[
         metavar="FILE", help="Write it as the configuration of its runtime; .toml is torchtitan's."
     ),
 ]
+Report = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write a page about the answer: .html.")
+]
+Picture = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Draw the settings: .svg, .png or .pdf.")
+]
+Figure = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="What --picture draws time against: memory or cost. Default: memory.",
+    ),
+]
 
 
 def best(
@@ -78,20 +103,32 @@ def best(
     price: Price = None,
     prices: Prices = None,
     runtime: Runtime = None,
+    fabric: Fabric = None,
     settings: Settings = None,
     search_time: SearchTime = 40.0,
     workers: Workers = None,
     save: Save = None,
     config: Config = None,
+    report: Report = None,
+    picture: Picture = None,
+    figure: Figure = None,
     json: Json = False,
 ) -> Code:
     """Find the best setting for a model on GPUs."""
+    from zsim.api.best_report import BEST_FIGURES
     from zsim.api.best_search import best as best_of
-    from zsim.api.output import FileKind, need_output
+    from zsim.api.output import FileKind, need_output, need_picture
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
 
     need_output("--save", save, FileKind.ANY)
     need_output("--config", config, FileKind.ANY)
+    need_output("--report", report, FileKind.PAGE)
+    need_picture(picture, figure, BEST_FIGURES)
+    many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
+    once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
+    once["--price"] = f"{price:g}" if price is not None else None
+    once["--objective"] = objective if objective != "time" else None
+    command = _command(model, gpus, many, once)
     with progress(f"the best setting of {model}") as told:
         found = best_of(
             model,
@@ -104,12 +141,27 @@ def best(
             price=price,
             prices=prices,
             among=runtime or (),
+            fabrics=fabric or (),
             search_s=search_time,
             workers=workers,
             progress=told,
         )
-    fits = found.best is not None  # without a best one there is nothing to write
-    files = outputs((save, found.save), (config, found.save_config)) if fits else []
+    files = outputs((report, partial(found.report, command=command)))
+    draw = found.picture if figure is None else partial(found.picture, figure=figure)
+    if found.best is not None:
+        files += outputs((save, found.save), (config, found.save_config), (picture, draw))
     with answer_before(files):
         print_answer(found, as_json=json)
     return Code.NO if found.best is None else Code.DONE
+
+
+def _command(
+    model: str,
+    gpus: str,
+    many: Mapping[str, Sequence[str] | None],
+    once: Mapping[str, object],
+) -> str:
+    """Return the command line of a question: options that may be given often, then the others."""
+    asked = [(name, each) for name, values in many.items() for each in values or ()]
+    asked += [(name, str(value)) for name, value in once.items() if value is not None]
+    return shlex.join(["zsim", "best", model, "--gpus", gpus, *chain(*asked)])

@@ -6,8 +6,8 @@ estimates, which speeds the search up and decides nothing.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import inf
 
 FRONT_EVERY = 5
@@ -25,6 +25,9 @@ JUDGED_EVERY = 4
 JUDGED_MOST = 12
 """No more trials than these do."""
 
+GAP_EVERY = 3
+"""One of so many trials is of the group whose bound leaves the largest gap."""
+
 UNFIT_STEP = 0.05
 """A setting that did not fit puts off others of its group by such a share."""
 
@@ -40,7 +43,8 @@ class SettingBranch:
     """A group of settings, as a search sees it.
 
     Attributes:
-        bound: no setting of the group has a lower value.
+        bound: no setting of the group has a lower value, as far as its knobs were looked at.
+        floor: none has a lower one, whatever the knobs.
         memory_bytes: none needs less device memory.
         settings: how many there are.
         family: groups of one family are as far above their bounds.
@@ -51,6 +55,7 @@ class SettingBranch:
     """
 
     bound: float
+    floor: float = inf
     memory_bytes: int
     settings: int
     family: str
@@ -82,7 +87,10 @@ class Trial:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a branch was tried; `left` are settings that wait, the next one last."""
+    """How far a branch was tried; `left` are settings that wait, the next one last.
+
+    Of these `tight` need as much memory as one that leaves next to none.
+    """
 
     left: list[int]
     started: int = 0
@@ -90,6 +98,7 @@ class _Progress:
     ended: int = 0
     passed_over: int = 0
     first: Trial | None = None
+    tight: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
@@ -126,6 +135,8 @@ class Search:
             found = self._front_pick()
         elif self._picks % JUDGED_EVERY == 0:
             found = self._judged_pick()
+        if found is None and self._picks % GAP_EVERY == 0:
+            found = self.lowest(ready=True)
         found = self._best_pick() if found is None else found
         found = self._judged_pick() if found is None else found
         found = self._front_pick() if found is None else found
@@ -152,10 +163,44 @@ class Search:
             self._least_memory = min(self._least_memory, trial.memory_bytes)
         else:
             progress.unfit += 1
-        if trial.lacks_memory and known.larger:
-            over = known.larger[number].intersection(progress.left)
-            progress.left = [each for each in progress.left if each not in over]
-            progress.passed_over += len(over)
+        if known.larger and trial.lacks_memory:
+            _pass_over(progress, known.larger[number])
+        if known.larger and trial.is_tight:
+            progress.tight |= known.larger[number]
+        if self.best < inf:  # settings at the edge of memory do not win any more
+            for each in self._progress:
+                _pass_over(each, each.tight)
+
+    def lower_bound(self, branch: int, bound: float) -> None:
+        """Take in the bound of a branch whose knobs were looked at."""
+        branches = list(self.branches)
+        branches[branch] = replace(branches[branch], bound=bound, floor=inf)
+        self.branches = branches
+
+    def near(self) -> list[int]:
+        """Return branches with settings left that lost, and may win by their knobs."""
+        return [
+            index
+            for index, branch in enumerate(self.branches)
+            if self._progress[index].left
+            and not self._may_win(branch)
+            and branch.floor < self.best * (1 - self.tolerance)
+        ]
+
+    def lowest(self, *, ready: bool = False) -> int | None:
+        """Return the branch of the lowest bound that has settings which may still win.
+
+        With `ready` one of which the next may be tried now; of none before anything was found.
+        """
+        if self.best == inf:
+            return None
+        left = [
+            (branch.bound, index)
+            for index, branch in enumerate(self.branches)
+            if (self._has_next(index) if ready else self._progress[index].left)
+            and self._may_win(branch)
+        ]
+        return min(left)[1] if left else None
 
     @property
     def gap(self) -> float:
@@ -186,7 +231,7 @@ class Search:
         return self._progress[branch].ended
 
     def passed_over(self, branch: int) -> int:
-        """Return how many were not, because one that needs no more memory lacked some."""
+        """Return how many were not: one that needs no more lacked memory, or left too little."""
         return self._progress[branch].passed_over
 
     def _may_win(self, branch: SettingBranch) -> bool:
@@ -259,6 +304,13 @@ class Search:
         if share > 1:
             delay *= TIGHT * share
         return branch.bound * _middle(self._ratios, branch.family, branch.likely) * delay
+
+
+def _pass_over(progress: _Progress, numbers: Set[int]) -> None:
+    """Take settings away from those that wait."""
+    kept = [each for each in progress.left if each not in numbers]
+    progress.passed_over += len(progress.left) - len(kept)
+    progress.left = kept
 
 
 def _middle(known: Mapping[str, list[float]], family: str, otherwise: float) -> float:

@@ -4,13 +4,14 @@ A group says what a lower bound depends on: runtime, stage, degrees, offload, ch
 micro-batch. Knobs of the runtime make the settings of a group.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import cast
 
-Changes = Mapping[str, object]
-"""Values by key of a scenario: `{"zero.stage": 3}`."""
+from zsim.planner.fleet import Changes, Degrees, Fleet
+from zsim.planner.knob_effects import ADDS, GATHERING_LESS, LEANER
+from zsim.planner.runtime_knobs import KNOBS, no_knobs
 
 CHECKPOINTING = ("none", "operations", "full")
 """With flash attention, `selective` keeps what `none` does."""
@@ -57,6 +58,18 @@ TENSOR_MODES: Mapping[str, Changes] = {
 """How a runtime cuts hidden states by tokens over the tensor axis, which takes less memory."""
 
 
+CONTEXTS = (2, 4, 8)
+"""Ranks that may share a sequence."""
+
+LONG = 8_192
+"""Tokens of a sequence beyond which ranks may share it.
+
+Llama 3 405B was trained without at 8,192 tokens, and with 16 ranks at 131,072 (arXiv 2407.21783,
+table 4): what sharing saves, activations, grows with a sequence; below, smaller micro-batches,
+checkpoints and tensor axes save as much.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSpace:
     """What a runtime can be asked for, as far as a search varies it.
@@ -66,26 +79,14 @@ class RuntimeSpace:
         stages: ZeRO stages that it has.
         has_replicas: whether states may be sharded over a node and replicated over the others.
         has_pipeline: whether it has stages of a pipeline.
+        has_context: whether it has ranks that share a sequence.
     """
 
     name: str
     stages: Sequence[int]
     has_replicas: bool = False
     has_pipeline: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """GPUs of one kind: how many, how many of them are on a node, and the changes that say so."""
-
-    gpus: int
-    gpus_per_node: int
-    changes: Changes = field(default_factory=dict[str, object])
-
-    @property
-    def nodes(self) -> int:
-        """Nodes that the GPUs are on."""
-        return -(-self.gpus // self.gpus_per_node)
+    has_context: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,28 @@ class SettingGroup:
             for own in pairs
         )
 
+    @property
+    def leaner(self) -> tuple[int, ...]:
+        """Settings with one knob that may exchange, copy or slow less than its default does."""
+        return self._with_one_of(LEANER)
+
+    @property
+    def gathering_less(self) -> tuple[int, ...]:
+        """Settings with one knob that may gather less over the tensor axis, which is on the way."""
+        return self._with_one_of(GATHERING_LESS)
+
+    def _with_one_of(self, options: frozenset[str]) -> tuple[int, ...]:
+        return tuple(
+            number
+            for number, knobs in enumerate(self.knobs)
+            if len(knobs) == 1 and all(key.partition(".")[2] in options for key in knobs)
+        )
+
+    def together(self, numbers: Sequence[int]) -> int | None:
+        """Return the setting that has all knobs of some others; None if there is none."""
+        asked = {key: value for number in numbers for key, value in self.knobs[number].items()}
+        return self.knobs.index(asked) if asked in self.knobs else None
+
     def setting(self, number: int) -> dict[str, object]:
         """Return all changes of one of its settings."""
         return {**self.fleet.changes, **self.changes, **self.knobs[number]}
@@ -128,19 +151,22 @@ class SettingGroup:
     def family(self) -> str:
         """Name of the groups whose times are as far above their bounds: those of like traffic."""
         runtime, stage = self.changes["zero.emulate"], self.changes["zero.stage"]
-        axes = [self.changes[f"parallel.{axis}"] != 1 for axis in ("tensor", "pipeline")]
+        known = ("tensor", "pipeline", "context")
+        axes = [self.changes.get(f"parallel.{axis}", 1) != 1 for axis in known]
         return f"{runtime} {stage} {axes} {self.moves_states}"
 
     @property
     def likely(self) -> float:
         """How far times are above their bounds, as a rule of thumb: it only orders the search.
 
-        Sums over a tensor axis and copies to hosts are exposed more than others. Schedules of many
-        operations take long to simulate and are put off a little.
+        Sums over a tensor axis and copies to hosts are exposed more than others; exchanges of keys
+        and values are in no bound. Schedules of many operations take long to simulate and are put
+        off a little.
         """
         found = 1.03
         found += 0.25 if self.changes["parallel.tensor"] != 1 else 0.0
         found += 0.1 if self.changes["parallel.pipeline"] != 1 else 0.0
+        found += 0.1 if self.changes.get("parallel.context", 1) != 1 else 0.0
         found += 0.25 if self.moves_states else 0.0
         return found + (0.03 if self.changes["zero.emulate"] in SLOW else 0.0)
 
@@ -161,12 +187,14 @@ class SettingSpace:
         runtimes: among which is chosen.
         fleets: GPUs that may be used.
         sequences: of a step, over all replicas.
+        sequence_length: tokens of each.
         fixed: values by key that are not sought.
     """
 
     runtimes: Sequence[RuntimeSpace]
     fleets: Sequence[Fleet]
     sequences: int
+    sequence_length: int
     fixed: Changes
 
     def groups(self) -> Iterator[SettingGroup | RefusedSettings]:
@@ -184,8 +212,11 @@ class SettingSpace:
         for tensor in self._numbers("parallel.tensor", powers(fleet.gpus_per_node, fleet.gpus)):
             for pipeline in self._numbers("parallel.pipeline", self._pipelines(fleet, runtime)):
                 replicas = self._numbers("parallel.replicate", _replicates(fleet, runtime, stage))
-                for replicate in replicas:
-                    degrees = (tensor, pipeline, replicate)
+                contexts = self._numbers("parallel.context", self._contexts(runtime))
+                for replicate, context in product(replicas, contexts):
+                    degrees = Degrees(
+                        tensor=tensor, pipeline=pipeline, replicate=replicate, context=context
+                    )
                     knobs = self._knobs(fleet, runtime.name, stage, degrees)
                     base = {"zero.emulate": runtime.name, "zero.stage": stage}
                     for offload, mode in product(offloads, self._modes_of(runtime.name, tensor)):
@@ -196,31 +227,31 @@ class SettingSpace:
         self,
         fleet: Fleet,
         base: Changes,
-        degrees: tuple[int, int, int],
+        degrees: Degrees,
         knobs: tuple[Changes, ...],
     ) -> Iterator[SettingGroup | RefusedSettings]:
-        tensor, pipeline, replicate = degrees
         modes = self._modes()
-        each = tensor * pipeline * replicate
-        if fleet.gpus % each:
+        if (data := degrees.data(fleet.gpus)) is None:
             return
-        data = fleet.gpus // each
-        if replicate > 1 and data == 1:  # nothing would be sharded
-            return
-        replicas = data * replicate
+        replicas = data // degrees.context * degrees.replicate
         if self.sequences % replicas:
             count = len(modes) * len(knobs)
             why = f"a batch of {self.sequences:,} sequences is no multiple of {replicas:,} replicas"
             yield RefusedSettings(why=why, count=count)
             return
         share = self.sequences // replicas
-        micros = self._numbers("train.micro_batch_size", powers(share, share))
+        shares = degrees.context > 1 and "parallel.context" not in self.fixed
+        # Twice the sequences on twice the ranks are as much work for each, and an exchange on top.
+        most = 1 if shares else share
+        micros = self._numbers("train.micro_batch_size", powers(share, most))
         parallel: dict[str, object] = {
-            "parallel.tensor": tensor,
-            "parallel.pipeline": pipeline,
-            "parallel.replicate": replicate,
+            "parallel.tensor": degrees.tensor,
+            "parallel.pipeline": degrees.pipeline,
+            "parallel.replicate": degrees.replicate,
             "parallel.data": data,
         }
+        if shares:
+            parallel["parallel.context"] = degrees.context
         for mode, micro in product(modes, micros):
             if share % micro:
                 continue
@@ -243,11 +274,20 @@ class SettingSpace:
     def _pipelines(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
         return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)
 
+    def _contexts(self, runtime: RuntimeSpace) -> Sequence[int]:
+        """Return 1, and of long sequences by how many ranks each may be shared.
+
+        A rank has a part of either half, so twice as many parts make up a sequence.
+        """
+        if not runtime.has_context or self.sequence_length <= LONG:
+            return (1,)
+        return (1, *(each for each in CONTEXTS if self.sequence_length % (2 * each) == 0))
+
     def _knobs(
-        self, fleet: Fleet, runtime: str, stage: int, degrees: tuple[int, int, int]
+        self, fleet: Fleet, runtime: str, stage: int, degrees: Degrees
     ) -> tuple[Changes, ...]:
         """Return every choice of the knobs, those that change least first."""
-        found = KNOBS.get(runtime, _no_knobs)(fleet, stage, degrees)
+        found = KNOBS.get(runtime, no_knobs)(fleet, stage, degrees)
         axes = {
             f"zero.{runtime}.{name}": values
             for name, values in found.items()
@@ -288,86 +328,3 @@ def _replicates(fleet: Fleet, runtime: RuntimeSpace, stage: int) -> Sequence[int
     """Return 1, and where the shards are those of a node the number of nodes."""
     hybrid = runtime.has_replicas and stage and fleet.nodes > 1
     return (1, fleet.nodes) if hybrid else (1,)
-
-
-Knobs = Mapping[str, Sequence[object]]
-"""Values of options by name; the first is the default, which is not written down."""
-
-
-def _no_knobs(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
-    del fleet, stage, degrees
-    return {}
-
-
-def _fsdp1(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
-    del fleet, stage, degrees
-    return {
-        "sharding_strategy": ("full_shard", "shard_grad_op"),
-        "forward_prefetch": (False, True),
-        "limit_all_gathers": (True, False),
-        "no_sync": (False, True),
-    }
-
-
-def _fsdp2(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
-    del stage
-    tensor, _, replicate = degrees
-    inner = fleet.gpus_per_node // tensor
-    spreads = fleet.nodes > 1 and replicate == 1 and inner > 1
-    return {
-        "reshard_after_forward": (True, False, *((inner,) if spreads else ())),
-        "gradient_sync": ("every", "last"),
-        "forward_prefetch": (0, 1, 2),
-    }
-
-
-def _deepspeed(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
-    found: dict[str, Sequence[object]] = {"reduce_bucket_size": (500_000_000, 50_000_000)}
-    inner = fleet.gpus_per_node // degrees[0]
-    if stage < 3:
-        return {**found, "overlap_comm": (False, True)}
-    if fleet.nodes > 1 and inner > 1:
-        found["zero_hpz_partition_size"] = (1, inner)
-    return {
-        **found,
-        "stage3_prefetch_bucket_size": (50_000_000, 500_000_000),
-        "stage3_max_live_parameters": (1_000_000_000, 5_000_000_000),
-        "stage3_max_reuse_distance": (1_000_000_000, 5_000_000_000),
-    }
-
-
-def _megatron(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
-    del fleet, stage, degrees
-    return {"overlap_grad_reduce": (False, True), "overlap_param_gather": (False, True)}
-
-
-def _nanotron(fleet: Fleet, stage: int, degrees: tuple[int, int, int]) -> Knobs:
-    del fleet, stage
-    if degrees[0] == 1:
-        return {}
-    return {"tp_recompute_allgather": (True, False)}
-
-
-ADDS = frozenset(
-    {
-        "fsdp2.reshard_after_forward",
-        "fsdp2.gradient_sync",
-        "fsdp2.forward_prefetch",
-        "nanotron.tp_recompute_allgather",
-    }
-)
-"""Options whose other values keep more in memory, or for longer, than their defaults do.
-
-The peak of a small model may come out less than a thousandth lower all the same. What fits by so
-little is at the edge of memory, which is ranked last.
-"""
-
-
-KNOBS: Mapping[str, Callable[[Fleet, int, tuple[int, int, int]], Knobs]] = {
-    "deepspeed": _deepspeed,
-    "fsdp1": _fsdp1,
-    "fsdp2": _fsdp2,
-    "megatron": _megatron,
-    "nanotron": _nanotron,
-}
-"""Options of each runtime that a search varies; one that is not here has its defaults."""

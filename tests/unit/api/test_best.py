@@ -1,5 +1,7 @@
 """`zsim.best` finds what an exhaustive sweep finds, and says why others lost."""
 
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,11 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.api.best_question import Question, question_of
+from zsim.api.best_question import BestOptions, Question, question_of
 from zsim.api.best_result import BestResult
 from zsim.api.best_search import best_of
 from zsim.api.setting_trial import tried
-from zsim.mistake import MistakeError
+from zsim.mistake import MistakeError, UnwrittenError
 from zsim.planner.space import SettingGroup
 
 SMALL = ("model.layers=3", "model.sequence_length=256", "model.vocab_size=1000")
@@ -108,6 +110,45 @@ def test_the_gap_is_closed_where_nothing_is_left(found: BestResult) -> None:
     assert "more than" in dict(found.facts())["optimality"]
 
 
+def test_the_page_says_what_the_answer_says(found: BestResult, tmp_path: Path) -> None:
+    page, picture = tmp_path / "best.html", tmp_path / "best.svg"
+    found.report(page, command="zsim best <model>")
+    found.picture(picture)
+    text = unescape(page.read_text("utf-8"))
+    assert len(text) < 1_500_000
+    for told in found.facts():
+        assert f"<dt>{told[0]}</dt><dd>{told[1]}</dd>" in text
+    assert found.best is not None
+    for setting in found.ten:
+        assert f">{setting.name()}</td>" in text
+    assert found.config_text(found.best).strip() in text
+    assert "zsim best <model>" in text
+    assert text.count(", a tie</td>") >= sum(found.is_tie(each) or False for each in found.ten[1:])
+    assert all(f">{each.why}</td>" in text for each in found.losses)
+    assert picture.read_text("utf-8").count("<circle") == len(found.answers)
+
+
+def test_a_figure_of_cost_is_of_fleets_that_differ(found: BestResult, tmp_path: Path) -> None:
+    with pytest.raises(UnwrittenError, match=r"all settings have as many GPUs"):
+        found.picture(tmp_path / "cost.svg", figure="cost")
+    with pytest.raises(MistakeError, match=r"^figure: 'days' must be one of memory, cost$"):
+        found.picture(figure="days")
+    fewer = replace(found.tried[0], gpus=2)
+    both = replace(found, tried=[fewer, *found.tried])
+    drawn = both.picture(figure="cost")
+    assert drawn.count("<circle") == len(both.answers)
+    assert "cost of a step over that of the best" in drawn
+
+
+def test_a_best_that_leaves_no_memory_has_no_gap_in_per_cent(found: BestResult) -> None:
+    first = found.answers[0]
+    usable = first.outcome.usable_bytes
+    edge = replace(first, outcome=replace(first.outcome, memory_bytes=usable))
+    told = dict(replace(found, tried=[edge], gap=1.0, open_settings=3).facts())["optimality"]
+    assert told.startswith("3 settings were not reached")
+    assert "%" not in told
+
+
 def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_path: Path) -> None:
     assert found.best is not None
     path = tmp_path / "best.toml"
@@ -159,6 +200,36 @@ def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
     assert answer.best.gpus == 1
 
 
+def test_the_best_of_several_fabrics_is_that_of_the_best_one() -> None:
+    fabrics = ("rail_optimized", "fat_tree_3")
+    settings = (
+        *TINY,
+        "zero.stage=3",
+        "parallel.replicate=1",
+        "train.micro_batch_size=1",
+        "zero.fsdp2.forward_prefetch=0",
+    )
+
+    def best(changes: tuple[str, ...], *names: str) -> BestResult:
+        options: BestOptions = {"batch_tokens": 256 * 16, "among": ["fsdp2"], "fabrics": names}
+        question = question_of("llama3.2-1b", "16xh100", changes, **options)
+        return best_of(question, workers=1, search_s=600)
+
+    both = best(settings, *fabrics)
+    alone = [best((*settings, f"cluster.fabric={each}")) for each in fabrics]
+    assert both.settings == sum(each.settings for each in alone)
+    assert both.best is not None
+    assert both.best.value is not None
+    assert all(each.name().startswith(fabrics) for each in both.answers)
+    assert both.best.value <= 1.01 * min(
+        each.best.value for each in alone if each.best is not None and each.best.value is not None
+    )
+    assert set(both.by_fabric) == set(fabrics)
+    chosen = str(both.best.changes["cluster.fabric"])
+    assert both.by_fabric[chosen] == both.best.outcome.step_time_s
+    assert both.scenario(both.best)["cluster"]["fabric"] == chosen
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": "llama9"}, "model.name: 'llama9' is no model that ships"),
     "gpu": ({"gpus": "8xh900"}, "--gpus: 'h900' must be one of"),
@@ -167,6 +238,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch": (
         {"batch_tokens": 1000},
         "--batch: 1,000 tokens must be a multiple of 8,192",
+    ),
+    "fabric": ({"gpus": "16xh100", "fabrics": ["ring"]}, "--fabric: 'ring' must be one of"),
+    "node": ({"fabrics": ["fat_tree_2"]}, "--fabric: 8 H100 are on one node"),
+    "fabric set": (
+        {
+            "gpus": "16xh100",
+            "fabrics": ["fat_tree_2"],
+            "changes": ["cluster.fabric=single_switch"],
+        },
+        "--set: cluster.fabric is what --fabric compares",
     ),
     "runtime": ({"among": ["horovod"]}, "--runtime: 'horovod' must be one of"),
     "objective": ({"objective": "speed"}, "--objective: 'speed' must be one of"),

@@ -3,7 +3,7 @@
 import pytest
 
 import zsim
-from zsim.api.forecast import forecast
+from zsim.api.forecast import forecast, simulated_micro_batches
 from zsim.calibration.training_verdict import RunForecast
 
 
@@ -34,3 +34,10 @@ def test_micro_batches_of_a_pipeline_are_extended_by_turns(chunks: dict[str, int
     found = forecast(tables)
     assert isinstance(found, RunForecast), found
     assert found.step_time_s == pytest.approx(zsim.run(tables).step_time_s, rel=1e-9)
+
+
+def test_no_micro_batch_is_left_out_where_each_has_memory_of_its_own() -> None:
+    train = {"gradient_accumulation_steps": 12}
+    tables = {"zero": {"stage": 3, "emulate": "fsdp2"}, "train": train}
+    assert simulated_micro_batches({**tables, "parallel": {"pipeline": 2}}) == (12, 1)
+    assert simulated_micro_batches(tables)[0] < 12

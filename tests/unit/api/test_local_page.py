@@ -75,7 +75,11 @@ def test_a_price_is_told_as_money(client: Client) -> None:
         ({"runtime": "megatron-1", "offload": "all-host"}, "nothing that megatron does"),
         (
             {"pipeline": "2"},
-            "parallel.pipeline: 2 is modelled for emulate = megatron or nanotron alone",
+            "gradient_accumulation_steps: 1 must be at least parallel.pipeline = 2",
+        ),
+        (
+            {"runtime": "fsdp1-3", "pipeline": "2"},
+            "parallel.pipeline: 2 is modelled for emulate = fsdp2, megatron or nanotron alone",
         ),
         ({"host": "much"}, "cluster.host_memory: 'much' must be a size"),
         ({"tokens": "many"}, "Tokens of the training: 'many' must be"),

@@ -10,11 +10,12 @@ from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import load
 from zsim.mistake import MistakeError
-from zsim.planner.space import Fleet, RuntimeSpace, SettingGroup, SettingSpace
+from zsim.planner.fleet import Fleet
+from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.registry import runtimes
 from zsim.study.axis import changed
 
-SEQUENCES = 64
+SEQUENCES, LENGTH = 64, 16_384
 
 
 def settings_of(runtime: str) -> list[dict[str, object]]:
@@ -27,10 +28,12 @@ def settings_of(runtime: str) -> list[dict[str, object]]:
                 stages=options.stages,
                 has_replicas=options.has_replicas,
                 has_pipeline=options.has_pipeline,
+                has_context=options.has_context,
             )
         ],
         fleets=[Fleet(gpus=16, gpus_per_node=8)],
         sequences=SEQUENCES,
+        sequence_length=LENGTH,
         fixed={"train.micro_batch_size": 2, "activations.checkpointing": "full"},
     )
     groups = [each for each in space.groups() if isinstance(each, SettingGroup)]
@@ -39,13 +42,13 @@ def settings_of(runtime: str) -> list[dict[str, object]]:
 
 def asked(changes: dict[str, object]) -> ConfigQuestion:
     return ConfigQuestion(
-        changes=changes, precision="bf16", sequences=SEQUENCES, sequence_length=1024
+        changes=changes, precision="bf16", sequences=SEQUENCES, sequence_length=LENGTH
     )
 
 
 TABLES = {
     "title": "read back",
-    "model": {"name": "gpt2"},
+    "model": {"name": "gpt2", "sequence_length": LENGTH},
     **gpu_fleet("16xh100").tables,
     "train": {"precision": "bf16", "weight_decay": 0.01},
 }
@@ -55,6 +58,7 @@ def test_arguments_of_megatron_are_read_back_as_the_same_strategy(tmp_path: Path
     path = tmp_path / "arguments.txt"
     settings = settings_of("megatron")
     assert len(settings) > 10
+    assert any(each.get("parallel.context") == 8 for each in settings)
     for changes in settings:
         path.write_text(config_text(asked(changes)), "utf-8")
         degrees = {
@@ -63,7 +67,9 @@ def test_arguments_of_megatron_are_read_back_as_the_same_strategy(tmp_path: Path
         }
         arguments = {"megatron_arguments": str(path)}
         read = changed({**TABLES, "train": {}, "zero": arguments}, degrees)
-        assert load(read).strategy == load(changed(TABLES, changes)).strategy
+        # The arguments say what else is the default of the runtime.
+        said = {"parallel.context_exchange": "ring"} if "parallel.context" in changes else {}
+        assert load(read).strategy == load(changed(TABLES, {**changes, **said})).strategy
 
 
 def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: Path) -> None:
@@ -102,6 +108,54 @@ def test_code_for_fsdp_is_python_whose_names_torch_has(runtime: str) -> None:
         ]
         assert taken
         assert all(hasattr(torch, name) for name in taken)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ("PipelineStage(model, place, 4, device", '("1F1B")(stage, n_microbatches=8')),
+        (
+            {"pipeline_schedule": "Interleaved1F1B"},
+            ("PipelineStage(chunk, place + 4 * number, 8,", '("Interleaved1F1B")(stages, n_micro'),
+        ),
+    ],
+)
+def test_code_for_stages_of_fsdp2_is_python_with_their_schedule(
+    options: dict[str, object], words: tuple[str, ...]
+) -> None:
+    first = next(each for each in settings_of("fsdp2") if each["parallel.pipeline"] == 4)
+    text = config_text(
+        asked(
+            {
+                **first,
+                "train.gradient_accumulation_steps": 8,
+                **{f"zero.fsdp2.{name}": value for name, value in options.items()},
+            }
+        )
+    )
+    ast.parse(text)
+    assert 'init_device_mesh("cuda", (4, ' in text
+    assert all(each in text for each in words)
+
+
+def test_code_for_fsdp_has_a_mesh_of_the_ranks_that_share_a_sequence() -> None:
+    meshes = [
+        {
+            node.targets[0].id: ast.unparse(node.value)
+            for node in ast.parse(config_text(asked(changes))).body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        for changes in settings_of("fsdp2")
+        if changes.get("parallel.context") == 4 and changes["parallel.tensor"] == 2
+    ]
+    assert meshes
+    assert {each["context"] for each in meshes} >= {
+        "init_device_mesh('cuda', (2, 4, 2), "
+        "mesh_dim_names=('shard', 'context', 'tensor'))['context']"
+    }
+    assert "init_device_mesh('cuda', (8, 2), mesh_dim_names=('shard', 'tensor'))" in {
+        each["world"] for each in meshes
+    }
 
 
 def test_options_of_megatron_are_flags() -> None:

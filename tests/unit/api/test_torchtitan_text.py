@@ -37,6 +37,13 @@ SETTING: dict[str, object] = {
     "train.global_batch_size": 64,
 }
 
+STAGES: dict[str, object] = {
+    "parallel.pipeline": 4,
+    "parallel.data": 4,
+    "train.gradient_accumulation_steps": 8,
+}
+"""With a pipeline, whose stages keep the logits of a micro-batch until its backward."""
+
 
 def asked(
     setting: dict[str, object], *, model: str = "llama3.1-8b", train: dict[str, object] = TRAIN
@@ -62,6 +69,24 @@ def asked(
         ({"parallel.replicate": 2, "parallel.data": 8}, {"compile": True, "loss": "fused"}),
         ({"zero.fsdp2.offload_policy": "cpu"}, {"compile": True, "float8": "rowwise"}),
         ({}, {"precision": "fp32"}),
+        (STAGES, {"holds_logits": True}),
+        (
+            STAGES
+            | {
+                "zero.fsdp2.pipeline_schedule": "Interleaved1F1B",
+                "zero.fsdp2.last_stage_less_layers": 2,
+                "zero.fsdp2.reshard_after_forward": False,
+            },
+            {"holds_logits": True},
+        ),
+        (
+            {
+                "parallel.context": 2,
+                "parallel.context_exchange": "ring",
+                "train.micro_batch_size": 4,
+            },
+            {},
+        ),
     ],
 )
 def test_a_setting_is_read_back_as_the_same_strategy(
@@ -86,6 +111,7 @@ def test_a_setting_is_read_back_as_the_same_strategy(
         ({"zero.fsdp2.reshard_after_forward": 8}, "torchtitan cannot keep shards over 8 ranks"),
         ({"zero.fsdp2.enable_sequence_parallel": False}, "tensor axis always cuts tokens"),
         ({"activations.checkpointing": "selective"}, "torchtitan has no checkpointing selective"),
+        ({"zero.fsdp2.pipeline_stages_per_rank": 4}, "layers of a stage, not stages of a rank"),
     ],
 )
 def test_what_torchtitan_cannot_do_is_one_line(changes: dict[str, object], why: str) -> None:

@@ -138,3 +138,15 @@ def test_what_leaves_no_memory_is_no_best_to_bound_by() -> None:
         assert pick is not None
         search.tell(*pick, Trial(value=value, is_answer=True, is_tight=value == 1.0))
     assert search.best == 3.0
+
+
+def test_settings_that_need_more_than_one_at_the_edge_of_memory_wait_until_another_fits() -> None:
+    larger: list[frozenset[int]] = [frozenset({1, 3}), frozenset({3}), frozenset(), frozenset()]
+    tight = SettingBranch(bound=1.0, memory_bytes=1, settings=4, family="one", larger=larger)
+    other = SettingBranch(bound=1.1, memory_bytes=1, settings=1, family="two")
+    search = Search([tight, other], usable_bytes=100)
+    at_edge = Trial(value=1.0, is_answer=True, is_tight=True, memory_bytes=99, memory_share=0.99)
+    search.tell(0, 0, at_edge)
+    assert search.passed_over(0) == 0
+    search.tell(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50, memory_share=0.5))
+    assert search.passed_over(0) == 2

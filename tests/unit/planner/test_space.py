@@ -1,0 +1,72 @@
+"""Settings that a search considers: ranks share long sequences only, and one at a time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.planner.fleet import Fleet
+from zsim.planner.space import LONG, RuntimeSpace, SettingGroup, SettingSpace
+
+GPUS = 16
+
+
+def groups(
+    length: int, *, sequences: int = GPUS, has_context: bool = True, **fixed: int
+) -> list[SettingGroup]:
+    """Return the groups of FSDP2 on two nodes; `fixed` says keys of `parallel`."""
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name="fsdp2", stages=(3,), has_context=has_context)],
+        fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
+        sequences=sequences,
+        sequence_length=length,
+        fixed={f"parallel.{axis}": degree for axis, degree in fixed.items()},
+    )
+    return [each for each in space.groups() if isinstance(each, SettingGroup)]
+
+
+def contexts(found: list[SettingGroup]) -> set[object]:
+    return {each.changes.get("parallel.context", 1) for each in found}
+
+
+@given(st.integers(1, LONG))
+def test_ranks_share_no_sequence_that_is_not_long(length: int) -> None:
+    assert contexts(groups(length)) == {1}
+
+
+def test_a_runtime_without_such_ranks_is_not_asked_for_them() -> None:
+    assert contexts(groups(2 * LONG, has_context=False)) == {1}
+
+
+@given(st.integers(LONG + 1, 2**17), st.sampled_from((2, 4, 8, 16)))
+def test_ranks_that_share_a_sequence_divide_it_and_the_data_axis(
+    length: int, sequences: int
+) -> None:
+    found = groups(length, sequences=sequences)
+    known = {each for each in (1, 2, 4, 8) if each == 1 or length % (2 * each) == 0}
+    assert contexts(found) <= known
+    for each in found:
+        data, context = (
+            int(str(each.changes.get(f"parallel.{axis}", 1))) for axis in ("data", "context")
+        )
+        micro, times = (
+            int(str(each.changes[f"train.{key}"]))
+            for key in ("micro_batch_size", "gradient_accumulation_steps")
+        )
+        assert data % context == 0
+        assert data // context * micro * times == sequences
+        assert context == 1 or micro == 1
+        # No knob splits a data axis that is split.
+        reshards = {
+            each.setting(number).get("zero.fsdp2.reshard_after_forward")
+            for number in range(len(each.knobs))
+        }
+        assert context == 1 or reshards <= {None, False}
+
+
+def test_fewer_sequences_than_ranks_are_trained_by_sharing_them() -> None:
+    assert contexts(groups(2 * LONG, sequences=2, tensor=1)) == {8}
+
+
+def test_a_degree_that_a_setting_says_is_not_sought() -> None:
+    found = groups(2 * LONG, context=2)
+    assert contexts(found) == {1}  # it is in the scenario already
+    assert {each.changes["train.micro_batch_size"] for each in found} > {1}

@@ -1,0 +1,259 @@
+"""Page and picture of the best setting: what a search found, as they have it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+from zsim.api.figure_file import drawn_figure, need_figure
+from zsim.api.notebook import Picture
+from zsim.api.scenario import scenario_text
+from zsim.api.training_budget import TrainingBudget
+from zsim.api.tried_setting import LONGER, TriedSetting
+from zsim.files.written import write
+from zsim.mistake import MistakeError
+from zsim.planner.front import front
+from zsim.report.best_page import BEST_CHARTS, BestFindings, FoundSetting, RankedSetting
+from zsim.units import format_bytes, format_seconds
+
+BEST_FIGURES = tuple(BEST_CHARTS)
+"""Names of the figures that `picture` draws."""
+
+
+class LossCount(Protocol):
+    """A number of settings that lost for one reason."""
+
+    @property
+    def kind(self) -> str:
+        """Return what became of them."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """Return the reason, in a line."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Return how many they are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedSettings:
+    """Settings of an answer, the best first.
+
+    Attributes:
+        answers: that fit.
+        ten: the best of the ten best groups.
+        ties: that tie with the best.
+    """
+
+    answers: tuple[TriedSetting, ...]
+    ten: tuple[TriedSetting, ...]
+    ties: tuple[TriedSetting, ...]
+
+
+class SettingRanking(Protocol):
+    """An answer of `zsim.best`, as far as its page tells of it."""
+
+    @property
+    def title(self) -> str:
+        """The model and the GPUs."""
+        ...
+
+    @property
+    def losses(self) -> tuple[LossCount, ...]:
+        """Why settings lost."""
+        ...
+
+    @property
+    def best(self) -> TriedSetting | None:
+        """The best setting; None if none fits."""
+        ...
+
+    def ordered(self) -> OrderedSettings:
+        """Return its settings."""
+        ...
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what the command prints."""
+        ...
+
+    def more(self, other: TriedSetting) -> float:
+        """Return by which share `other` is worse than the best."""
+        ...
+
+    def is_tie(self, other: TriedSetting) -> bool | None:
+        """Tell whether it ties with the best."""
+        ...
+
+    def budget(self, setting: TriedSetting) -> TrainingBudget | None:
+        """Return what the training takes."""
+        ...
+
+    def scenario(self, setting: TriedSetting) -> dict[str, Any]:
+        """Return the tables of a scenario."""
+        ...
+
+    def config_text(self, setting: TriedSetting) -> str:
+        """Return the configuration of the runtime."""
+        ...
+
+
+class BestPages:
+    """Page and picture of an answer of `zsim.best`."""
+
+    def report(self: SettingRanking, path: str | PathLike[str], *, command: str = "") -> None:
+        """Write a page about the answer, which `command` asked for, to `path` (.html).
+
+        Raises:
+            MistakeError: it cannot be a page, or the extra `report` is not installed.
+            UnwrittenError: it cannot be written.
+        """
+        from zsim.files.html_page import need_html, render
+        from zsim.report.best_page import best_page
+
+        need_html("report", Path(path))
+        page = best_page(findings(self, command))
+        write(Path(path), render(page, made=datetime.now(UTC).date()))
+
+    def picture(
+        self: SettingRanking,
+        path: str | PathLike[str] | None = None,
+        *,
+        figure: str = BEST_FIGURES[0],
+    ) -> Picture:
+        """Draw step time against memory or cost, and write that to `path`: .svg, .png or .pdf.
+
+        Args:
+            path: of the file, if there is to be one.
+            figure: what it is drawn against: "memory", or "cost" where settings differ in GPUs.
+
+        Raises:
+            MistakeError: nothing fits, it is neither, or PNG and PDF need the extra `draw`.
+            UnwrittenError: it cannot be written.
+        """
+        from zsim.report.drawing import picture
+
+        need_figure("figure", figure, BEST_FIGURES)
+        if self.best is None:
+            raise MistakeError("--picture: no setting fits")
+        found = findings(self, "")
+        return drawn_figure(
+            "picture", path, lambda: picture(BEST_CHARTS[figure](found), self.title, found.answer)
+        )
+
+
+def findings(result: SettingRanking, command: str) -> BestFindings:
+    """Return what the page of `result` says, which `command` asked for."""
+    settings = result.ordered()
+    fitting = tuple(_ranked(result, each) for each in settings.answers)
+    fleets = {each.gpus for each in fitting}
+    of_setting = dict(zip(map(id, settings.answers), fitting, strict=True))
+    return BestFindings(
+        title=result.title,
+        command=command,
+        answer=_answer(result),
+        facts=tuple(result.facts()),
+        found=None if result.best is None else _found(result, result.best),
+        fitting=fitting,
+        ten=tuple(of_setting[id(each)] for each in settings.ten),
+        ties=_ties(result, len(settings.ties)),
+        memory_front=_front(fitting, ((each.step_time_s, each.memory_bytes) for each in fitting)),
+        cost_front=_front(fitting, ((each.step_time_s, each.gpu_seconds) for each in fitting))
+        if len(fleets) > 1
+        else (),
+        losses=tuple((each.count, each.kind, each.why) for each in result.losses),
+        searched=_searched(result),
+    )
+
+
+def _front(
+    settings: Sequence[RankedSetting], figures: Iterable[tuple[float, float]]
+) -> tuple[RankedSetting, ...]:
+    return tuple(settings[place] for place in front(list(figures)))
+
+
+def _ranked(result: SettingRanking, each: TriedSetting) -> RankedSetting:
+    budget = result.budget(each)
+    return RankedSetting(
+        name=each.name(),
+        gpus=each.gpus,
+        step_time_s=each.outcome.step_time_s,
+        memory_bytes=each.outcome.memory_bytes,
+        standing=_standing(result, each),
+        more=result.more(each),
+        trust=_trust(each),
+        days=None if budget is None else budget.days,
+        cost=None if budget is None else budget.cost,
+        energy_kwh=None if budget is None else budget.expected_kwh,
+    )
+
+
+def _standing(result: SettingRanking, each: TriedSetting) -> str:
+    if each is result.best:
+        return "best"
+    return f"{result.more(each):+.1%}{', a tie' if result.is_tie(each) else ''}"
+
+
+def _trust(each: TriedSetting) -> str:
+    """Return what is known of the error of a setting, in a few words."""
+    outcome = each.outcome
+    parts = ["no judged run is like it"]
+    if outcome.is_judged and outcome.error is not None:
+        parts = [f"9 of 10 judged runs like it are within {outcome.error:.1%}"]
+    elif outcome.error is not None:
+        parts = [f"no judged run is like it; others are within {outcome.error:.1%}"]
+    if outcome.slower >= LONGER:
+        parts.append(each.longer())
+    if outcome.is_tight:
+        parts.append("leaves next to no memory")
+    return "; ".join(parts)
+
+
+def _answer(result: SettingRanking) -> str:
+    best = result.best
+    if best is None:
+        return "No setting fits."
+    outcome = best.outcome
+    parts = [
+        f"{best.name()}: a step takes {format_seconds(outcome.step_time_s)}, with "
+        f"{format_bytes(outcome.memory_bytes)} of {format_bytes(outcome.usable_bytes)} on each GPU"
+    ]
+    if (budget := result.budget(best)) is not None:
+        parts.append(budget.text())
+    return f"{'. '.join(parts)}."
+
+
+def _ties(result: SettingRanking, tied: int) -> str:
+    if result.best is None:
+        return ""
+    if result.best.outcome.error is None:
+        return "Nobody has judged such runs: which differences count is not known."
+    within = f"the error of the prediction, {result.best.outcome.error:.1%}"
+    if not tied:
+        return f"Each differs from the best by more than {within}."
+    are = "setting ties" if tied == 1 else "settings tie"
+    return f"{tied:,} {are} with the best: the difference is within {within}."
+
+
+def _searched(result: SettingRanking) -> str:
+    facts = dict(result.facts())
+    parts = [facts[name] for name in ("search", "optimality") if name in facts]
+    return f"{'; '.join(parts)}."
+
+
+def _found(result: SettingRanking, best: TriedSetting) -> FoundSetting:
+    try:
+        config = result.config_text(best)
+    except MistakeError as error:
+        config = str(error)
+    return FoundSetting(
+        changes=tuple((key, str(value)) for key, value in best.changes.items()),
+        scenario=scenario_text(result.scenario(best)),
+        runtime=str(best.changes["zero.emulate"]),
+        config=config,
+    )

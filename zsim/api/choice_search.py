@@ -1,0 +1,180 @@
+"""The search of the published settings that are ranked first: those that cannot be are left out."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from zsim.api.answer import Progress
+from zsim.api.forecast import collect_much, first_that_fits
+from zsim.api.judged_figures import scenario_features
+from zsim.api.setting_trial import Bounder
+from zsim.calibration.judged_rows import sweep_of
+from zsim.calibration.published import Published
+from zsim.calibration.setting_choice import PublishedSetting, choices, is_tight
+from zsim.calibration.training_verdict import Quantity, RunForecast
+from zsim.prediction.evidence import judged_runs
+from zsim.prediction.likeness import alike
+from zsim.prediction.run_features import RunFeatures
+from zsim.workers.crew import cores, processes
+
+Rank = tuple[bool, float]
+
+NOTHING: Rank = (False, 0.0)
+"""The rank of a setting that is predicted not to run."""
+
+Row = tuple[Published, PublishedSetting]
+"""A published run, and its setting without a prediction."""
+
+
+@dataclass(slots=True)
+class _GroupSearch:
+    """The search in one group: `highest` are ranks that rows do not exceed.
+
+    Two settings are sought: the one that is ranked first of those with a result, and of all.
+    """
+
+    rows: Sequence[Row]
+    highest: Sequence[Rank]
+    left: list[int] = field(init=False)
+    found: list[PublishedSetting] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.found = [setting for _, setting in self.rows]
+        can_be = [place for place, rank in enumerate(self.highest) if rank > NOTHING]
+        self.left = sorted(can_be, key=lambda place: self.highest[place])
+
+    @property
+    def open_rows(self) -> int:
+        """Rows that are not predicted and may still be ranked first."""
+        return sum(map(self._may_be_first, self.left))
+
+    def next(self) -> int | None:
+        """Return the row to predict next, the one whose rank may be highest; None if none may."""
+        for place in reversed(self.left):
+            if self._may_be_first(place):
+                return place
+        return None
+
+    def missed_best(self) -> int | None:
+        """Return the row that was fastest, where another is chosen and it is not predicted."""
+        (choice,) = choices(self.found) or (None,)
+        if choice is None or choice.is_good or choice.best.predicted_s is not None:
+            return None
+        place = self.found.index(choice.best)
+        return place if place in self.left else None
+
+    def _may_be_first(self, place: int) -> bool:
+        """Tell whether a row may be ranked before those that are predicted, of all or of some."""
+        highest, has_result = self.highest[place], self.found[place].step_s is not None
+        of_all = max((each.rank for each in self.found), default=NOTHING)
+        known = (each.rank for each in self.found if each.step_s is not None)
+        return highest > of_all or (has_result and highest > max(known, default=NOTHING))
+
+
+def predicted(rows: Iterable[Row], progress: Progress) -> list[PublishedSetting]:
+    """Return settings in their groups; of each group those are predicted that may be ranked first.
+
+    `progress` is told how many rows need no prediction any more, and of how many.
+    """
+    groups: defaultdict[object, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[1].group].append(row)
+    with processes(workers := cores()) as executor:
+        bounded = executor.map(highest_ranks, groups.values())
+        ranks = list(zip(groups.values(), bounded, strict=True))
+
+        def predict(run: Published, setting: PublishedSetting) -> Future[PublishedSetting]:
+            return executor.submit(ranked, run, setting)
+
+        return predict_first(ranks, predict, workers, progress)
+
+
+def predict_first(
+    groups: Sequence[tuple[Sequence[Row], Sequence[Rank]]],
+    predict: Callable[[Published, PublishedSetting], Future[PublishedSetting]],
+    at_once: int,
+    progress: Progress,
+) -> list[PublishedSetting]:
+    """Return settings, of which those of each group are predicted that may be ranked first.
+
+    A group has its rows, and ranks that they do not exceed; `predict` is asked so many at once.
+    """
+    searches = [_GroupSearch(rows, highest) for rows, highest in groups]
+    found = _Predictions(searches, predict, progress)
+    found.until_none(at_once, _GroupSearch.next)
+    found.until_none(at_once, _GroupSearch.missed_best)
+    return [each for search in searches for each in search.found]
+
+
+@dataclass(slots=True)
+class _Predictions:
+    """Predictions of all groups, a few at a time."""
+
+    searches: Sequence[_GroupSearch]
+    predict: Callable[[Published, PublishedSetting], Future[PublishedSetting]]
+    progress: Progress
+    flying: dict[Future[PublishedSetting], tuple[_GroupSearch, int]] = field(
+        default_factory=dict[Future[PublishedSetting], tuple[_GroupSearch, int]]
+    )
+
+    def until_none(self, at_once: int, pick: Callable[[_GroupSearch], int | None]) -> None:
+        """Predict what is picked of each group in turn until none of any is."""
+        waiting = list(self.searches)
+        while waiting or self.flying:
+            while waiting and len(self.flying) < at_once:
+                search = waiting.pop(0)
+                if (place := pick(search)) is not None:
+                    search.left.remove(place)
+                    self.flying[self.predict(*search.rows[place])] = (search, place)
+            for future in wait(self.flying, return_when=FIRST_COMPLETED).done:
+                search, place = self.flying.pop(future)
+                search.found[place] = future.result()
+                waiting.append(search)
+            rows = sum(len(search.rows) for search in self.searches)
+            left = len(self.flying) + sum(each.open_rows for each in self.searches)
+            self.progress(rows - left, rows)
+
+
+def highest_ranks(rows: Sequence[Row]) -> list[Rank]:
+    """Return for each row a rank that no prediction of it exceeds: lower bounds of its step."""
+    bounder = Bounder()
+
+    def of(run: Published, tokens: int) -> Rank:
+        least_s = inf
+        for tables in run.ways:
+            bound = bounder.bound(tables)
+            if not bound.why_not:
+                least_s = min(least_s, bound.step_time_s * _slower(run, tables))
+        return NOTHING if least_s in {0.0, inf} else (True, tokens / least_s)
+
+    return [of(run, setting.tokens) for run, setting in rows]
+
+
+def ranked(run: Published, setting: PublishedSetting) -> PublishedSetting:
+    """Return a setting with its prediction; of a run without a result only if it fits."""
+    collect_much()
+    if run.failed:
+        fit = first_that_fits(run.ways, None)
+        if not isinstance(fit, RunForecast) or not fit.fits:
+            return setting
+    made = first_that_fits(run.ways, Quantity.STEP_TIME)
+    if not isinstance(made, RunForecast) or not (made.fits or not run.failed):
+        return setting
+    return replace(
+        setting,
+        predicted_s=made.step_time_s,
+        is_tight=is_tight(made.needed_bytes, made.usable_bytes),
+        slower=_slower(run, run.ways[made.way]),
+    )
+
+
+def slower_elsewhere(features: RunFeatures, sweep: str) -> float:
+    """Return how much longer than predicted judged runs of other sweeps took that are like one."""
+    return alike(features, [each for each in judged_runs() if each.sweep != sweep]).slower
+
+
+def _slower(run: Published, tables: Mapping[str, object]) -> float:
+    features = scenario_features(tables)
+    return slower_elsewhere(features, sweep_of(run)) if isinstance(features, RunFeatures) else 1.0
