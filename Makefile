@@ -44,10 +44,11 @@ mypy pyright: .venv/installed
 bench-predicted: .venv/installed  ## predicted steps of the ranks at hand beside measured ones; nothing else may run
 	.venv/bin/python -m benchmarks.predicted
 
-bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages, pipelines, the planner
+bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, a trillion parameters, what-ifs and runs of studies a second, the allocator, pages, pipelines, the planner
 	.venv-run/bin/python benchmarks/step_96_layers.py
 	.venv-run/bin/python benchmarks/check.py
 	.venv-run/bin/python -m benchmarks.scale
+	.venv-run/bin/python -m benchmarks.trillion
 	.venv-run/bin/python -m benchmarks.study
 	.venv-run/bin/python -m benchmarks.allocator
 	.venv-run/bin/python -m benchmarks.page
