@@ -6,6 +6,7 @@ from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.cluster.host_side import Host
 from zsim.model.model import Model
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.schedule.schedule import Schedule
@@ -44,6 +45,13 @@ def trains(
     for durations in (None, timing):
         result = trained(made, model, expected, durations, overflow_steps=overflow_steps)
         assert result.is_right, result
+
+
+def proves_and_trains(made: Schedule, model: Model, strategy: Strategy) -> None:
+    """Assert that a schedule is proved, and trains as one process does."""
+    assert check(made, model) == ()
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
 
 
 def trained(

@@ -2,8 +2,17 @@
 
 from dataclasses import dataclass
 
+from exact_training import cluster
+
+from zsim.backend.backend import Job
+from zsim.model.model import Model
 from zsim.schedule.operation import Allocate, Compute, Free
 from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim_des import SimBackend
+
+FORWARD_PS, BACKWARD_PS = 70, 110
+CHUNK_PS = FORWARD_PS + BACKWARD_PS
+"""What a micro-batch takes in a chunk of a stage."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,14 @@ def firsts(made: Schedule) -> frozenset[str]:
                 key = (program.role, operation.action, operation.micro_batch, chunk)
                 found.setdefault(key, operation.id)
     return frozenset(found.values())
+
+
+def uniform_step_ps(made: Schedule, model: Model) -> int:
+    """How long a step takes after another, where every chunk takes `CHUNK_PS`."""
+    timing = Uniform(firsts(made), forward_ps=FORWARD_PS, backward_ps=BACKWARD_PS)
+    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
+    first, second = SimBackend(durations=timing).step_ends_ps(job)
+    return second - first
 
 
 def saved_peak(program: Program) -> int:

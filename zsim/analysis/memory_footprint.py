@@ -16,6 +16,7 @@ from zsim.memory import (
     book,
     capacity_bytes,
     deferred_frees,
+    kept_bytes,
     peak,
     peak_bytes,
     reservations,
@@ -59,6 +60,8 @@ class Footprint:
         needed_bytes: the least that it holds at its peak, however long its host waits.
         reserved_bytes: the most that the allocator takes; after a lack it takes no more.
         usable_bytes: what there is for it; 0 if that is not known.
+        kept_bytes: the most that is alive beside buffers of collectives, deferred frees returned at
+            once; 0 where it was not asked.
         lack: the first rank's and pool's that does not suffice, host memory among them.
         tiers: host memory and NVMe of the node that takes most, where ranks hold some.
     """
@@ -69,6 +72,7 @@ class Footprint:
     usable_bytes: int
     lack: Lack | None
     tiers: tuple[TierUse, ...] = ()
+    kept_bytes: int = 0
 
     @property
     def tier_short(self) -> TierUse | None:
@@ -136,8 +140,22 @@ def certain_lack(job: Job) -> Footprint | None:
                     reserved_bytes=usable,
                     usable_bytes=usable,
                     lack=lack(program, shortage, usable),
+                    kept_bytes=kept_bytes(entries, pool.name),
                 )
     return None
+
+
+def most_kept_bytes(job: Job) -> int:
+    """Return the most that a rank has alive at once beside buffers of collectives.
+
+    Deferred frees return at once. Knobs that gather sooner, or free later, change nothing of it.
+    """
+    device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
+    most = 0
+    for program in job.schedule.programs:
+        entries = book(program, job.steps, returns=AtOnce() if program.defers else None)
+        most = max(most, *(kept_bytes(entries, name) for name in device))
+    return most
 
 
 def _served(job: Job) -> dict[str, ServedBook]:
@@ -175,6 +193,7 @@ def _footprint(job: Job, served: Mapping[str, ServedBook]) -> Footprint:
         usable_bytes=usable,
         lack=found,
         tiers=tier_uses(job, served),
+        kept_bytes=most_kept_bytes(job),
     )
 
 

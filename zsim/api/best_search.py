@@ -203,7 +203,8 @@ class _Hunt:
             memory_bytes=outcome.memory_bytes,
             memory_share=share,
             is_tight=outcome.is_tight,
-            lacks_memory=not outcome.fits and not outcome.refusal,
+            keeps_too_much=outcome.keeps_too_much,
+            keeps_nearly_all=outcome.keeps_nearly_all,
         )
         self.search.tell(*pick, trial)
         self.tried.append(

@@ -246,6 +246,7 @@ def _without_time(found: "Footprint") -> RunForecast:
         peak_reserved_bytes=found.reserved_bytes,
         usable_bytes=found.usable_bytes,
         fits=found.fits,
+        kept_bytes=found.kept_bytes,
     )
 
 
@@ -266,6 +267,7 @@ def _run(tables: Mapping[str, object]) -> tuple[RunForecast, bool]:
 
 @lru_cache(maxsize=1)
 def _run_of(text: str) -> tuple[RunForecast, bool]:
+    from zsim.analysis.memory_footprint import most_kept_bytes
     from zsim.analysis.summary import summary
 
     source = _resolved(text)
@@ -277,6 +279,7 @@ def _run_of(text: str) -> tuple[RunForecast, bool]:
         peak_reserved_bytes=found.peak_reserved_bytes,
         usable_bytes=found.usable_bytes,
         fits=found.fits,
+        kept_bytes=most_kept_bytes(job),
     )
     return forecast, found.memory_wait_s > 0
 

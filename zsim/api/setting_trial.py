@@ -68,6 +68,7 @@ class SettingOutcome:
         step_time_s: 0 where it was not asked.
         memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
         usable_bytes: what there is.
+        kept_bytes: of it what is alive at once beside buffers of collectives.
         trust: how far the times can be trusted, as a sentence.
         error: of nine of ten judged runs like it, or of others; None where nobody knows.
         is_judged: whether it is that of runs like it.
@@ -78,6 +79,7 @@ class SettingOutcome:
     step_time_s: float = 0.0
     memory_bytes: int = 0
     usable_bytes: int = 0
+    kept_bytes: int = 0
     fits: bool = False
     trust: str = ""
     error: float | None = None
@@ -88,6 +90,16 @@ class SettingOutcome:
     def is_tight(self) -> bool:
         """True if it fits, and leaves next to no memory."""
         return self.fits and is_tight(self.memory_bytes, self.usable_bytes)
+
+    @property
+    def keeps_too_much(self) -> bool:
+        """True if what it keeps is more than there is: with knobs that add to memory it is, too."""
+        return self.kept_bytes > self.usable_bytes
+
+    @property
+    def keeps_nearly_all(self) -> bool:
+        """True if what it keeps leaves next to no memory."""
+        return is_tight(self.kept_bytes, self.usable_bytes)
 
 
 def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
@@ -100,7 +112,10 @@ def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutc
         was_simulated = found.step_time_s > 0  # else its memory may be an upper bound
         if was_simulated and not times_tight and is_tight(found.needed_bytes, found.usable_bytes):
             return SettingOutcome(
-                memory_bytes=found.needed_bytes, usable_bytes=found.usable_bytes, fits=True
+                memory_bytes=found.needed_bytes,
+                usable_bytes=found.usable_bytes,
+                kept_bytes=found.kept_bytes,
+                fits=True,
             )
         found = forecast(tables)
     if isinstance(found, str):
@@ -114,6 +129,7 @@ def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutc
         step_time_s=found.step_time_s,
         memory_bytes=found.needed_bytes,
         usable_bytes=found.usable_bytes,
+        kept_bytes=found.kept_bytes,
         fits=found.fits,
         trust=trusted.text,
         error=trusted.error,

@@ -33,6 +33,7 @@ class RunForecast:
         usable_bytes: what a rank may reserve: memory of its GPU less what CUDA and NCCL take.
         fits: whether every rank has the memory that it reserves.
         way: which of the scenarios of the run it is of, counted from 0.
+        kept_bytes: the most that a rank has alive beside buffers of collectives, or less.
     """
 
     step_time_s: float
@@ -41,6 +42,7 @@ class RunForecast:
     usable_bytes: int
     fits: bool
     way: int = 0
+    kept_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Memory: the book of what hosts allocate and free, its peak, and PyTorch's caching allocator."""
 
 from zsim.memory.ledger import AtOnce, Returns, WorstCase, book
-from zsim.memory.peak import Peak, peak, peak_bytes, pools, witness
+from zsim.memory.peak import Peak, kept_bytes, peak, peak_bytes, pools, witness
 from zsim.memory.rank_memory import MemoryWait, Pending, RankMemory
 from zsim.memory.reserved import (
     PAGEABLE,
@@ -33,6 +33,7 @@ __all__ = [
     "deferred_frees",
     "handed_out",
     "is_pinned",
+    "kept_bytes",
     "needed_bytes",
     "node_bytes",
     "peak",

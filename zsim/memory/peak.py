@@ -34,6 +34,11 @@ def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
     return largest
 
 
+def kept_bytes(entries: Iterable[BookEntry], pool: str) -> int:
+    """Largest sum of what is alive in `pool` and no buffer of a collective."""
+    return peak_bytes((each for each in entries if each.kind is not Kind.COMMUNICATION), pool)
+
+
 def peak(entries: tuple[BookEntry, ...], pool: str) -> Peak:
     """Return the first time that the book of `pool` is at its largest."""
     return witness(entries, pool, peak_bytes(entries, pool) - 1)

@@ -44,6 +44,11 @@ class Chunk:
     sent: Value | None
 
     @property
+    def units(self) -> range:
+        """Numbers of its units among those of the stage."""
+        return range(self.first, self.first + len(self.model.units))
+
+    @property
     def reads_batch(self) -> bool:
         """Return whether it needs the micro-batch: what embeds tokens, and what has the loss."""
         return any(

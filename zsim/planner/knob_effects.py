@@ -11,12 +11,12 @@ ADDS = frozenset(
         "nanotron.tp_recompute_allgather",
     }
 )
-"""Options whose other values keep more in memory, or for longer, than their defaults do.
+"""Options whose other values gather sooner or free later than their defaults do.
 
-The peak of a small model may come out less than a thousandth lower all the same. What fits by so
-little is at the edge of memory, which is ranked last.
+What a rank has alive beside buffers of collectives is as much, or more: where that fills the
+memory, it does with these values. Of buffers a model of few layers may need less: one that keeps
+what it gathered gathers nothing while it reduces. So where these lack memory nothing is certain.
 """
-
 
 LEANER = frozenset(
     {

@@ -51,7 +51,8 @@ class SettingBranch:
         likely: how many times its bound a setting is expected to come to, before one of the family
             was tried.
         is_judged: whether measurements of others say how far off its values may be.
-        larger: by setting, those that need as much memory as it does, or more.
+        larger: by setting, those that keep as much in memory as it does, or more, beside buffers of
+            collectives.
     """
 
     bound: float
@@ -74,13 +75,15 @@ class Trial:
         memory_bytes: device memory that it needs.
         memory_share: the same over what there is.
         is_tight: whether it fits with next to no memory left: it is an answer where no other is.
-        lacks_memory: whether it could not be run because there is too little.
+        keeps_too_much: whether what it keeps beside buffers of collectives is more than there is.
+        keeps_nearly_all: whether that leaves next to nothing.
     """
 
     value: float | None
     is_answer: bool
     is_tight: bool = False
-    lacks_memory: bool = False
+    keeps_too_much: bool = False
+    keeps_nearly_all: bool = False
     memory_bytes: int = 0
     memory_share: float = 0.0
 
@@ -89,7 +92,7 @@ class Trial:
 class _Progress:
     """How far a branch was tried; `left` are settings that wait, the next one last.
 
-    Of these `tight` need as much memory as one that leaves next to none.
+    Of these `tight` keep as much in memory as one that leaves next to none.
     """
 
     left: list[int]
@@ -163,9 +166,9 @@ class Search:
             self._least_memory = min(self._least_memory, trial.memory_bytes)
         else:
             progress.unfit += 1
-        if known.larger and trial.lacks_memory:
+        if known.larger and trial.keeps_too_much:
             _pass_over(progress, known.larger[number])
-        if known.larger and trial.is_tight:
+        elif known.larger and trial.keeps_nearly_all:
             progress.tight |= known.larger[number]
         if self.best < inf:  # settings at the edge of memory do not win any more
             for each in self._progress:
@@ -231,7 +234,7 @@ class Search:
         return self._progress[branch].ended
 
     def passed_over(self, branch: int) -> int:
-        """Return how many were not: one that needs no more lacked memory, or left too little."""
+        """Return how many were not: one that keeps no more lacked memory, or left too little."""
         return self._progress[branch].passed_over
 
     def _may_win(self, branch: SettingBranch) -> bool:

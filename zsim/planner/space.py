@@ -59,14 +59,17 @@ TENSOR_MODES: Mapping[str, Changes] = {
 
 
 CONTEXTS = (2, 4, 8)
-"""Ranks that may share a sequence."""
+"""Ranks that may share a sequence. More are asked for as `parallel.context`, as 16 for 131,072 tokens
+of Llama 3 405B."""
 
 LONG = 8_192
 """Tokens of a sequence beyond which ranks may share it.
 
 Llama 3 405B was trained without at 8,192 tokens, and with 16 ranks at 131,072 (arXiv 2407.21783,
-table 4): what sharing saves, activations, grows with a sequence; below, smaller micro-batches,
-checkpoints and tensor axes save as much.
+table 4). Of Llama 2 7B on H100, NVIDIA found the fastest settings without up to 16,384, and 3 %
+faster ones with 2 ranks at 32,768 (NeMo 24.03, "Long Sequence Performance"). That is a choice of
+what is sought, and no limit: NVIDIA's recipes for Llama 3 of 70B and 405B (NeMo 2.0) have 2 and 4
+ranks share 8,192 tokens, which a search considers only as `parallel.context`.
 """
 
 
@@ -105,7 +108,13 @@ class SettingGroup:
 
     @property
     def larger(self) -> tuple[frozenset[int], ...]:
-        """For each setting those of the same knobs and others that only add to its memory."""
+        """For each setting those of the same knobs and others that only add to what it keeps.
+
+        A rank that shards nothing keeps its fp32 gradient where it reduces each time, and one in
+        the format of kernels where it does once.
+        """
+        if self.changes["parallel.data"] == 1:
+            return tuple(frozenset[int]() for _ in self.knobs)
         pairs = [set(each.items()) for each in self.knobs]
         return tuple(
             frozenset(

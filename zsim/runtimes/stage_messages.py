@@ -1,10 +1,10 @@
-"""Messages of a stage of a pipeline: the buffers of what its tasks make and read, sent or received.
+"""Tasks of a stage of a pipeline: what each visits, and the buffers of what it sends or receives.
 
 A message is named by the task whose result is sent, or whose input is received. Forward hands a
 value on to the next stage, backward the gradient of one to the stage before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zsim.model.model import Value
 from zsim.runtimes.stage_actions import Direction, Task
@@ -12,6 +12,7 @@ from zsim.schedule.operation import Edge, View
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.micro_batch_slots import ChunkSlot
 from zsim.zero.names import PIPELINE
+from zsim.zero.visit_order import UnitVisit
 
 
 class StageMessages:
@@ -30,6 +31,15 @@ class StageMessages:
         """Return the prefix of a task's operations."""
         path = f"step/{task.direction.name.lower()}/mb{task.micro_batch}"
         return f"{path}/chunk{task.chunk}" if len(self.slots) > 1 else path
+
+    def visits(self, task: Task) -> Iterator[UnitVisit]:
+        """Yield the visits of a task, each with the writer at its path."""
+        slot, path = self.slot_of(task), self.path(task)
+        units = slot.passes.model.units
+        for visit in slot.forward if task.direction is Direction.FORWARD else slot.backward:
+            again = "/again" if visit.only_recomputes else ""
+            self.writer.prefix = f"{path}/{units[visit.unit].name}{again}"
+            yield visit
 
     def value(self, task: Task, *, is_sent: bool) -> Value:
         """Return the value that a task makes or reads, or whose gradient it does."""

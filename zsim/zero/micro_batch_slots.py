@@ -64,6 +64,24 @@ class ChunkSlot:
     backward: tuple[UnitVisit, ...]
     given: Value | None
     sent: Value | None
+    reads_batch: bool
+
+    def begin_forward(self) -> None:
+        """Bring the micro-batch in where the chunk needs it."""
+        if self.reads_batch:
+            self.passes.load()
+
+    def begin_backward(self) -> None:
+        """Begin with the gradient that the next chunk sent, or with that of the loss."""
+        if self.sent is None:
+            self.passes.seed()
+        else:
+            self.passes.begin_gradient(self.sent.name)
+
+    def end_backward(self) -> None:
+        """Leave the gradient of what the chunk was given to the stage that sent it."""
+        if self.given is not None:
+            self.passes.end_gradient(self.given.name)
 
 
 def chunk_slots(
@@ -120,6 +138,7 @@ def _slot(
         backward=tuple(visit for visit in once if visit.backward),
         given=own.given[0] if own.given else None,
         sent=sent,
+        reads_batch=chunk.reads_batch,
     )
 
 

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
 from zsim.api.forecast import RUN_FAULTS, forecast, settled_source
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.setting_trial import Bounder, tried
+from zsim.calibration.setting_choice import TIGHT
 from zsim.calibration.training_verdict import RunForecast
 from zsim.compute.roofline import touched_bytes
 from zsim.files.source import settled
 from zsim.planner.fleet import Fleet
+from zsim.planner.knob_effects import ADDS
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.registry import copied_bytes, runtimes
 from zsim.scenario.tables import from_tables
@@ -21,8 +23,6 @@ from zsim.schedule.host_traffic import leaves_device
 from zsim.schedule.operation import Copy
 from zsim.schedule.schedule import Place
 from zsim.study.axis import changed
-
-BLOCK_BYTES = 2 * 2**20
 
 FLEETS = ("8xh100", "16xh100", "4xa100", "16xv100", "4x4090", "16xa100", "32xv100")
 
@@ -126,20 +126,57 @@ def test_no_setting_has_a_bound_below_that_of_its_group(
         assert least.step_time_s >= default.kernels_s
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(drawn_groups(names=("deepspeed", "fsdp2", "nanotron")), st.data())
-def test_knobs_that_are_said_to_add_to_memory_take_none_away(
+def with_memory(tables: dict[str, Any], size_bytes: int) -> dict[str, Any]:
+    """The tables with GPUs of which a rank may reserve so much."""
+    return changed(tables, {"cluster.gpu_memory": f"{size_bytes} B"})
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(drawn_groups(names=sorted({key.partition(".")[0] for key in ADDS})), st.data())
+def test_no_setting_fits_with_knobs_that_add_to_what_fills_the_memory_without(
     case: tuple[list[dict[str, Any]], int, SettingGroup], data: st.DataObject
 ) -> None:
     every, number, group = case
-    if not (larger := group.larger[number]):
-        return
-    other = data.draw(st.sampled_from(sorted(larger)))
-    one, more = forecast(every[number], None), forecast(every[other], None)
-    if isinstance(one, RunForecast) and isinstance(more, RunForecast):
-        # Less by next to nothing is at the edge of memory where the other lacks some; of models
-        # that fit anywhere it may be a block of the allocator's.
-        assert more.peak_allocated_bytes >= 0.99 * one.peak_allocated_bytes - BLOCK_BYTES
+    assume(group.larger[number])
+    other = data.draw(st.sampled_from(sorted(group.larger[number])))
+    one = forecast(every[number], None)
+    assume(isinstance(one, RunForecast))
+    assert isinstance(one, RunForecast)
+    kept = one.kept_bytes
+    # Of less memory than it keeps, and of the most of which that leaves next to nothing.
+    assert not tried(with_memory(every[other], kept - 1)).fits
+    edge = tried(with_memory(every[other], int(kept / TIGHT) - 1))
+    assert not edge.fits or edge.is_tight
+
+
+def test_a_model_of_few_layers_may_fit_only_with_knobs_that_add_to_memory() -> None:
+    """What it gathered once it need not gather again, beside what it reduces."""
+    tables = {
+        "title": "two layers",
+        "model": {
+            "architecture": "gpt",
+            "layers": 2,
+            "hidden_size": 256,
+            "attention_heads": 4,
+            "sequence_length": 128,
+            "vocab_size": 32_000,
+        },
+        "cluster": {"node": "dgx_h100", "fabric": "rail_optimized", "gpu_memory": "198 MB"},
+        "parallel": {"data": 16},
+        "zero": {"stage": 3, "emulate": "fsdp2"},
+        "activations": {"checkpointing": "operations"},
+        "train": {"precision": "bf16", "micro_batch_size": 2, "gradient_accumulation_steps": 2},
+    }
+    found = {
+        kept: tried(changed(tables, {"zero.fsdp2.reshard_after_forward": not kept}))
+        for kept in (False, True)
+    }
+    assert (found[False].fits, found[True].fits) == (False, True)
+    assert not found[False].keeps_nearly_all
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

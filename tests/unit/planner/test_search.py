@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
@@ -115,14 +116,14 @@ def test_a_front_has_what_nothing_else_covers(points: list[tuple[float, float]])
         assert (point in kept) is not covered
 
 
-def test_settings_that_need_more_than_one_that_lacks_memory_are_passed_over() -> None:
+def test_settings_that_keep_as_much_as_one_that_keeps_too_much_are_passed_over() -> None:
     larger: list[frozenset[int]] = [frozenset({1, 3}), frozenset({3}), frozenset(), frozenset()]
     branch = SettingBranch(bound=1.0, memory_bytes=1, settings=4, family="one", larger=larger)
     search = Search([branch], usable_bytes=1)
     tried: list[int] = []
     while (pick := search.next()) is not None:
         tried.append(pick[1])
-        search.tell(*pick, Trial(value=None, is_answer=False, lacks_memory=pick[1] == 0))
+        search.tell(*pick, Trial(value=None, is_answer=False, keeps_too_much=pick[1] == 0))
     assert tried == [0, 2]
     assert search.passed_over(0) == 2
     assert search.open_settings() == 0
@@ -140,13 +141,29 @@ def test_what_leaves_no_memory_is_no_best_to_bound_by() -> None:
     assert search.best == 3.0
 
 
-def test_settings_that_need_more_than_one_at_the_edge_of_memory_wait_until_another_fits() -> None:
+def test_settings_that_keep_as_much_as_one_at_the_edge_of_memory_wait_until_another_fits() -> None:
     larger: list[frozenset[int]] = [frozenset({1, 3}), frozenset({3}), frozenset(), frozenset()]
     tight = SettingBranch(bound=1.0, memory_bytes=1, settings=4, family="one", larger=larger)
     other = SettingBranch(bound=1.1, memory_bytes=1, settings=1, family="two")
     search = Search([tight, other], usable_bytes=100)
-    at_edge = Trial(value=1.0, is_answer=True, is_tight=True, memory_bytes=99, memory_share=0.99)
+    at_edge = Trial(
+        value=1.0, is_answer=True, is_tight=True, keeps_nearly_all=True, memory_bytes=99
+    )
     search.tell(0, 0, at_edge)
     assert search.passed_over(0) == 0
     search.tell(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50, memory_share=0.5))
     assert search.passed_over(0) == 2
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_settings_are_tried_that_add_to_one_whose_buffers_of_collectives_fill_the_memory(
+    fits: bool,
+) -> None:
+    branch = SettingBranch(
+        bound=1.0, memory_bytes=1, settings=2, family="one", larger=[frozenset({1}), frozenset()]
+    )
+    other = SettingBranch(bound=1.1, memory_bytes=1, settings=1, family="two")
+    search = Search([branch, other], usable_bytes=100)
+    search.tell(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50))
+    search.tell(0, 0, Trial(value=1.0 if fits else None, is_answer=fits, is_tight=fits))
+    assert search.passed_over(0) == 0

@@ -5,31 +5,29 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from exact_training import STEPS, cluster, trained
+from exact_training import proves_and_trains
 from fsdp2_pipelines import CHUNKS, KEPT, SHAPE, model_of, strategy_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from uniform_stages import Uniform, firsts, saved_peak
+from stage_orders import sent_and_taken, without_first_wait
+from uniform_stages import CHUNK_PS, saved_peak, uniform_step_ps
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
-from zsim.backend.backend import Job
 from zsim.model.architecture import Llama, LoRA
 from zsim.model.model import ModelError
 from zsim.proof import check
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
 from zsim.runtimes.fsdp2.order import (
-    Action,
     Reshard,
     Unshard,
     interleaved,
     one_forward_one_backward,
 )
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Messages, Reduce, StagePlace, Task
+from zsim.runtimes.stage_actions import Direction, Reduce, StagePlace, Task
 from zsim.schedule.operation import (
     AllGather,
     Allocate,
-    Compute,
     Copy,
     Receive,
     ReduceScatter,
@@ -39,8 +37,6 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Strategy
-from zsim_des import SimBackend
-from zsim_des.values import train
 
 FREED = KEPT.but(reshard_after_forward=True)
 FOUR = CHUNKS.but(pipeline_stages_per_rank=4)
@@ -69,9 +65,7 @@ FOUR = CHUNKS.but(pipeline_stages_per_rank=4)
 def test_stages_train_what_one_process_does_and_are_proved(strategy: Strategy, layers: int) -> None:
     model = model_of(strategy, replace(SHAPE, layers=layers))
     made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 @pytest.mark.parametrize(
@@ -99,26 +93,6 @@ def test_layers_are_dealt_out_as_torchtitan_does(
     heads = [unit for unit in names[2] if unit.startswith("head")]
     assert heads
     assert [*names[:2], [unit for unit in names[2] if unit not in heads]] == units
-
-
-def sent_and_taken(orders: list[list[Action]], way: Direction) -> list[list[object]]:
-    """By pair of stages what the one sends of a direction, and what the other takes, in order."""
-    stages = len(orders)
-    found: list[list[object]] = []
-    for index in range(stages):
-        both: list[object] = []
-        for stage, sends in ((index, True), ((index + way) % stages, False)):
-            both.append(
-                [
-                    (task.chunk * stages + stage - (0 if sends else way), task.micro_batch)
-                    for action in orders[stage]
-                    if isinstance(action, Messages)
-                    for task in (action.sends if sends else action.receives)
-                    if task.direction is way
-                ]
-            )
-        found.append(both)
-    return found
 
 
 @settings(max_examples=60, deadline=None)
@@ -191,11 +165,8 @@ def test_a_step_takes_its_micro_batches_and_the_bubble(
     strategy, chunks = strategy_of(pipeline, micro_batches, options), options.chunks_of_stage
     model = model_of(strategy, replace(SHAPE, layers=pipeline * chunks))
     made = make_schedule(model, strategy)
-    timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
-    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
-    first, second = SimBackend(durations=timing).step_ends_ps(job)
     # v m (f + b) and a bubble of (P - 1) (f + b), f and b of a chunk (Narayanan et al. 2021, 2.2)
-    assert second - first == (chunks * micro_batches + pipeline - 1) * (70 + 110)
+    assert uniform_step_ps(made, model) == (chunks * micro_batches + pipeline - 1) * CHUNK_PS
 
 
 def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it() -> None:
@@ -291,17 +262,7 @@ def test_a_message_that_compute_does_not_wait_for_is_found() -> None:
     strategy = strategy_of(2, 2, CHUNKS)
     model = model_of(strategy)
     made = make_schedule(model, strategy)
-    program = made.programs[1]
-    taken = {each.id for each in program.step if isinstance(each, Receive)}
-    place, reader = next(
-        (place, each)
-        for place, each in enumerate(program.step)
-        if isinstance(each, Compute) and taken & set(each.after)
-    )
-    step = list(program.step)
-    step[place] = replace(reader, after=tuple(edge for edge in reader.after if edge not in taken))
-    wrong = replace(program, step=tuple(step))
-    found = check(replace(made, programs=(made.programs[0], wrong)), model)
+    found = check(without_first_wait(made, 1), model)
     assert "races" in {each.invariant for each in found}
 
 

@@ -4,22 +4,21 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from exact_training import STEPS, cluster, trained
+from exact_training import proves_and_trains
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_pipelines import OVERLAPPED, SHAPE, model_of, strategy_of
-from uniform_stages import Uniform, firsts
+from stage_orders import sent_and_taken, without_first_wait
+from uniform_stages import CHUNK_PS, uniform_step_ps
 
 from zsim.analysis.schedule_plan import plan
-from zsim.backend.backend import Job
 from zsim.model.model import ModelError
 from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import Gather, Interleaved
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Messages, Reduce, StagePlace, Task
+from zsim.runtimes.stage_actions import Direction, Reduce, StagePlace, Task
 from zsim.schedule.operation import (
-    Compute,
     HostWait,
     Receive,
     Send,
@@ -27,8 +26,6 @@ from zsim.schedule.operation import (
 )
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Strategy
-from zsim_des import SimBackend
-from zsim_des.values import train
 
 TIED = replace(SHAPE, tied_embeddings=True)
 CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)
@@ -70,9 +67,7 @@ def test_stages_of_several_chunks_train_what_one_process_does(
 ) -> None:
     model = model_of(strategy, replace(TIED, layers=layers))
     made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 def test_chunks_of_a_stage_alternate_with_those_of_others() -> None:
@@ -101,25 +96,14 @@ def test_chunks_take_what_those_before_them_send(
         for index in range(stages)
     ]
 
-    def messages(index: int, direction: Direction, *, sends: bool) -> list[tuple[int, int]]:
-        """Virtual stage of the one that makes it, and micro-batch, of each message in order."""
-        return [
-            (task.chunk * stages + index - (0 if sends else way), task.micro_batch)
-            for action in orders[index]
-            if isinstance(action, Messages)
-            for task in (action.sends if sends else action.receives)
-            if task.direction is way
-        ]
-
-    for index in range(stages):
-        for way in Direction:
-            sent = messages(index, way, sends=True)
-            assert sent == messages((index + way) % stages, way, sends=False)
+    for way in Direction:
+        for index, (sent, taken) in enumerate(sent_and_taken(orders, way)):
+            assert sent == taken
             assert len(sent) == count * sum(
                 StagePlace(index=index, stages=stages, chunks=chunks).hands_on(Task(way, each, 0))
                 for each in range(chunks)
             )
-        order = orders[index]
+    for order in orders:
         tasks = Counter(each for each in order if isinstance(each, Task))
         assert tasks == Counter(
             Task(way, chunk, number)
@@ -142,12 +126,9 @@ def test_several_chunks_divide_the_bubble(
         strategy = strategy_of(pipeline, micro_batches, CHUNKS)
     model = model_of(strategy, replace(SHAPE, layers=pipeline * chunks))
     made = make_schedule(model, strategy)
-    timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
-    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
-    first, second = SimBackend(durations=timing).step_ends_ps(job)
     # A chunk takes f and b: v m (f + b), and a bubble of (P - 1) (f + b), which is that of one
     # chunk over v (Narayanan et al. 2021, section 2.2.2).
-    assert second - first == (chunks * micro_batches + pipeline - 1) * (70 + 110)
+    assert uniform_step_ps(made, model) == (chunks * micro_batches + pipeline - 1) * CHUNK_PS
 
 
 def test_messages_that_overlap_have_a_stream_and_no_wait_of_the_host() -> None:
@@ -170,19 +151,7 @@ def test_a_message_that_compute_does_not_wait_for_is_found() -> None:
     strategy = strategy_of(2, 2, CHUNKS)
     model = model_of(strategy)
     made = make_schedule(model, strategy)
-    program = made.programs[1]
-    received = {each.id for each in program.step if isinstance(each, Receive)}
-    place, reader = next(
-        (place, each)
-        for place, each in enumerate(program.step)
-        if isinstance(each, Compute) and received & set(each.after)
-    )
-    step = list(program.step)
-    step[place] = replace(
-        reader, after=tuple(edge for edge in reader.after if edge not in received)
-    )
-    wrong = replace(program, step=tuple(step))
-    found = check(replace(made, programs=(made.programs[0], wrong)), model)
+    found = check(without_first_wait(made, 1), model)
     assert "races" in {each.invariant for each in found}
 
 

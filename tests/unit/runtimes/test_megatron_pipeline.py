@@ -4,21 +4,21 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from exact_training import STEPS, cluster, trained
+from exact_training import proves_and_trains
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_pipelines import OVERLAPPED, SHAPE, model_of, strategy_of
-from uniform_stages import Uniform, firsts, saved_peak
+from stage_orders import sent_and_taken
+from uniform_stages import CHUNK_PS, saved_peak, uniform_step_ps
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
-from zsim.backend.backend import Job
 from zsim.model.model import ModelError
 from zsim.model.pipeline_stages import even_places
 from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import one_forward_one_backward
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Messages, StagePlace, Task, under_way
+from zsim.runtimes.stage_actions import Direction, StagePlace, Task, under_way
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.mesh import Group
 from zsim.schedule.operation import (
@@ -35,8 +35,6 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Program
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Strategy
-from zsim_des import SimBackend
-from zsim_des.values import train
 
 
 @pytest.mark.parametrize(
@@ -58,9 +56,7 @@ from zsim_des.values import train
 def test_stages_train_what_one_process_does_and_are_proved(strategy: Strategy) -> None:
     model = model_of(strategy)
     made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 def test_every_stage_has_as_many_layers() -> None:
@@ -82,21 +78,10 @@ def test_neighbors_take_what_is_sent_in_the_order_of_sending(
         for index in range(stages)
     ]
     for way in Direction:
-        sent, taken = (
-            [
-                [
-                    task.micro_batch
-                    for action in order
-                    if isinstance(action, Messages)
-                    for task in (action.sends if sends else action.receives)
-                    if task.direction is way
-                ]
-                for order in orders
-            ]
-            for sends in (True, False)
-        )
-        ends = (sent[:-1], taken[1:]) if way is Direction.FORWARD else (sent[1:], taken[:-1])
-        assert ends[0] == ends[1] == [list(range(micro_batches))] * (stages - 1)
+        ends = (stages - 1,) if way is Direction.FORWARD else (0,)
+        for index, (sent, taken) in enumerate(sent_and_taken(orders, way)):
+            every = [] if index in ends else [(index, number) for number in range(micro_batches)]
+            assert sent == taken == every
     for index, order in enumerate(orders):
         tasks = Counter(action for action in order if isinstance(action, Task))
         every = [Task(way, 0, number) for way in Direction for number in range(micro_batches)]
@@ -120,11 +105,8 @@ def test_a_step_takes_its_micro_batches_and_the_bubble(pipeline: int, micro_batc
     strategy = strategy_of(pipeline, micro_batches)
     model = model_of(strategy)
     made = make_schedule(model, strategy)
-    timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
-    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
-    first, second = SimBackend(durations=timing).step_ends_ps(job)
     # (m + P - 1) (f + b), of which (P - 1) (f + b) is the bubble (Narayanan et al. 2021, 2.2.1).
-    assert second - first == (micro_batches + pipeline - 1) * (70 + 110)
+    assert uniform_step_ps(made, model) == (micro_batches + pipeline - 1) * CHUNK_PS
 
 
 def test_neighbors_send_hidden_states_on_and_their_gradients_back() -> None:
@@ -207,9 +189,7 @@ def test_a_tied_embedding_is_trained_as_one_on_the_first_and_the_last_stage(
 ) -> None:
     model = model_of(strategy, TIED)
     made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
     (group,) = (each for each in made.groups if each.name == "embedding")
     assert group.size(made.mesh) == 2
     assert decode_value(encode_value(made.groups, Groups), Groups) == made.groups

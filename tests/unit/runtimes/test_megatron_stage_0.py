@@ -4,19 +4,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from exact_training import STEPS, trained
+from exact_training import proves_and_trains
 from megatron_pipelines import SHAPE, model_of, strategy_of
 
 from zsim.analysis.schedule_plan import wire_bytes
 from zsim.config_error import ConfigError
-from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllReduce, Together
 from zsim.schedule.schedule import Kind
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
-from zsim_des.values import train
 
 OVERLAPPED = Megatron(overlap_grad_reduce=True, bucket_size=100)
 WHOLE = {"zero.stage": 0}
@@ -39,9 +37,7 @@ def test_ranks_that_each_update_everything_train_what_one_process_does(strategy:
     strategy = strategy.but(WHOLE)
     model = model_of(strategy, replace(SHAPE, tied_embeddings=True))
     made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 def test_gradients_are_all_reduced_and_nothing_is_gathered() -> None:

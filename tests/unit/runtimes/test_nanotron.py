@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from exact_training import STEPS, trained
+from exact_training import proves_and_trains
 from fitting import fitting
 
 from zsim.config_error import ConfigError
@@ -17,7 +17,6 @@ from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_des.values import train
 
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
@@ -45,9 +44,7 @@ def test_it_trains_what_plain_data_parallelism_does(
     strategy = strategy_of(options, stage=stage)
     model = model_of(strategy, tied=tied)
     made = make_schedule(model, strategy)
-    assert not check(made, model)
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 def test_checkpoints_of_tokens_that_are_cut_are_proved() -> None:

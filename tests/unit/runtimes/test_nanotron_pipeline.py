@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from exact_training import STEPS, cluster, trained
+from exact_training import proves_and_trains
 from fitting import fitting
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from uniform_stages import Uniform, firsts, saved_peak
+from uniform_stages import CHUNK_PS, saved_peak, uniform_step_ps
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
-from zsim.backend.backend import Job
 from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
 from zsim.model.equal_units import equal_units
@@ -34,8 +33,6 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_des import SimBackend
-from zsim_des.values import train
 
 SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
@@ -92,9 +89,7 @@ def test_stages_train_what_one_process_does_and_are_proved(
 ) -> None:
     model = model_of(strategy, shape)
     made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 @settings(max_examples=5, deadline=None)
@@ -119,9 +114,7 @@ def test_any_pipeline_is_proved_and_carries_the_values_of_one_process(data: st.D
     )
     model = model_of(strategy, replace(SHAPE, layers=data.draw(st.integers(4, 5))))
     made = make_schedule(model, strategy)
-    assert check(made, model) == ()
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 def test_a_plan_is_that_of_the_stage_that_holds_most() -> None:
@@ -197,11 +190,8 @@ def test_a_step_takes_its_micro_batches_and_the_bubble(pipeline: int, micro_batc
     strategy = strategy_of(pipeline, micro_batches)
     model = model_of(strategy)
     made = make_schedule(model, strategy)
-    timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
-    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
-    first, second = SimBackend(durations=timing).step_ends_ps(job)
     # (m + P - 1) (f + b), of which (P - 1) (f + b) is the bubble (Narayanan et al. 2021, 2.2.1).
-    assert second - first == (micro_batches + pipeline - 1) * (70 + 110)
+    assert uniform_step_ps(made, model) == (micro_batches + pipeline - 1) * CHUNK_PS
 
 
 def test_neighbors_send_hidden_states_on_and_their_gradients_back() -> None:

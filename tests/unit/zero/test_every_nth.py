@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from exact_training import STEPS, trained
+from exact_training import proves_and_trains
 from fitting import fitting
 
 from zsim.analysis.schedule_plan import plan
 from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
-from zsim.proof import check
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp1.options import FSDP1
 from zsim.runtimes.fsdp2.options import FSDP2
@@ -22,7 +21,6 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_des.values import train
 
 SHAPE = Llama(layers=5, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 EVERY_SECOND = Strategy(
@@ -55,8 +53,7 @@ def test_every_second_block_is_run_again_and_the_step_is_proved(name: str) -> No
     model = fitting(SHAPE, strategy)
     made = make_schedule(model, strategy)
     assert run_again(made) == {"block1", "block3"}
-    assert check(made, model) == ()
-    assert trained(made, model, train(model, strategy, STEPS)).is_right
+    proves_and_trains(made, model, strategy)
 
 
 def test_the_fewer_blocks_are_checkpointed_the_more_memory_a_step_takes() -> None:

@@ -245,9 +245,8 @@ class FSDP2Stage(FSDP2Step):
 
     def _groups_of(self, chunk: Chunk) -> tuple[int | None, list[int]]:
         """Return the bucket of a chunk's root, if it has one, and those of its blocks."""
-        units = range(chunk.first, chunk.first + len(chunk.model.units))
-        blocks = [block for unit in units if (block := self.block(unit)) is not None]
-        own = [each.index for each in self.buckets.all if each.units[0] in units]
+        blocks = [block for unit in chunk.units if (block := self.block(unit)) is not None]
+        own = [each.index for each in self.buckets.all if each.units[0] in chunk.units]
         return next((number for number in own if number not in blocks), None), blocks
 
     def _buckets_of(self, chunk: int) -> list[int]:
@@ -287,9 +286,8 @@ class FSDP2Stage(FSDP2Step):
         slot = self.messages.slot_of(task)
         self.passes = slot.passes
         self.enter(task.micro_batch)
-        chunk = self.stage.chunks[task.chunk]
         self.root, self.order = self._wrapped[task.chunk]
-        self.last_unit = chunk.first + len(chunk.model.units) - 1
+        self.last_unit = self.stage.chunks[task.chunk].units[-1]
         self.writer.prefix = self.messages.path(task)
         # _assert_unsharded: wait_for_unshard of all groups
         for bucket in self._buckets_of(task.chunk):
@@ -298,30 +296,21 @@ class FSDP2Stage(FSDP2Step):
 
     def _forward(self, task: Task) -> None:
         # forward_one_chunk
-        slot, path = self._enter(task), self.messages.path(task)
-        if self.stage.chunks[task.chunk].reads_batch:
-            slot.passes.load()
+        self._enter(task).begin_forward()
         self.begin_forward()
-        for visit in slot.forward:
-            self.writer.prefix = f"{path}/{self.model.units[visit.unit].name}"
+        for visit in self.messages.visits(task):
             self.forward(visit)
 
     def _backward(self, task: Task) -> None:
         # backward_one_chunk
-        slot, path = self._enter(task), self.messages.path(task)
-        if slot.sent is None:
-            slot.passes.seed()
-        else:
-            slot.passes.begin_gradient(slot.sent.name)
+        slot = self._enter(task)
+        slot.begin_backward()
         self.begin_backward()
-        for visit in slot.backward:
-            again = "/again" if visit.only_recomputes else ""
-            self.writer.prefix = f"{path}/{self.model.units[visit.unit].name}{again}"
+        for visit in self.messages.visits(task):
             self.backward(visit)
-        self.writer.prefix = f"{path}/end"
+        self.writer.prefix = f"{self.messages.path(task)}/end"
         self.end_backward()
-        if slot.given is not None:
-            slot.passes.end_gradient(slot.given.name)
+        slot.end_backward()
         if slot.sent is not None:
             self._free_sent(Task(Direction.FORWARD, task.chunk, task.micro_batch))
         self._free_gradient()

@@ -212,8 +212,7 @@ class MegatronStage(MegatronStep):
                 )
 
     def _buckets_of(self, chunk: int) -> list[Bucket]:
-        first = self.stage.chunks[chunk].first
-        units = range(first, first + len(self.stage.chunks[chunk].model.units))
+        units = self.stage.chunks[chunk].units
         return [each for each in self.buckets.all if each.units[0] in units]
 
     def _reduce_chunk(self, chunk: int) -> None:
@@ -233,27 +232,16 @@ class MegatronStage(MegatronStep):
         return slot
 
     def _forward(self, task: Task) -> None:
-        slot = self._enter(task)
-        if self.stage.chunks[task.chunk].reads_batch:
-            slot.passes.load()
-        for visit in slot.forward:
-            self.writer.prefix = f"{self.messages.path(task)}/{self.model.units[visit.unit].name}"
+        self._enter(task).begin_forward()
+        for visit in self.messages.visits(task):
             self.forward(visit)
 
     def _backward(self, task: Task) -> None:
         slot = self._enter(task)
-        if slot.sent is None:
-            slot.passes.seed()
-        else:
-            slot.passes.begin_gradient(slot.sent.name)
-        for visit in slot.backward:
-            again = "/again" if visit.only_recomputes else ""
-            self.writer.prefix = (
-                f"{self.messages.path(task)}/{self.model.units[visit.unit].name}{again}"
-            )
+        slot.begin_backward()
+        for visit in self.messages.visits(task):
             self.backward(visit)
-        if slot.given is not None:
-            slot.passes.end_gradient(slot.given.name)
+        slot.end_backward()
 
     def _exchange(self, exchange: Messages) -> None:
         """Send and receive, as one or one by one; wait, and give back what is sent."""

@@ -62,7 +62,6 @@ class StageOfPipeline(NanotronStep):
         buckets = filled(stage.model, strategy, name=f"{stage.name}/bucket")
         writer = ScheduleWriter(stage.name, box)
         super().__init__(stage.model, strategy, buckets, writer=writer)
-        (self.chunk,) = stage.chunks
         count = strategy.train.gradient_accumulation_steps
         self.ahead = min(strategy.parallel.pipeline - 1 - stage.index, count)
         (self.slots,) = chunk_slots(
@@ -116,8 +115,7 @@ class StageOfPipeline(NanotronStep):
             self._receive(slot.given.name, slot.given, BEFORE)
             self._send_gradient()
         self.writer.prefix = part
-        if self.chunk.reads_batch:
-            slot.passes.load()
+        slot.begin_forward()
         for visit in slot.forward:
             self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}"
             slot.passes.forward(visit, ())
@@ -126,20 +124,18 @@ class StageOfPipeline(NanotronStep):
     def _backward(self, micro_batch: int) -> None:
         slot = self._enter(micro_batch, "backward")
         part = self.writer.prefix
-        if slot.sent is None:
-            slot.passes.seed()
-        else:
+        if slot.sent is not None:
             # SendTensorToPipelineBuffer.backward (functional.py) calls it too: it sends an
             # activation, then takes a gradient.
             self._send_activation()
             self.writer.prefix = part
             self._receive(f"{slot.sent.name}/gradient", slot.sent, NEXT)
-            slot.passes.begin_gradient(slot.sent.name)
+        slot.begin_backward()
         for visit in slot.backward:
             self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}"
             self.backward(visit)
+        slot.end_backward()
         if slot.given is not None:
-            slot.passes.end_gradient(slot.given.name)
             self._owed_gradient = micro_batch
         self.end_backward()
 
