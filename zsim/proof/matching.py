@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import chain
 
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
@@ -105,7 +106,7 @@ def _mixed(context: Context) -> Iterator[Finding]:
     what a group of several kinds would cost or do is not defined here.
     """
     for each in context.programs:
-        for operation in each.program.by_id.values():
+        for operation in chain(each.program.setup_work, each.program.step_work):
             if not isinstance(operation, Together):
                 continue
             kinds = [

@@ -10,7 +10,6 @@ from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.inferred_model import CONTEXT, TENSOR
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
-from zsim.schedule.access import accesses, touching, views_of
 from zsim.schedule.operation import (
     Action,
     Branch,
@@ -69,26 +68,18 @@ class ElementLinks:
     def add(self) -> None:
         """Go through all programs."""
         for ranks in self.grid.classes:
-            for operation in touching(ranks.program.by_id.values()):
+            for operation in ranks.program.patterns:
                 self._add(ranks, operation)
         for operations in self._meetings():
             self._across(operations)
 
     def _add(self, ranks: RankArray, operation: Operation) -> None:
         match operation:
-            case Compute(unit=unit, segment=segment):
-                key = (ranks.index, unit, segment, *views_of(operation))
-                if key in self._done:  # the same of another micro-batch
-                    return
-                self._done.add(key)
-                for access in accesses(operation):
-                    self.tensors.cut(ranks, access.view)
+            case Compute():
+                for operand in operation.operands:
+                    self.tensors.cut(ranks, operand.view)
                 self._compute(ranks, operation)
             case Copy(source=source, target=target):
-                key = (ranks.index, operation.by_parameter, *views_of(operation))
-                if key in self._done:
-                    return
-                self._done.add(key)
                 self.tensors.cut(ranks, source)
                 self.tensors.cut(ranks, target)
                 if not operation.by_parameter:
@@ -220,7 +211,7 @@ class ElementLinks:
         if len(self.grid.classes) == 1:
             return
         for ranks in self.grid.classes:
-            for member in touching(ranks.program.by_id.values()):
+            for member in ranks.program.patterns:
                 if not isinstance(member, Communication):
                     continue
                 group = by_name[member.group]
