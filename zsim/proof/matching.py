@@ -157,8 +157,9 @@ def _issues(program: Program, group: str, count: int) -> Issues:
             key = (path, grouped, *whats)
             found.collectives.append(Issue(key, operation.id, says))
 
-    go(program.setup, ("setup",))
-    go(program.step, ("step",))
+    # Where nothing branches, operations that take memory need no look.
+    go(program.setup if program.branches else program.setup_work, ("setup",))
+    go(program.step if program.branches else program.step_work, ("step",))
     return found
 
 

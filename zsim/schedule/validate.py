@@ -139,6 +139,9 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
 
 
+COMES_AGAIN = frozenset[type[Operation]]({Copy, Compute})
+"""What may be the same of the very same views in each micro-batch."""
+
 HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
 """What an edge cannot name: it is done when the host has passed it."""
 
@@ -175,12 +178,11 @@ class _Inspector:
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
                 if operation.buffer in by_name:
                     continue
-            elif type(operation) is Copy or type(operation) is Compute:
-                if self._comes_again(operation):
-                    continue
+            elif type(operation) in COMES_AGAIN and self._comes_again(operation):
+                continue
             self._inspect_operation(operation)
 
-    def _comes_again(self, operation: Copy | Compute) -> bool:
+    def _comes_again(self, operation: Operation) -> bool:
         """Return whether nothing can be wrong: the same was inspected of another micro-batch."""
         key: tuple[object, ...]
         if type(operation) is Copy:

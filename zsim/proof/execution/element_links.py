@@ -42,6 +42,8 @@ class ElementLinks:
             if model.values[name].requires_gradient
         }
         self._done: set[tuple[object, ...]] = set()
+        self._viewed: set[tuple[int, int]] = set()
+        self._linked: set[tuple[int, int, Key]] = set()
         self._saved: dict[tuple[str, str, int], int] = {}
         self.misfits: list[tuple[str, str, str]] = []
         for value in model.values.values():
@@ -77,7 +79,8 @@ class ElementLinks:
         match operation:
             case Compute():
                 for operand in operation.operands:
-                    self.tensors.cut(ranks, operand.view)
+                    if self._is_new(ranks, operand.view):
+                        self.tensors.cut(ranks, operand.view)
                 self._compute(ranks, operation)
             case Copy(source=source, target=target):
                 self.tensors.cut(ranks, source)
@@ -90,6 +93,12 @@ class ElementLinks:
                 self._communication(ranks, operation)
             case _:
                 pass  # touches no buffer
+
+    def _is_new(self, ranks: RankArray, view: View) -> bool:
+        """Return whether a segment names a view for the first time."""
+        seen = len(self._viewed)
+        self._viewed.add((ranks.index, id(view)))
+        return len(self._viewed) > seen
 
     def _link(self, ranks: RankArray, one: View, other: View) -> None:
         key = (self.tensors.kind(ranks, one), self.tensors.kind(ranks, other))
@@ -193,6 +202,10 @@ class ElementLinks:
 
     def _tensor(self, ranks: RankArray, operation: str, view: View, key: Key) -> None:
         """Link a view with the tensor that it should be, if it is as large."""
+        same = (ranks.index, id(view), key)
+        if same in self._linked:
+            return
+        self._linked.add(same)
         done = (self.tensors.kind(ranks, view), self.tensors.spaces.by_key[key].key)
         if done in self._done:
             return

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeGuard
 
 import numpy as np
 
@@ -347,7 +348,7 @@ class Persistent:
         return found + np.array(own, np.int64).reshape(shape)
 
 
-def _is_update(operation: Operation) -> bool:
+def _is_update(operation: Operation) -> TypeGuard[Compute]:
     return isinstance(operation, Compute) and operation.action is Action.UPDATE
 
 

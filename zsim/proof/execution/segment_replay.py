@@ -14,7 +14,7 @@ from operator import is_
 
 from zsim.proof.execution.datum import Datum, unwritten
 from zsim.proof.execution.grid import RankArray
-from zsim.proof.execution.segments import OperandPlaces, Segments
+from zsim.proof.execution.segments import Segments
 from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.operation import Action, Compute, Operand, Role
 from zsim.specification.residues import Numbers
@@ -44,7 +44,7 @@ class _Template:
     operands: tuple[Operand, ...]
     parameters: _ReadParameters
     reads: Named
-    counts: tuple[int, ...]
+    counts: tuple[int, int, int]
     saved: tuple[int, ...]
     makes: Named
     gradients: int
@@ -105,9 +105,7 @@ class SegmentReplay:
             buffers[name] = unwritten(self._dimensions, count)
         return found[: template.gradients]
 
-    def learn(
-        self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers
-    ) -> None:
+    def learn(self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers) -> None:
         """Remember that a segment about to write reads in `buffers` what it reads in `run`."""
         template = self._template(ranks, compute)
         if template is not None:
@@ -136,20 +134,17 @@ class SegmentReplay:
         if known is None:
             buffers = tuple([each.view.buffer for each in read])
             known = self._parameters[key] = _ReadParameters(buffers)
-        places = OperandPlaces.of(compute)
-        roles = (Role.INPUT, Role.SAVED, Role.OUTPUT_GRADIENT)
-        if compute.action is not Action.BACKWARD:
-            roles = (Role.INPUT,)
-        by_role = [
-            [place for each, place in zip(operands, whole, strict=True) if each.role is role]
-            for role in roles
-        ]
-        counts = [len(each) for each in by_role]
+        places = self._segments.positions(compute)
+        reads = [place for place in places.reads if operands[place].role is not Role.PARAMETER]
+        if compute.action is Action.BACKWARD:  # inputs, what was saved, parameters, gradients
+            counts = (places.counts[0], places.counts[1], places.counts[3])
+        else:
+            counts = (places.counts[0], 0, 0)
         return _Template(
             operands=operands,
             parameters=known,
-            reads=tuple(chain.from_iterable(by_role)),
-            counts=tuple([*counts, *[0] * (3 - len(counts))]),
+            reads=tuple([whole[place] for place in reads]),
+            counts=counts,
             saved=tuple([whole[place][1] for place in places.saved]),
             makes=tuple([whole[place] for place in places.makes]),
             gradients=len(places.gradients),

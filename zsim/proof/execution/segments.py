@@ -169,7 +169,7 @@ class Segments:
         known = self._as_plain(ranks, compute, operands)
         self.is_plain = known is not None
         if known is not None:
-            at = self._positions(compute).gradients
+            at = self.positions(compute).gradients
             return known, [made for made in map(known.__getitem__, at) if made is not None]
         of = _by_role(compute, operands)
         counts = [each.count for role in MADE for each in of[role]]
@@ -218,7 +218,7 @@ class Segments:
         run = self.plain.applications.get((compute.unit, compute.segment, compute.micro_batch))
         if run is None:
             return None
-        at = self._positions(compute)
+        at = self.positions(compute)
         wanted: tuple[Sequence[Numbers], ...]
         if compute.action is Action.BACKWARD:
             if bool(at.saved) != (run.saved is not None):
@@ -251,7 +251,7 @@ class Segments:
             found[place] = unwritten(datum.values.ndim - 2, datum.count)
         return found
 
-    def _positions(self, compute: Compute) -> OperandPlaces:
+    def positions(self, compute: Compute) -> OperandPlaces:
         """Return where the operands of each role are, once for all micro-batches."""
         key = (id(compute.operands), compute.action)
         found = self._by_operands.get(key)
