@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 from weakref import finalize
 
-from zsim.schedule.issue_order import NO_OVERFLOW, SETUP, issued
+from zsim.schedule.issue_order import NO_OVERFLOW, SETUP, issued, issued_lists
 from zsim.schedule.operation import (
     Allocate,
     Branch,
@@ -24,7 +24,7 @@ from zsim.schedule.operation import (
     Previous,
     SetScalar,
 )
-from zsim.schedule.schedule import Buffer, Program
+from zsim.schedule.schedule import Buffer, Kind, Program
 from zsim.trace.trace import BookEntry
 
 
@@ -72,18 +72,17 @@ _LATEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
 def _made(
     program: Program, steps: int, overflow_steps: frozenset[int], returns: Returns | None
 ) -> tuple[BookEntry, ...]:
+    if not program.defers:
+        return _made_at_once(program, steps, overflow_steps)
     entries: list[BookEntry] = []
     by_name = program.by_name
     sizes = {name: buffer.size_bytes for name, buffer in by_name.items()}
-    judge: Returns | None = None
-    if program.defers:
-        judge = WorstCase() if returns is None else returns
+    judge = WorstCase() if returns is None else returns
     pending = _PendingUntilSure(judge) if isinstance(judge, WorstCase) else _Pending(judge)
     for step, operation in issued(program, steps, overflow_steps):
-        if judge is not None:
-            judge.issue(step, operation)
+        judge.issue(step, operation)
         if type(operation) is Allocate:
-            for free in pending.returned() if judge is not None else ():
+            for free in pending.returned():
                 name = free.buffer
                 entries.append(entry_of(operation.id, step, by_name[name], -sizes[name]))
             name = operation.buffer
@@ -94,6 +93,40 @@ def _made(
                 pending.add(step, operation)
             else:
                 entries.append(entry_of(operation.id, step, by_name[name], -sizes[name]))
+    return tuple(entries)
+
+
+def _made_at_once(
+    program: Program, steps: int, overflow_steps: frozenset[int]
+) -> tuple[BookEntry, ...]:
+    """Return the book of a program all of whose frees return memory where they are issued."""
+    taken: dict[str, tuple[str, Kind, int]] = {}
+    given: dict[str, tuple[str, Kind, int]] = {}
+    for name, buffer in program.by_name.items():
+        size = buffer.size_bytes
+        taken[name], given[name] = (
+            (buffer.pool, buffer.kind, size),
+            (buffer.pool, buffer.kind, -size),
+        )
+    entries: list[BookEntry] = []
+    for step, operations in issued_lists(program, steps, overflow_steps):
+        for operation in operations:
+            if type(operation) is Allocate:
+                pool, kind, change = taken[operation.buffer]
+            elif type(operation) is Free:
+                pool, kind, change = given[operation.buffer]
+            else:
+                continue
+            entries.append(
+                BookEntry(
+                    operation=operation.id,
+                    step=step,
+                    pool=pool,
+                    buffer=operation.buffer,
+                    kind=kind,
+                    change_bytes=change,
+                )
+            )
     return tuple(entries)
 
 

@@ -30,7 +30,8 @@ def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
     for entry in entries:
         if entry.pool == pool:
             alive += entry.change_bytes
-            largest = max(largest, alive)
+            if alive > largest:  # noqa: PLR1730  (`max` takes twice as long)
+                largest = alive
     return largest
 
 

@@ -23,7 +23,6 @@ from zsim.schedule.operation import (
     ReducingOperation,
     Reduction,
     Role,
-    walk,
 )
 from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.specification.strategy_formats import formats
@@ -96,7 +95,7 @@ class _Narrow:
                 why = f"keeps parameters in {buffer.dtype}, and not in {wanted}"
                 kept = f"persistent/{name}"
                 yield Finding(invariant=INVARIANT, role=role, operation=kept, why=why)
-        for operation in touching(walk(self.program.step)):
+        for operation in touching(self.program.step_work):
             why = self._wrong(operation)
             if why:
                 yield Finding(invariant=INVARIANT, role=role, operation=operation.id, why=why)

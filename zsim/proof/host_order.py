@@ -47,7 +47,7 @@ def _examine_part(each: NumberedProgram, away: frozenset[int], order: Timeline) 
 def _away(each: NumberedProgram, threads: tuple[str, ...]) -> frozenset[int]:
     """Return the streams, by number, that are threads of the host or I/O handles."""
     names = set(threads)
-    for operation in each.program.by_id.values():
+    for operation in each.program.patterns:
         if isinstance(operation, TRANSFERS):
             names.add(operation.stream)
     return frozenset(number for number, name in enumerate(each.step.streams) if name in names)

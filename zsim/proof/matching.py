@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import chain
 
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
@@ -105,7 +106,7 @@ def _mixed(context: Context) -> Iterator[Finding]:
     what a group of several kinds would cost or do is not defined here.
     """
     for each in context.programs:
-        for operation in each.program.by_id.values():
+        for operation in chain(each.program.setup_work, each.program.step_work):
             if not isinstance(operation, Together):
                 continue
             kinds = [
@@ -156,8 +157,9 @@ def _issues(program: Program, group: str, count: int) -> Issues:
             key = (path, grouped, *whats)
             found.collectives.append(Issue(key, operation.id, says))
 
-    go(program.setup, ("setup",))
-    go(program.step, ("step",))
+    # Where nothing branches, operations that take memory need no look.
+    go(program.setup if program.branches else program.setup_work, ("setup",))
+    go(program.step if program.branches else program.step_work, ("step",))
     return found
 
 

@@ -303,7 +303,7 @@ def _gap(spans: list[Span], elements: int) -> Span | None:
 
 def _kinds(each: NumberedProgram) -> Iterator[Finding]:
     """Find model states that are called another kind than updates use them as."""
-    for operation in each.program.by_id.values():
+    for operation in each.program.patterns:
         if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
             continue
         for operand in operation.operands:

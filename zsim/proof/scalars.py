@@ -67,7 +67,7 @@ class Uses:
         """Go through a step."""
         found = cls()
         changes: list[SetScalar] = []
-        for operation in walk(program.step):
+        for operation in program.step_work:
             if type(operation) in SILENT:
                 continue
             match operation:

@@ -22,7 +22,7 @@ from zsim.proof.execution.shortening import shortened
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
-from zsim.schedule.access import accesses
+from zsim.schedule.access import RUNS_SEGMENT, accesses
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import LogicalParameter, Schedule
 
@@ -196,10 +196,10 @@ def _unknown(schedule: Schedule, model: Model) -> str:
     """Return the first operation that runs what the model does not have."""
     segments = {(unit.name, n) for unit in model.units for n in range(len(unit.segments))}
     for program in schedule.programs:
-        for operation in program.by_id.values():
+        for operation in program.patterns:
             if (
                 isinstance(operation, Compute)
-                and operation.action in (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+                and operation.action in RUNS_SEGMENT
                 and (operation.unit, operation.segment) not in segments
             ):
                 return operation.id

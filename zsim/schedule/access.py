@@ -136,3 +136,38 @@ def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
             yield from operation.members
         elif type(operation) not in TOUCHES_NOTHING:
             yield operation
+
+
+RUNS_SEGMENT = frozenset({Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD})
+"""Actions of a segment of the model."""
+
+
+def distinct(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield those in `touching`, of what comes again with each micro-batch the first.
+
+    Copies come again, and segments that run forward or backward: the same of the very same views,
+    with another id, stream, edges, micro-batch, or costs.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for operation in touching(operations):
+        if type(operation) is Copy:
+            key: tuple[object, ...] = (
+                id(operation.source),
+                id(operation.target),
+                operation.accumulate,
+                operation.divisor,
+                operation.by_parameter,
+            )
+        elif type(operation) is Compute and operation.action in RUNS_SEGMENT:
+            key = (
+                id(operation.operands),
+                operation.action,
+                operation.unit,
+                operation.segment,
+            )
+        else:
+            yield operation
+            continue
+        if key not in seen:
+            seen.add(key)
+            yield operation

@@ -50,10 +50,25 @@ def issued(
     scalars: dict[str, float] | None = None,
 ) -> Iterator[tuple[int, Operation]]:
     """Every operation of setup and of `steps` steps with its step, in the order of issue."""
+    for step, operations in issued_lists(program, steps, overflow_steps, scalars):
+        for operation in operations:
+            yield step, operation
+
+
+def issued_lists(
+    program: Program,
+    steps: int,
+    overflow_steps: frozenset[int] = NO_OVERFLOW,
+    scalars: dict[str, float] | None = None,
+) -> Iterator[tuple[int, Iterable[Operation]]]:
+    """Yield the same list by list: setup, then each step. One is gone through before the next."""
+    if scalars is None and not program.branches:
+        yield SETUP, program.setup
+        for step in range(steps):
+            yield step, program.step
+        return
     counted = {} if scalars is None else scalars
-    for operation in taken(program.setup, overflows=False, scalars=counted):
-        yield SETUP, operation
+    yield SETUP, taken(program.setup, overflows=False, scalars=counted)
     for step in range(steps):
         overflows = step in overflow_steps
-        for operation in taken(program.step, overflows=overflows, scalars=counted):
-            yield step, operation
+        yield step, taken(program.step, overflows=overflows, scalars=counted)

@@ -6,13 +6,17 @@ There is one `Program` per role, so the size of a schedule does not depend on th
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from zsim.dtype import DType
 from zsim.model.generator import Generator
 from zsim.model.tensor_lifetime import AllocationTrace
+from zsim.schedule.access import distinct
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh
 from zsim.schedule.operation import (
+    Allocate,
+    Branch,
     Communication,
     Free,
     FreeMode,
@@ -156,12 +160,19 @@ class RankRole:
         return sum(mesh.box_size(box) for box in self.boxes)
 
 
+MEMORY = frozenset({Allocate, Free})
+"""Operations that take memory, or give it back."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Program:
     """The program of the ranks of one role: `setup` once, then `step` again and again.
 
     `persistent` buffers are alive before and after every step, and no others are. It uses `groups`,
-    and `defers` where some free is deferred: then what is alive when depends on time.
+    `defers` where some free is deferred: then what is alive when depends on time, and `branches`
+    where the host decides which operations it issues. `setup_work`
+    and `step_work` are the operations of each part, with both lists of a branch after it, but
+    allocations and frees, which are two of three.
     """
 
     role: str
@@ -173,6 +184,11 @@ class Program:
     by_id: dict[str, Operation] = field(init=False, repr=False, compare=False)
     groups: frozenset[str] = field(init=False, repr=False, compare=False)
     defers: bool = field(init=False, repr=False, compare=False)
+    branches: bool = field(init=False, repr=False, compare=False)
+    setup_work: tuple[Operation, ...] = field(init=False, repr=False, compare=False)
+    step_work: tuple[Operation, ...] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[Operation, ...] | None = field(init=False, repr=False, compare=False)
+    _step_patterns: tuple[Operation, ...] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         by_name = {buffer.name: buffer for buffer in self.buffers}
@@ -184,19 +200,23 @@ class Program:
                     raise ScheduleError(
                         f"buffer {buffer.name}: course: {name} must be a buffer of its pool"
                     )
-        every = [*walk(self.setup), *walk(self.step)]
+        setup, step = list(walk(self.setup)), list(walk(self.step))
+        every = setup + step
         by_id: dict[str, Operation] = {operation.id: operation for operation in every}
         if len(by_id) != len(every):
             ((twice, _),) = Counter([operation.id for operation in every]).most_common(1)
             raise ScheduleError(f"program {self.role}: id {twice} is used twice")
         members: set[str] = set()
         groups: set[str] = set()
-        defers = False
-        for operation in by_id.values():
-            if type(operation) is Free:
-                defers |= operation.mode is FreeMode.DEFERRED
-            elif isinstance(operation, Communication):
+        defers = any(type(each) is Free and each.mode is FreeMode.DEFERRED for each in every)
+        setup_work = [each for each in setup if type(each) not in MEMORY]
+        step_work = [each for each in step if type(each) not in MEMORY]
+        branches = False
+        for operation in chain(setup_work, step_work):
+            if isinstance(operation, Communication):
                 groups.add(operation.group)
+            elif type(operation) is Branch:
+                branches = True
             elif type(operation) is Together:
                 groups.add(operation.group)
                 for member in operation.members:
@@ -207,6 +227,29 @@ class Program:
         object.__setattr__(self, "by_id", by_id)
         object.__setattr__(self, "groups", frozenset(groups))
         object.__setattr__(self, "defers", defers)
+        object.__setattr__(self, "branches", branches)
+        object.__setattr__(self, "setup_work", tuple(setup_work))
+        object.__setattr__(self, "step_work", tuple(step_work))
+        object.__setattr__(self, "_patterns", None)
+        object.__setattr__(self, "_step_patterns", None)
+
+    @property
+    def patterns(self) -> tuple[Operation, ...]:
+        """Return what touches buffers in both parts, as `zsim.schedule.access.distinct` says."""
+        found = self._patterns
+        if found is None:
+            found = (*distinct(self.setup_work), *self.step_patterns)
+            object.__setattr__(self, "_patterns", found)
+        return found
+
+    @property
+    def step_patterns(self) -> tuple[Operation, ...]:
+        """Return the same of the step."""
+        found = self._step_patterns
+        if found is None:
+            found = tuple(distinct(self.step_work))
+            object.__setattr__(self, "_step_patterns", found)
+        return found
 
 
 @quick_init

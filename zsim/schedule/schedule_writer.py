@@ -50,6 +50,7 @@ class ScheduleWriter(OperationList):
         self.alive: set[str] = set()
         self.slot_pools: list[Pool] = []
         self.groups: list[Group] = []
+        self._sizes: dict[str, tuple[str, int]] = {}
 
     def buffer(
         self,
@@ -111,12 +112,20 @@ class ScheduleWriter(OperationList):
             name = name_of(each)
             assert name not in self.alive, f"{self.prefix}: {name} is alive"
             self.alive.add(name)
-            buffer = self.buffers[name]
-            alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
-            self.alive_bytes[buffer.pool] = alive
-            if alive >= self.peak_bytes.get(buffer.pool, 0):
-                self.peak_bytes[buffer.pool] = alive
+            pool, size = self._size_of(name)
+            alive = self.alive_bytes.get(pool, 0) + size
+            self.alive_bytes[pool] = alive
+            if alive >= self.peak_bytes.get(pool, 0):
+                self.peak_bytes[pool] = alive
             self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
+
+    def _size_of(self, name: str) -> tuple[str, int]:
+        """Return the pool of a buffer, and its bytes."""
+        found = self._sizes.get(name)
+        if found is None:
+            buffer = self.buffers[name]
+            found = self._sizes[name] = buffer.pool, buffer.size_bytes
+        return found
 
     def count_late(self, pool: str, size_bytes: int) -> None:
         """Count memory that the step before freed, and that need not be back; less once it is."""
@@ -140,8 +149,8 @@ class ScheduleWriter(OperationList):
         for each in buffers:
             name = name_of(each)
             self.alive.remove(name)
-            buffer = self.buffers[name]
-            self.alive_bytes[buffer.pool] -= buffer.size_bytes
+            pool, size = self._size_of(name)
+            self.alive_bytes[pool] -= size
             self.add(Free(id=f"{self.prefix}/{verb}/{name}", buffer=name, mode=mode, uses=uses))
 
     def begin_step(self) -> None:

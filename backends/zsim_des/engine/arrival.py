@@ -41,7 +41,8 @@ class Arrival:
         """Tell how fast one of several messages moves; the others go on."""
         assert self.moves is not None
         self.rates[key] = per_s
-        self.moves(sum(self.rates.values(), Fraction(0)))
+        alone = len(self.rates) == 1
+        self.moves(per_s if alone else sum(self.rates.values(), Fraction(0)))
 
     def end(self, key: Key, end_ps: int) -> None:
         """End one of several messages, and with the last of them the operation."""

@@ -9,6 +9,7 @@ have so much less of its bandwidth.
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from zsim.cluster.cluster import Gpu
 from zsim_des.ready_queue import Agenda
@@ -33,6 +34,12 @@ class RunningKernel:
     left: int
     memory: int
     ended: Callable[[int], None]
+
+
+@lru_cache(maxsize=4096)
+def _parts_of(bytes_per_s: Fraction, memory_bytes_per_s: int) -> int:
+    """Return the parts of the bandwidth of a GPU's memory that `bytes_per_s` are."""
+    return round(bytes_per_s * PARTS / memory_bytes_per_s)
 
 
 class Beside:
@@ -71,7 +78,7 @@ class Beside:
         It took `before` parts of it. Return the parts that this is, to be given back when it
         leaves.
         """
-        parts = round(bytes_per_s * PARTS / self._memory_bytes_per_s)
+        parts = _parts_of(bytes_per_s, self._memory_bytes_per_s)
         if parts != before:
             self._change(0, parts - before)
         return parts
@@ -81,6 +88,10 @@ class Beside:
         self._agenda.at(at_ps, lambda: self._change(-1, -parts))
 
     def _change(self, collectives: int, traffic: int) -> None:
+        if not self._kernels:  # nothing runs that this could slow down
+            self._collectives += collectives
+            self._traffic += traffic
+            return
         self._advance()
         self._collectives += collectives
         self._traffic += traffic

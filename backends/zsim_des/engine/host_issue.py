@@ -20,7 +20,8 @@ class Item:
     It is number `order` of those that the host issues in its stretch. `here` are slots of the same
     run, `earlier` of the latest earlier one that has them. `opens` is the group whose first
     operation in the part it is: it follows the group's last one before. One that `is_recorded`
-    takes its time whatever runs beside it.
+    takes its time whatever runs beside it. A kernel `is_plain` that waits for nothing but its turn
+    and takes a time of its own.
     """
 
     what: Enqueue
@@ -34,6 +35,7 @@ class Item:
     is_met: bool
     is_carried: bool
     is_recorded: bool
+    is_plain: bool
 
 
 @dataclass(slots=True)
@@ -187,7 +189,9 @@ class _Making:
         order, looks_back = len(stretch.offsets_ps), bool(earlier) or opens is not None
         is_met = bool(what.members)
         waits_for = (here, earlier, opens, looks_back)
-        kind = (is_met, what.carries is not None, what.is_recorded)
+        is_carried = what.carries is not None
+        is_plain = not (here or looks_back or is_met or is_carried or what.operation is None)
+        kind = (is_met, is_carried, what.is_recorded, is_plain)
         item = Item(what, what.slot, what.time_ps, order, *waits_for, *kind)
         stretch.offsets_ps.append(stretch.length_ps)
         stretch.items[stream].append(item)

@@ -53,6 +53,7 @@ class Rendezvous:
         self._meetings: dict[Key, MetRanks] = {}
         self._counts: dict[Key, int] = {}
         self._carried: dict[tuple[object, ...], int | None] = {}
+        self._sends: dict[tuple[int, str, int], int] = {}
         self._rings: dict[tuple[int, type[CollectiveOperation], int, int], tuple[int, int]] = {}
 
     def keys(
@@ -152,7 +153,7 @@ class Rendezvous:
                 entry.end(key, ready_ps + latency_ps)
             return
         env, network, step = self._agenda.env, self._network, sender.step
-        number = network.number(shapes(self._links.send(*peer)))
+        number = self._message_shape(sender.rank_class, message)
 
         def finish() -> None:
             end_ps = int(env.now)
@@ -170,6 +171,15 @@ class Rendezvous:
             network.join(number, size_bytes, step, finish, moves=moves if told else None)
 
         Alarm(env, ready_ps + latency_ps - int(env.now), begin)
+
+    def _message_shape(self, rank_class: RankClass, message: Send) -> int:
+        """Return the shape number of what a rank class sends to a peer."""
+        peer = (rank_class.index, message.group, message.offset)
+        found = self._sends.get(peer)
+        if found is None:
+            loads = self._links.send(rank_class, message.group, message.offset)
+            found = self._sends[peer] = self._network.number(shapes(loads))
+        return found
 
     def _gather(self, entry: Arrival, key: Key) -> None:
         """Do the same for one collective, which is issued alone here."""

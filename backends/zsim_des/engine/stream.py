@@ -132,6 +132,9 @@ class Stream:
             starts = instance.starts
             while self._at < count:
                 item = batch.items[self._at]
+                if item.is_plain and self._runs_ahead(instance):
+                    self._run_plain(batch)
+                    continue
                 after_ps = self._after_ps(batch, item) if item.here or item.looks_back else 0
                 if after_ps == UNKNOWN:
                     return
@@ -165,6 +168,36 @@ class Stream:
                 instance.finish(self._agenda, item.slot, end_ps)
             self._at = 0
             self._batch = self._queue.popleft() if self._queue else None
+
+    def _runs_ahead(self, instance: ProgramRun) -> bool:
+        """Return whether nothing can change when plain kernels of the stream run, or is told."""
+        if self._end_ps is not None or instance.told is not None:
+            return False
+        return self._beside is None or (self._beside.is_free and self._is_alone(self))
+
+    def _run_plain(self, batch: EntryBatch) -> None:
+        """Run kernels one behind the other, up to one that is not plain or that is waited for."""
+        instance, items, offsets_ps = batch.instance, batch.items, batch.offsets_ps
+        starts, ends, watched = instance.starts, instance.ends, instance.watched
+        begin_ps, free_ps, could_ps = batch.begin_ps, self._free_ps, self._could_ps
+        at, count = self._at, len(items)
+        while at < count:
+            item = items[at]
+            if not item.is_plain:
+                break
+            start_ps = issued_ps = begin_ps + offsets_ps[item.order]
+            if could_ps < issued_ps:
+                instance.late.setdefault(self.name, []).append((could_ps, issued_ps))
+            if free_ps > issued_ps:
+                start_ps = free_ps
+            slot = item.slot
+            starts[slot] = start_ps
+            ends[slot] = free_ps = could_ps = start_ps + item.time_ps
+            at += 1
+            if slot in watched:
+                instance.finish(self._agenda, slot, free_ps)
+                break
+        self._at, self._free_ps, self._could_ps = at, free_ps, could_ps
 
     def _after_ps(self, batch: EntryBatch, item: Item) -> int:
         """Return when all that an entry waits for has ended; what is UNKNOWN wakes the stream."""

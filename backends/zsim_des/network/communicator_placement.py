@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -142,7 +143,7 @@ def used_of(schedule: Schedule) -> Used:
     places = {pool.name: pool.place for pool in schedule.pools}
     has_host = len(set(places.values())) > 1
     for program in schedule.programs:
-        for operation in program.by_id.values():
+        for operation in chain(program.setup_work, program.step_work):
             if has_host and isinstance(operation, ON_ONE_RANK):
                 flow = flow_of(operation, program, places)
                 if flow is not None:

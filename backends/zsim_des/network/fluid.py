@@ -12,6 +12,9 @@ from zsim_des.network.edge_routes import CutError
 from zsim_des.network.max_min_fair import Shape, fair_rates
 from zsim_des.ready_queue import Alarm
 
+Rate = tuple[Fraction, Fraction]
+"""Bytes of progress in a picosecond, and in a second."""
+
 
 @dataclass(slots=True)
 class Flow:
@@ -59,8 +62,8 @@ class Network:
         self._shapes: list[tuple[Shape, ...]] = []
         self._numbers: dict[tuple[Shape, ...], int] = {}
         self._flows: list[Flow] = []
-        self._rates: dict[tuple[int, ...], dict[int, Fraction]] = {}
-        self._rates_beside: dict[tuple[int, ...], dict[int, Fraction]] = {}
+        self._rates: dict[tuple[int, ...], dict[int, Rate]] = {}
+        self._rates_beside: dict[tuple[int, ...], dict[int, Rate]] = {}
         self._links: dict[tuple[int, int], frozenset[int]] = {}
         self._version = 0
 
@@ -135,7 +138,7 @@ class Network:
         key = (shape, step, self.state)
         self.moved[key] = self.moved.get(key, 0) + size_bytes
 
-    def _rates_now(self) -> list[Fraction]:
+    def _rates_now(self) -> list[Rate]:
         """Return the rate of each activity; who joined first makes no difference to it."""
         numbers = [flow.shape for flow in self._flows]
         key = tuple(sorted(numbers))
@@ -146,14 +149,14 @@ class Network:
                 rates |= self._rates_of(beside)
         return [rates[number] for number in numbers]
 
-    def _rates_of(self, key: tuple[int, ...]) -> dict[int, Fraction]:
+    def _rates_of(self, key: tuple[int, ...]) -> dict[int, Rate]:
         """Return the rates of activities that share links with no other, by shape."""
         rates = self._rates_beside.get(key)
         if rates is None:
             shapes = tuple([self._shapes[number][self.state] for number in key])
             per_second = _rates_of(shapes, tuple(self._capacities))
             rates = self._rates_beside[key] = {
-                number: rate / PICOSECONDS_PER_SECOND
+                number: (rate / PICOSECONDS_PER_SECOND, rate)
                 for number, rate in zip(key, per_second, strict=True)
             }
         return rates
@@ -193,7 +196,8 @@ class Network:
         self._version = version = self._version + 1
         now_ps = int(self.env.now)
         next_ps: int | None = None
-        for flow, rate in zip(self._flows, self._rates_now(), strict=True) if self._flows else ():
+        rates = self._rates_now() if self._flows else []
+        for flow, (rate, per_second) in zip(self._flows, rates, strict=True):
             if rate is not flow.rate and rate != flow.rate:
                 flow.settle(now_ps)
                 flow.rate = rate
@@ -202,7 +206,7 @@ class Network:
                     taken_ps = -(-flow.left.numerator * rate.denominator // under)
                     flow.ends_ps = now_ps + taken_ps
                 if flow.moves is not None:
-                    flow.moves(rate * PICOSECONDS_PER_SECOND)
+                    flow.moves(per_second)
             if flow.ends_ps is not None and (next_ps is None or flow.ends_ps < next_ps):
                 next_ps = flow.ends_ps
         if next_ps is not None:

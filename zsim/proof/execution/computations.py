@@ -55,7 +55,7 @@ class Kernels:
         self.follows_overflow = any(
             isinstance(operation, Compute) and operation.action is Action.FINITE
             for program in tensors.schedule.programs
-            for operation in program.by_id.values()
+            for operation in program.patterns
         )
 
     def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:

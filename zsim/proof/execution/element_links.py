@@ -10,7 +10,6 @@ from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.inferred_model import CONTEXT, TENSOR
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
-from zsim.schedule.access import accesses, touching, views_of
 from zsim.schedule.operation import (
     Action,
     Branch,
@@ -43,6 +42,8 @@ class ElementLinks:
             if model.values[name].requires_gradient
         }
         self._done: set[tuple[object, ...]] = set()
+        self._viewed: set[tuple[int, int]] = set()
+        self._linked: set[tuple[int, int, Key]] = set()
         self._saved: dict[tuple[str, str, int], int] = {}
         self.misfits: list[tuple[str, str, str]] = []
         for value in model.values.values():
@@ -69,26 +70,19 @@ class ElementLinks:
     def add(self) -> None:
         """Go through all programs."""
         for ranks in self.grid.classes:
-            for operation in touching(ranks.program.by_id.values()):
+            for operation in ranks.program.patterns:
                 self._add(ranks, operation)
         for operations in self._meetings():
             self._across(operations)
 
     def _add(self, ranks: RankArray, operation: Operation) -> None:
         match operation:
-            case Compute(unit=unit, segment=segment):
-                key = (ranks.index, unit, segment, *views_of(operation))
-                if key in self._done:  # the same of another micro-batch
-                    return
-                self._done.add(key)
-                for access in accesses(operation):
-                    self.tensors.cut(ranks, access.view)
+            case Compute():
+                for operand in operation.operands:
+                    if self._is_new(ranks, operand.view):
+                        self.tensors.cut(ranks, operand.view)
                 self._compute(ranks, operation)
             case Copy(source=source, target=target):
-                key = (ranks.index, operation.by_parameter, *views_of(operation))
-                if key in self._done:
-                    return
-                self._done.add(key)
                 self.tensors.cut(ranks, source)
                 self.tensors.cut(ranks, target)
                 if not operation.by_parameter:
@@ -99,6 +93,12 @@ class ElementLinks:
                 self._communication(ranks, operation)
             case _:
                 pass  # touches no buffer
+
+    def _is_new(self, ranks: RankArray, view: View) -> bool:
+        """Return whether a segment names a view for the first time."""
+        seen = len(self._viewed)
+        self._viewed.add((ranks.index, id(view)))
+        return len(self._viewed) > seen
 
     def _link(self, ranks: RankArray, one: View, other: View) -> None:
         key = (self.tensors.kind(ranks, one), self.tensors.kind(ranks, other))
@@ -202,6 +202,10 @@ class ElementLinks:
 
     def _tensor(self, ranks: RankArray, operation: str, view: View, key: Key) -> None:
         """Link a view with the tensor that it should be, if it is as large."""
+        same = (ranks.index, id(view), key)
+        if same in self._linked:
+            return
+        self._linked.add(same)
         done = (self.tensors.kind(ranks, view), self.tensors.spaces.by_key[key].key)
         if done in self._done:
             return
@@ -220,7 +224,7 @@ class ElementLinks:
         if len(self.grid.classes) == 1:
             return
         for ranks in self.grid.classes:
-            for member in touching(ranks.program.by_id.values()):
+            for member in ranks.program.patterns:
                 if not isinstance(member, Communication):
                     continue
                 group = by_name[member.group]

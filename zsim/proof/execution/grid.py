@@ -10,7 +10,6 @@ from functools import cached_property
 from itertools import product
 
 from zsim.proof.rank_class import rank_classes
-from zsim.schedule.access import touching
 from zsim.schedule.mesh import Coordinates, Group
 from zsim.schedule.operation import PointToPoint, Receive, Send
 from zsim.schedule.schedule import Program, Schedule
@@ -145,7 +144,7 @@ def sending_axes(schedule: Schedule) -> frozenset[str]:
     groups = {
         operation.group
         for program in schedule.programs
-        for operation in touching(program.by_id.values())
+        for operation in program.patterns
         if isinstance(operation, Send | Receive)
     }
     by_name = schedule.group_by_name

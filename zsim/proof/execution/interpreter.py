@@ -14,10 +14,12 @@ from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.datum import Datum, read, unwritten, written
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
+from zsim.proof.execution.segment_replay import SegmentReplay
 from zsim.proof.execution.tensors import Index, Tensors
-from zsim.schedule.access import COMPUTE_ACCESS
+from zsim.schedule.access import COMPUTE_ACCESS, RUNS_SEGMENT
 from zsim.schedule.issue_order import set_scalar
 from zsim.schedule.operation import (
+    Action,
     Allocate,
     Branch,
     CollectiveOperation,
@@ -36,7 +38,8 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
-from zsim.specification.residues import Numbers, number
+from zsim.specification.residues import Numbers, added, number
+from zsim.specification.step import Application
 
 Host = Generator[CollectiveOperation | Receive, Datum, None]
 Placed = tuple[Operand, Index]
@@ -64,6 +67,7 @@ class Interpreter:
         self.collectives = collectives
         self.kernels = kernels
         self.moves = moves
+        self.replay = SegmentReplay(tensors, kernels.segments)
         self.classes = tensors.grid.classes
         self.memory: list[ClassMemory] = []
         self.overflows = False
@@ -292,6 +296,13 @@ class Interpreter:
                 yield from self._collective(ranks, member)
 
     def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:
+        run: Application | None = None
+        if compute.action in RUNS_SEGMENT:
+            run = self.kernels.plain.applications.get(
+                (compute.unit, compute.segment, compute.micro_batch)
+            )
+            if run is not None and self._replayed(ranks, compute, run):
+                return
         placed = self._places(ranks, compute)
         operands: list[Datum] = []
         for operand, index in placed:
@@ -300,9 +311,21 @@ class Interpreter:
             if datum.undefined is not None and COMPUTE_ACCESS[compute.action][operand.role][0]:
                 self._need_written(ranks, compute.id, operand.view, datum)
         made = self.kernels.run(ranks, compute, operands, scalars, in_setup=self.in_setup)
+        if run is not None and self.kernels.segments.is_plain:
+            self.replay.learn(ranks, compute, run, self.memory[ranks.index].buffers)
         for (operand, index), new in zip(placed, made, strict=True):
             if new is not None:
                 self._write(ranks, operand.view.buffer, index, new)
+
+    def _replayed(self, ranks: RankArray, compute: Compute, run: Application) -> bool:
+        """Run a segment as it ran on another micro-batch; return whether it does as `run`."""
+        buffers = self.memory[ranks.index].buffers
+        gradients = self.replay.run(ranks, compute, run, buffers)
+        if gradients is None:
+            return False
+        if compute.action is Action.BACKWARD and self.kernels.follows_overflow:
+            self.kernels.measures.mark(ranks, compute, gradients)
+        return True
 
     def _places(self, ranks: RankArray, compute: Compute) -> tuple[Placed, ...]:
         """Return the operands with their places, once for all micro-batches that share them."""
@@ -316,6 +339,15 @@ class Interpreter:
 
     def _copy(self, ranks: RankArray, copy: Copy) -> None:
         index = self.tensors.index(ranks, copy.target)
+        if copy.accumulate and not copy.by_parameter and index.is_whole:
+            buffers = self.memory[ranks.index].buffers
+            added_to, more = buffers.get(copy.target.buffer), buffers.get(copy.source.buffer)
+            if added_to is not None and more is not None and more.count == added_to.count:
+                whole = self.tensors.index(ranks, copy.source).is_whole
+                if whole and not (more.is_marked or added_to.is_marked):
+                    made = added(added_to.values, more.values, divisor=copy.divisor)
+                    buffers[copy.target.buffer] = Datum(made)
+                    return
         source = self.read(ranks, copy.source)
         counts = copy.accumulate or copy.by_parameter
         held = self._read(ranks, copy.target.buffer, index) if counts else None

@@ -1,7 +1,9 @@
 """Persistent buffers between two steps: what they hold after setup, and compared after a step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeGuard
 
 import numpy as np
 
@@ -13,8 +15,9 @@ from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.access import accesses, touching, views_of
-from zsim.schedule.operation import Action, Branch, Compute, Copy, Role, View, walk
+from zsim.schedule.access import accesses, distinct, touching
+from zsim.schedule.operation import Action, Branch, Compute, Copy, Operation, Role, View, walk
+from zsim.schedule.schedule import Program
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
 
@@ -78,7 +81,7 @@ class Persistent:
         self._copied = {
             (ranks.index, each.target.buffer)
             for ranks in self.grid.classes
-            for each in walk(ranks.program.step)
+            for each in ranks.program.step_patterns
             if isinstance(each, Copy) and (ranks.index, each.source.buffer) in self._trained
         }
 
@@ -90,11 +93,20 @@ class Persistent:
         moments: Kinds = {}
         trained: Kinds = {}
         for ranks in self.grid.classes:
+            program = ranks.program
+            updates = [each for each in program.patterns if _is_update(each)]
+            # Copies of gradients are most of them, and bring no state.
+            states = {
+                each.view.buffer
+                for update in updates
+                for each in update.operands
+                if each.role is not Role.GRADIENT
+            }
             staged: dict[View, View] = {}
-            for operation in ranks.program.by_id.values():
-                if isinstance(operation, Copy):
+            for operation in chain(program.setup_work, program.step_work) if updates else ():
+                if isinstance(operation, Copy) and operation.target.buffer in states:
                     staged[operation.target] = operation.source
-                if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
+                if not _is_update(operation):
                     continue
                 views = [each.view for each in operation.operands if each.role is Role.MOMENT]
                 for order, view in enumerate(views):
@@ -159,15 +171,9 @@ class Persistent:
             if (kinds >= CONSTANT).any()
         }
         found = {name: np.zeros(places.shape, bool) for name, places in unread.items()}
-        seen: set[tuple[int, ...]] = set()
-        for outside in touching(ranks.program.step) if unread else ():
+        for outside in _outside_branches(ranks.program) if unread else ():
             inside = touching(walk((outside,))) if type(outside) is Branch else (outside,)
             for operation in inside:
-                views = views_of(operation)
-                if views in seen:  # what another micro-batch has begun
-                    continue
-                if views:
-                    seen.add(views)
                 for view, reads, writes in accesses(operation):
                     if view.buffer not in unread:
                         continue
@@ -340,3 +346,12 @@ class Persistent:
         whole = self.grid.tracked[TENSOR].coordinates
         own = [whole.index(each) for each in ranks.along[place].coordinates]
         return found + np.array(own, np.int64).reshape(shape)
+
+
+def _is_update(operation: Operation) -> TypeGuard[Compute]:
+    return isinstance(operation, Compute) and operation.action is Action.UPDATE
+
+
+def _outside_branches(program: Program) -> Iterable[Operation]:
+    """Return what touches buffers in a step, of what comes again the first; a branch is one."""
+    return distinct(program.step) if program.branches else program.step_patterns

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from zsim.proof.execution.grid import Along, sending_axes
 from zsim.proof.execution.unions import Adopted, adopted
-from zsim.schedule.access import accesses, touching
+from zsim.schedule.access import accesses
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Broadcast
 from zsim.schedule.schedule import Schedule
@@ -82,7 +82,7 @@ class _Marks:
                 if span.step > 1:
                     self.alone[span.axis] |= set(span.coordinates)
         for program in schedule.programs:
-            for operation in touching(program.by_id.values()):
+            for operation in program.patterns:
                 if isinstance(operation, Broadcast):
                     self._root(operation)
         if not layouts:
@@ -103,7 +103,7 @@ class _Marks:
         """Return where views of whole tensors begin and end, by layout."""
         found: dict[str, set[int]] = defaultdict(set)
         for program in self.schedule.programs:
-            for operation in touching(program.by_id.values()):
+            for operation in program.patterns:
                 for view, _, _ in accesses(operation):
                     buffer = program.by_name[view.buffer]
                     cuts = view.axis is None and view.size != buffer.elements

@@ -79,7 +79,8 @@ class Departure:
 class Segments:
     """Runs segments. `departures` are the first that read something else than in the plain step.
 
-    `departed` if any ever did that, or is none of the plain step.
+    `departed` if any ever did that, or is none of the plain step; the last one `is_plain` if it
+    read the very arrays that it reads there.
     """
 
     def __init__(self, contents: Contents, random: Random, plain: PlainStep) -> None:
@@ -89,6 +90,7 @@ class Segments:
         self.dimensions = len(contents.tensors.grid.axes) + 2
         self.departures: list[Departure] = []
         self.departed = False
+        self.is_plain = False
         self._equal: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
         self._saved: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
         self._by_operands: dict[tuple[int, Action], tuple[tuple[Operand, ...], OperandPlaces]] = {}
@@ -141,6 +143,7 @@ class Segments:
     def forward(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return what forward makes."""
         known = self._as_plain(ranks, compute, operands)
+        self.is_plain = known is not None
         if known is not None:
             return known
         of = _by_role(compute, operands)
@@ -151,7 +154,7 @@ class Segments:
             is_other = [each.shape[-1] for each in run.outputs] != outputs
             if is_other or (saves and run.saved is None):
                 return None
-            return [*run.outputs, *self._repeated(run.saved, saves)]
+            return [*run.outputs, *self.repeated(run.saved, saves)]
 
         made = self._chosen(ranks, compute, of, makes, counts=[*outputs, *saves], alike=len(saves))
         split = len(outputs)
@@ -164,8 +167,9 @@ class Segments:
     ) -> tuple[Makes, list[Datum]]:
         """Return what backward makes, and of that the gradients of parameters."""
         known = self._as_plain(ranks, compute, operands)
+        self.is_plain = known is not None
         if known is not None:
-            at = self._positions(compute).gradients
+            at = self.positions(compute).gradients
             return known, [made for made in map(known.__getitem__, at) if made is not None]
         of = _by_role(compute, operands)
         counts = [each.count for role in MADE for each in of[role]]
@@ -214,19 +218,19 @@ class Segments:
         run = self.plain.applications.get((compute.unit, compute.segment, compute.micro_batch))
         if run is None:
             return None
-        at = self._positions(compute)
+        at = self.positions(compute)
         wanted: tuple[Sequence[Numbers], ...]
         if compute.action is Action.BACKWARD:
             if bool(at.saved) != (run.saved is not None):
                 return None
-            saved = self._repeated(run.saved, [operands[place].count for place in at.saved])
+            saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
             wanted = (run.kept, saved, run.parameters, run.slopes)
             made = run.made
         elif at.saved and run.saved is None:
             return None
         else:
             wanted = (run.inputs, run.parameters)
-            saved = self._repeated(run.saved, [operands[place].count for place in at.saved])
+            saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
             made = [*run.outputs, *saved]
         if len(at.makes) != len(made) or at.counts != tuple(map(len, wanted)):
             return None
@@ -247,7 +251,7 @@ class Segments:
             found[place] = unwritten(datum.values.ndim - 2, datum.count)
         return found
 
-    def _positions(self, compute: Compute) -> OperandPlaces:
+    def positions(self, compute: Compute) -> OperandPlaces:
         """Return where the operands of each role are, once for all micro-batches."""
         key = (id(compute.operands), compute.action)
         found = self._by_operands.get(key)
@@ -255,7 +259,7 @@ class Segments:
             found = self._by_operands[key] = compute.operands, OperandPlaces.of(compute)
         return found[1]
 
-    def _repeated(self, saved: Numbers | None, counts: Sequence[int]) -> list[Numbers]:
+    def repeated(self, saved: Numbers | None, counts: Sequence[int]) -> list[Numbers]:
         """Return the one number that is saved, in each operand that holds it."""
         if saved is None:
             return []
@@ -278,7 +282,7 @@ class Segments:
             if bool(of[Role.SAVED]) != (run.saved is not None):
                 return None
             counts = [each.count for each in of[Role.SAVED]]
-            wanted.insert(1, (Role.SAVED, self._repeated(run.saved, counts)))
+            wanted.insert(1, (Role.SAVED, self.repeated(run.saved, counts)))
         if any(len(of[role]) != len(numbers) for role, numbers in wanted):
             return None
         return [

@@ -29,7 +29,7 @@ from zsim.proof.execution.representatives import tracked
 from zsim.proof.execution.segments import Departure
 from zsim.proof.execution.tensors import Tensors
 from zsim.proof.execution.unions import Adopted
-from zsim.schedule.operation import Branch, walk
+from zsim.schedule.operation import Branch
 from zsim.schedule.schedule import Schedule
 from zsim.specification.delayed import DelayedState
 from zsim.specification.residues import BITS, Numbers, Random
@@ -136,7 +136,7 @@ class StepProof:
         """
         found: dict[str, str] = {}
         for program in self.schedule.programs:
-            for operation in walk(program.step):
+            for operation in program.step_patterns:
                 if isinstance(operation, Branch) and operation.scalar is not None:
                     found.setdefault(operation.scalar, operation.id)
         if len(found) > bool(self.training.warm_up):

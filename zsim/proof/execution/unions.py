@@ -6,7 +6,7 @@ parts of all of them. A buffer without a layout holds a part, too, if a whole pa
 scattered into it, or gathered from it: it is looked at as if it had the layout.
 """
 
-from zsim.schedule.access import accesses, touching
+from zsim.schedule.access import accesses
 from zsim.schedule.operation import Action, CollectiveOperation, Compute, Copy, Operation, View
 from zsim.schedule.schedule import Program, Schedule
 
@@ -50,7 +50,7 @@ class _Parts:
         self.same: dict[tuple[int, int], tuple[View, View]] = {}
         self.gathered: dict[tuple[int, int, str], tuple[View, View, str]] = {}
         self.views: dict[int, View] = {}
-        for operation in touching(program.by_id.values()):
+        for operation in program.patterns:
             self._look(operation)
 
     def find(self) -> dict[str, Part] | None:

@@ -1,0 +1,172 @@
+"""What comes again with each micro-batch is looked at once, and found as if each were looked at."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from edits import OPERATORS, drawn
+from edits_of_micro_batches import edited
+from fitting import fitting
+
+from zsim.model.architecture import Llama
+from zsim.model.model import Model
+from zsim.model.pipeline_stages import in_blocks
+from zsim.proof import prove
+from zsim.proof.execution import persistent
+from zsim.proof.execution.segment_replay import SegmentReplay
+from zsim.proof.finding import Finding
+from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.nanotron.options import Nanotron
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule import program
+from zsim.schedule.access import touching
+from zsim.schedule.schedule import Schedule, ScheduleError
+from zsim.schedule.validate import _Inspector
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
+
+GATHERS = "fsdp2, one stage"
+"""Parameters are gathered anew for each micro-batch, into other arrays."""
+CASES = {
+    "nanotron, three stages": Strategy(
+        parallel=Parallel(pipeline=3),
+        zero=Zero(stage=1, emulate=Nanotron()),
+        train=Train(precision=Precision.BF16, gradient_accumulation_steps=6, clip_norm=1.0),
+    ),
+    "nanotron, replicas and checkpoints": Strategy(
+        parallel=Parallel(pipeline=2, data=2),
+        zero=Zero(stage=1, emulate=Nanotron()),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+        train=Train(precision=Precision.BF16, gradient_accumulation_steps=5),
+    ),
+    "megatron, overflows": Strategy(
+        parallel=Parallel(pipeline=2, tensor=2),
+        zero=Zero(stage=1, emulate=Megatron()),
+        train=Train(precision=Precision.FP16, gradient_accumulation_steps=5),
+    ),
+    GATHERS: Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, emulate=FSDP2()),
+        train=Train(precision=Precision.BF16, gradient_accumulation_steps=4),
+    ),
+}
+SEED = 20_261_123
+
+
+@cache
+def made(name: str) -> tuple[Schedule, Model]:
+    """A schedule of six blocks, and its model."""
+    shape = Llama(layers=6, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=6)
+    model = in_blocks(fitting(shape, CASES[name]))
+    return make_schedule(model, CASES[name]), model
+
+
+def anew(schedule: Schedule) -> Schedule:
+    """The same schedule, of which nothing is known."""
+    return replace(schedule, programs=tuple(replace(each) for each in schedule.programs))
+
+
+@contextmanager
+def each_looked_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Look at every operation, and run every segment."""
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "distinct", touching)
+        patch.setattr(persistent, "distinct", touching)
+        patch.setattr(SegmentReplay, "run", lambda *_: None)
+        patch.setattr(_Inspector, "_comes_again", lambda *_: False)
+        yield
+
+
+def findings(schedule: Schedule, model: Model) -> tuple[Finding, ...]:
+    return prove(anew(schedule), model).findings
+
+
+def judge(
+    schedule: Schedule,
+    edits: Iterator[tuple[str, Schedule]],
+    model: Model,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compare findings of so many edits; some have to be refuted, and some proved."""
+    refuted = 0
+    for text, wrong in edits:
+        short = findings(wrong, model)
+        with each_looked_at(monkeypatch):
+            assert findings(wrong, model) == short, text
+        refuted += bool(short)
+        count -= 1
+        if not count:
+            break
+    assert refuted
+    assert not findings(schedule, model)
+
+
+def in_each(schedule: Schedule, seed: int) -> Iterator[tuple[str, Schedule]]:
+    """Edits that are the same in each micro-batch, from some one on."""
+    rng = np.random.default_rng(seed)
+    while True:
+        try:
+            yield edited(schedule, rng)
+        except (ValueError, ScheduleError):
+            continue
+
+
+def in_one(schedule: Schedule, seed: int) -> Iterator[tuple[str, Schedule]]:
+    """Edits of one place."""
+    rng = np.random.default_rng(seed)
+    names = sorted(OPERATORS)
+    while True:
+        found = drawn(OPERATORS[names[int(rng.integers(len(names)))]], schedule, rng)
+        if found is not None:
+            yield found.text, found.schedule
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != GATHERS])
+def test_segments_of_later_micro_batches_are_replayed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, model = made(name)
+    replayed: list[bool] = []
+    run = SegmentReplay.run
+
+    def counted(*given: object) -> object:
+        found = run(*given)  # type: ignore[arg-type]
+        replayed.append(found is not None)
+        return found
+
+    monkeypatch.setattr(SegmentReplay, "run", counted)
+    assert not findings(schedule, model)
+    assert sum(replayed) > len(replayed) // 6  # sums over a tensor axis are other arrays
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_edit_of_each_micro_batch_has_the_same_findings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, model = made(name)
+    judge(schedule, in_each(schedule, SEED), model, 12, monkeypatch)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_edit_of_one_place_has_the_same_findings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, model = made(name)
+    judge(schedule, in_one(schedule, SEED), model, 12, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("draw", [in_each, in_one])
+@pytest.mark.parametrize("name", CASES)
+def test_many_edits_have_the_same_findings(
+    name: str, draw: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, model = made(name)
+    assert callable(draw)
+    judge(schedule, draw(schedule, SEED + 1), model, 120, monkeypatch)

@@ -1,0 +1,157 @@
+"""Segments that run once more as in the plain step, on another micro-batch, found out quickly.
+
+Micro-batches run a segment on other inputs and the same parameters. Once a segment has read the
+plain step's parameters in some buffers, it does so again as long as these hold the same data. What
+is left to compare are inputs and gradients of outputs, which are the very arrays of the plain step
+where nothing is wrong. Where they are others, or an operand is a part of its buffer, nothing is
+said here, and the segment runs as any computation does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_
+
+from zsim.proof.execution.datum import Datum, unwritten
+from zsim.proof.execution.grid import RankArray
+from zsim.proof.execution.segments import Segments
+from zsim.proof.execution.tensors import Tensors
+from zsim.schedule.operation import Action, Compute, Operand, Role
+from zsim.specification.residues import Numbers
+from zsim.specification.step import Application
+
+Buffers = dict[str, Datum]
+Named = tuple[tuple[str, int], ...]
+"""Buffers that are operands as a whole, and how many places each has."""
+
+
+@dataclass(slots=True)
+class _ReadParameters:
+    """Parameters that a segment reads: their buffers, and what these held when it did.
+
+    `wanted` are the plain step's, which were there; nothing is known as long as there is no `held`.
+    """
+
+    buffers: tuple[str, ...]
+    held: tuple[Datum | None, ...] | None = None
+    wanted: Sequence[Numbers] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A segment's operands, which all micro-batches share that have a slot of buffers."""
+
+    operands: tuple[Operand, ...]
+    parameters: _ReadParameters
+    reads: Named
+    counts: tuple[int, int, int]
+    saved: tuple[int, ...]
+    makes: Named
+    gradients: int
+    workspaces: Named
+
+
+class SegmentReplay:
+    """Segments of all classes, run once more."""
+
+    def __init__(self, tensors: Tensors, segments: Segments) -> None:
+        self._tensors = tensors
+        self._segments = segments
+        self._dimensions = len(tensors.grid.axes)
+        self._templates: dict[tuple[int, int, Action], _Template | None] = {}
+        self._parameters: dict[tuple[int, ...], _ReadParameters] = {}
+
+    def run(
+        self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers
+    ) -> list[Datum] | None:
+        """Write what a segment makes that runs as in `run`, and return gradients of parameters.
+
+        None, and nothing is written, where that is not known.
+        """
+        template = self._template(ranks, compute)
+        if template is None:
+            return None
+        known = template.parameters
+        if known.held is None or not _same(run.parameters, known.wanted):
+            return None
+        for name, datum in zip(known.buffers, known.held, strict=True):
+            if buffers.get(name) is not datum:
+                return None
+        if bool(template.saved) != (run.saved is not None):
+            return None
+        saved = self._segments.repeated(run.saved, template.saved)
+        if compute.action is Action.BACKWARD:
+            wanted: tuple[Sequence[Numbers], ...] = (run.kept, saved, run.slopes)
+            made = run.made
+        else:
+            wanted, made = (run.inputs, (), ()), [*run.outputs, *saved]
+        if template.counts != tuple(map(len, wanted)) or len(template.makes) != len(made):
+            return None
+        within = self._segments.contents.within
+        for (name, _), numbers in zip(template.reads, chain(*wanted), strict=True):
+            datum = buffers.get(name)
+            if datum is None or datum.undefined is not None:
+                return None
+            if datum.values is not within(ranks, numbers):
+                return None
+        found: list[Datum] = []
+        for (_, count), numbers in zip(template.makes, made, strict=True):
+            if numbers.shape[-1] != count:
+                return None
+            found.append(Datum(within(ranks, numbers)))
+        for (name, _), datum in zip(template.makes, found, strict=True):
+            buffers[name] = datum
+        for name, count in template.workspaces:
+            buffers[name] = unwritten(self._dimensions, count)
+        return found[: template.gradients]
+
+    def learn(self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers) -> None:
+        """Remember that a segment about to write reads in `buffers` what it reads in `run`."""
+        template = self._template(ranks, compute)
+        if template is not None:
+            known = template.parameters
+            known.held = tuple([buffers.get(name) for name in known.buffers])
+            known.wanted = tuple(run.parameters)
+
+    def _template(self, ranks: RankArray, compute: Compute) -> _Template | None:
+        """Return what is known of operands, found once; None if some is a part of its buffer."""
+        key = (ranks.index, id(compute.operands), compute.action)
+        if key not in self._templates:
+            self._templates[key] = self._made(ranks, compute)
+        return self._templates[key]
+
+    def _made(self, ranks: RankArray, compute: Compute) -> _Template | None:
+        operands = compute.operands
+        whole: list[tuple[str, int]] = []
+        for operand in operands:
+            index = self._tensors.index(ranks, operand.view)
+            if operand.role is not Role.PARAMETER and not index.is_whole:
+                return None
+            whole.append((operand.view.buffer, index.count))
+        read = [each for each in operands if each.role is Role.PARAMETER]
+        key = (ranks.index, *map(id, read))
+        known = self._parameters.get(key)
+        if known is None:
+            buffers = tuple([each.view.buffer for each in read])
+            known = self._parameters[key] = _ReadParameters(buffers)
+        places = self._segments.positions(compute)
+        reads = [place for place in places.reads if operands[place].role is not Role.PARAMETER]
+        if compute.action is Action.BACKWARD:  # inputs, what was saved, parameters, gradients
+            counts = (places.counts[0], places.counts[1], places.counts[3])
+        else:
+            counts = (places.counts[0], 0, 0)
+        return _Template(
+            operands=operands,
+            parameters=known,
+            reads=tuple([whole[place] for place in reads]),
+            counts=counts,
+            saved=tuple([whole[place][1] for place in places.saved]),
+            makes=tuple([whole[place] for place in places.makes]),
+            gradients=len(places.gradients),
+            workspaces=tuple([whole[place] for place in places.workspaces]),
+        )
+
+
+def _same(some: Sequence[Numbers], others: Sequence[Numbers]) -> bool:
+    """Return whether these are the very same arrays."""
+    return len(some) == len(others) and all(map(is_, some, others))
