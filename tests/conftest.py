@@ -24,6 +24,7 @@ RANKS_LOAD = (
     "torch.distributed.fsdp",
     "hypothesis.strategies",
     "pytest",
+    "zsim_torch.supervise.frozen_imports",
 )
 
 gc.disable()
