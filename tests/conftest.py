@@ -6,8 +6,12 @@ A process has one fork server, which loads what its first user names. Ranks that
 which was started for a sweep import torch, 3 s of CPU each, at every start of a pool; so the server
 of a test process loads what ranks run, with what torch imports when a module is described and when
 FSDP shards it, and what modules of tests import.
+
+The collector of cycles waits while tests are collected, and leaves alone what was made then: all
+lasts to the end, and each look at it takes a third of a second, 3 of 9 s while it is made.
 """
 
+import gc
 from multiprocessing import forkserver
 
 import pytest
@@ -20,7 +24,18 @@ RANKS_LOAD = (
     "torch.distributed.fsdp",
     "hypothesis.strategies",
     "pytest",
+    "zsim_torch.supervise.frozen_imports",
 )
+
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector go on, without what the session keeps."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
 
 settings.register_profile(
     "zsim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

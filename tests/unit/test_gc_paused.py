@@ -2,12 +2,26 @@
 
 import gc
 import weakref
+from collections.abc import Generator
 from contextlib import suppress
 
 import pytest
 
 from zsim import gc_paused
 from zsim.gc_paused import uncollected
+
+
+@pytest.fixture
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """A process that has paused the collector never yet, and in which nobody has frozen objects."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    old_objects = vars(gc_paused)["_old_objects"]
+    monkeypatch.setattr(old_objects, "unseen", 0)
+    monkeypatch.setattr(old_objects, "others_froze", False)
+    yield
+    if was_frozen:
+        gc.freeze()
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -31,6 +45,7 @@ class Cycle:
         self.own = self
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_what_was_made_meanwhile_is_collected_with_all_old_objects() -> None:
     """Not at once, and at the latest when as much was made as may be kept."""
     made = []
@@ -50,6 +65,42 @@ def test_cycles_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(each() is not None for each in made) <= 11_000
 
 
+@pytest.mark.usefixtures("nothing_frozen")
+def test_frozen_objects_are_counted_once_however_often_the_collector_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A count walks through all of them, which may be millions."""
+    counts: list[int] = []
+
+    def counted() -> int:
+        counts.append(1)
+        return 1
+
+    monkeypatch.setattr(gc, "get_freeze_count", counted)
+    for _ in range(5):
+        with uncollected():
+            pass
+    assert len(counts) == 1
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_objects_that_are_thawed_again_are_noticed_with_the_next_full_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gc.freeze()
+    with uncollected():
+        pass
+    gc.unfreeze()
+    monkeypatch.setattr(gc_paused, "UNSEEN_MAX", 0)
+    with uncollected():
+        _kept = [[] for _ in range(2)]
+    monkeypatch.setattr(gc_paused, "UNSEEN_MAX", 500_000)
+    with uncollected():
+        made = [Cycle() for _ in range(2000)]
+    assert len(gc.get_objects(generation=0)) < 1000 < len(made)
+
+
+@pytest.mark.usefixtures("nothing_frozen")
 def test_what_others_froze_stays_frozen() -> None:
     gc.freeze()
     try:

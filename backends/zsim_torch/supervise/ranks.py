@@ -69,6 +69,9 @@ _STACKS_S: Final = 0.3
 _CLOSE_S: Final = 1.0
 _CONTEXT: Final = get_context("forkserver")
 
+FROZEN_LAST: Final = "zsim_torch.supervise.frozen_imports"
+"""To be loaded by the fork server behind all others."""
+
 
 class RankPool:
     """`ranks` local processes in one process group, kept for any number of jobs.
@@ -370,7 +373,7 @@ def _prepared() -> Generator[None]:
 
     multiprocessing would run it in each; a rank runs it when, and only when, a job refers to it.
     """
-    preloaded = ["zsim_torch", serve.__module__, LOADED_LATE]
+    preloaded = ["zsim_torch", serve.__module__, LOADED_LATE, FROZEN_LAST]
     _CONTEXT.set_forkserver_preload(preloaded)
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
