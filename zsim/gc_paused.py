@@ -10,9 +10,10 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-UNSEEN_MAX = 500_000
-"""Objects that are kept before the collector goes through all there are: some 50 MB at most are of
-cycles that nobody uses any more.
+UNSEEN_MAX = 2_000_000
+"""Objects that are kept before the collector goes through all there are: some 200 MB at most are of
+cycles that nobody uses any more. The largest schedules that people ask about keep a million, and
+to go through them takes as long as a quarter of making them.
 """
 
 

@@ -239,6 +239,8 @@ class SimBackend:
         begin_ps = self._drain(agenda, ranks, [SETUP], 0)
         _begin_trouble(network, links, trouble, begin_ps)
         self._drain(agenda, ranks, range(job.steps), begin_ps)
+        for rank in ranks:
+            rank.forget_streams()
         return _Done(ranks, links, network, begin_ps)
 
     def _lower(self, job: Job) -> LoweredSchedule:

@@ -241,6 +241,11 @@ class Rank:
         begin_ps = self._begin_ps
         return begin_ps + self._pace.end_ps(start_ps - begin_ps, what.time_ps, which)
 
+    def forget_streams(self) -> None:
+        """Give up the streams, which know the rank: without them it goes with its last user."""
+        self._streams.clear()
+        self._going = iter(())
+
     def stuck(self) -> list[str]:
         """Operations at which the host or a stream stands for ever, each with what it waits for."""
         role = self.rank_class.program.role
