@@ -271,7 +271,9 @@ class BestResult(BestPages, AnswerInFacts):
 
     def _optimality(self) -> str:
         if not self.open_settings:
-            return f"nothing among these settings is more than {max(self.gap, 0.0):.1%} better"
+            least = f"{max(self.gap, 0.0):.1%}"
+            more = "" if least == "0.0%" else f"more than {least} "
+            return f"nothing among these settings is {more}better"
         if self.best is not None and self.best.outcome.is_tight:
             return (
                 f"{self.open_settings:,} settings were not reached; those tried that fit leave "
@@ -291,8 +293,8 @@ class BestResult(BestPages, AnswerInFacts):
         return [
             (
                 "ties",
-                f"{len(self.ties)} settings in {groups} groups are within the error of the "
-                f"prediction{within}",
+                f"{len(self.ties)} settings in {groups} group{'s' * (groups > 1)} are within the "
+                f"error of the prediction{within}",
             )
         ]
 
@@ -300,7 +302,8 @@ class BestResult(BestPages, AnswerInFacts):
         """Return the facts, the ten best, the front of time and memory, and why others lost."""
         parts = [super().text()]
         if self.ten:
-            parts += ["", "The ten best, each with its best knobs:", self._table(self.ten)]
+            count = "ten" if len(self.ten) == SHOWN else len(self.ten)
+            parts += ["", f"The {count} best, each with its best knobs:", self._table(self.ten)]
         if len(self.front) > 1:
             parts += ["", "Less memory takes more time:", self._table(self.front[:SHOWN])]
         if self.losses:

@@ -44,7 +44,7 @@ OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
         )
     ),
 }
-"""States further out than the device, by runtime and stage."""
+"""States further out than the device, by runtime and stage; no runtime has them in a pipeline."""
 
 
 SLOW = frozenset({"deepspeed", "nanotron"})
@@ -59,17 +59,17 @@ TENSOR_MODES: Mapping[str, Changes] = {
 
 
 CONTEXTS = (2, 4, 8)
-"""Ranks that may share a sequence. More are asked for as `parallel.context`, as 16 for 131,072 tokens
-of Llama 3 405B."""
+"""Ranks that may share a sequence; of more, `parallel.context` says how many."""
 
-LONG = 8_192
-"""Tokens of a sequence beyond which ranks may share it.
+LEAST_PART = 4_096
+"""Tokens that each of the ranks that share a sequence has at least.
 
-Llama 3 405B was trained without at 8,192 tokens, and with 16 ranks at 131,072 (arXiv 2407.21783,
-table 4). Of Llama 2 7B on H100, NVIDIA found the fastest settings without up to 16,384, and 3 %
-faster ones with 2 ranks at 32,768 (NeMo 24.03, "Long Sequence Performance"). That is a choice of
-what is sought, and no limit: NVIDIA's recipes for Llama 3 of 70B and 405B (NeMo 2.0) have 2 and 4
-ranks share 8,192 tokens, which a search considers only as `parallel.context`.
+NVIDIA's recipes for Llama 3 70B have 2 ranks share 8,192 tokens, and 2 share 16,384 (NeMo 2.0,
+`llama3_70b.py` and `llama3_70b_16k.py`). Others share less: Llama 3 405B was trained without at
+8,192 tokens, and with 16 ranks at 131,072 (arXiv 2407.21783, table 4), and Llama 2 7B is fastest
+without up to 16,384 on H100 (NeMo 24.03, "Long Sequence Performance"). What sharing saves are
+activations, which grow with a sequence; what it costs, exchanges of keys and values, is the less
+hidden the fewer tokens a rank has.
 """
 
 
@@ -228,7 +228,8 @@ class SettingSpace:
                     )
                     knobs = self._knobs(fleet, runtime.name, stage, degrees)
                     base = {"zero.emulate": runtime.name, "zero.stage": stage}
-                    for offload, mode in product(offloads, self._modes_of(runtime.name, tensor)):
+                    outer = offloads if pipeline == 1 else offloads[:1]
+                    for offload, mode in product(outer, self._modes_of(runtime.name, tensor)):
                         changes = {**base, **offload, **mode}
                         yield from self._of_degrees(fleet, changes, degrees, knobs)
 
@@ -288,9 +289,11 @@ class SettingSpace:
 
         A rank has a part of either half, so twice as many parts make up a sequence.
         """
-        if not runtime.has_context or self.sequence_length <= LONG:
-            return (1,)
-        return (1, *(each for each in CONTEXTS if self.sequence_length % (2 * each) == 0))
+        length = self.sequence_length
+        found = [
+            each for each in CONTEXTS if length % (2 * each) == 0 and length >= each * LEAST_PART
+        ]
+        return (1, *found) if runtime.has_context else (1,)
 
     def _knobs(
         self, fleet: Fleet, runtime: str, stage: int, degrees: Degrees

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from zsim.report.choice_chart import choice_chart
 from zsim.report.drawing import picture
 from zsim.report.figure import NoFigureError
-from zsim.report.study_page import one_change
+from zsim.report.study_page import meaning_of_marks, one_change
 from zsim.study.result import StudyResult
 
 CHANGES = "changes"
@@ -39,4 +39,5 @@ def chart(result: StudyResult, figure: str | None = None) -> str:
         return picture(None, result.question, answer)
     counts = [len({row.labels[at] for row in rows}) for at in range(len(result.axes))]
     axis = counts.index(max(counts)) if figure is None else result.axes.index(figure)
-    return picture(choice_chart(result, rows, axis), result.question, answer)
+    text = f"{answer}. {meaning_of_marks(rows)}"
+    return picture(choice_chart(result, rows, axis), result.question, text)

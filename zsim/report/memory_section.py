@@ -165,7 +165,7 @@ def _sentence(found: Peak, rank: RankTrace, reserved: Reservation) -> str:
     kinds = sorted(found.by_kind, key=lambda each: -each[1])
     most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds[:3] if size)
     capacity = reserved.capacity_bytes
-    limit = f", of {format_bytes(capacity)} that may be" if capacity is not None else ""
+    limit = f", of {format_bytes(capacity)} usable" if capacity is not None else ""
     return (
         f"At the peak, in {_in_words(phase_of(found.operation))} of step {found.step + 1} on rank "
         f"{rank.rank}, tensors take {format_bytes(found.bytes)}: {most}. "

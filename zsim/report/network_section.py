@@ -5,6 +5,8 @@ A link's utilisation is what crossed it in a step over what it could have carrie
 
 from zsim.analysis.summary import Summary
 from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.links import link_classes
 from zsim.report.page import PageTable, Section, number, words
 from zsim.report.svg.cluster_drawing import draw
 from zsim.trace.trace import LinkUse, Trace
@@ -16,21 +18,24 @@ SHOWN = 30
 
 def network(job: Job, trace: Trace, found: Summary) -> Section:
     """Return the section of a step of `trace`, in which `found` is the time of one."""
+    shares = link_shares(trace, found.step_time_s)
+    names = _joined(job.cluster)
+    once = {names.get(each.link, each.link): each for each in reversed(trace.links) if each.bytes}
     used = sorted(
-        ((utilisation(link, found.step_time_s), link) for link in trace.links if link.bytes),
-        key=lambda each: -each[0],
+        ((shares[link.link], name.replace("->", " to "), link) for name, link in once.items()),
+        key=lambda each: (-each[0], each[1]),
     )
     return Section(
         title="The network",
-        sentences=(_sentence(used, found),),
-        picture=draw(job.cluster, None, {link.link: share for share, link in used}),
+        sentences=(_sentence([(share, name) for share, name, _ in used], found),),
+        picture=draw(job.cluster, None, shares),
         folded=f"{len(used):,} kinds of links, the busiest first" if len(used) > SHOWN else "",
         table=PageTable(
             columns=("links", "how many", "each carries", "in a step, each", "busy"),
             numeric=(False, True, True, True, True),
             rows=tuple(
                 (
-                    words(link.link.replace("->", " to ")),
+                    words(name),
                     number(f"{link.count:,}", link.count),
                     number(
                         f"{format_bytes(link.capacity_bytes_per_s)}/s", link.capacity_bytes_per_s
@@ -38,10 +43,15 @@ def network(job: Job, trace: Trace, found: Summary) -> Section:
                     number(format_bytes(link.bytes // link.count), link.bytes / link.count),
                     number(f"{share:.1%}", share),
                 )
-                for share, link in used
+                for share, name, link in used
             ),
         ),
     )
+
+
+def link_shares(trace: Trace, step_time_s: float) -> dict[str, float]:
+    """Return by link in use the share of what it could carry in a step that it did."""
+    return {each.link: utilisation(each, step_time_s) for each in trace.links if each.bytes}
 
 
 def utilisation(link: LinkUse, step_time_s: float) -> float:
@@ -50,15 +60,31 @@ def utilisation(link: LinkUse, step_time_s: float) -> float:
     return link.bytes / could if could else 0.0
 
 
-def _sentence(used: list[tuple[float, LinkUse]], found: Summary) -> str:
+def _joined(cluster: Cluster) -> dict[str, str]:
+    """Return by link what it joins, as the picture has it; hops that limit as one have one name.
+
+    Links of a fabric that is given link by link have their names.
+    """
+    own = {(each.source, each.target) for each in cluster.fabric.edges}
+    found: dict[str, str] = {}
+    for each in link_classes(cluster):
+        ends = ((each.source, each.target), (each.target, each.source))
+        for hops, (source, target) in zip(each.hops, ends, strict=False):
+            found |= {hop: f"{source}->{target}" for hop in hops if not _is_given(hop, own)}
+    return found
+
+
+def _is_given(hop: str, edges: set[tuple[str, str]]) -> bool:
+    source, _, target = hop.partition("->")
+    return (source, target) in edges or (target, source) in edges
+
+
+def _sentence(used: list[tuple[float, str]], found: Summary) -> str:
     if not used:
         return "Nothing crosses a link."
-    share, link = used[0]
+    share, name = used[0]
     exposed = found.exposed_communication_s / found.step_time_s if found.step_time_s else 0.0
-    name = link.link.replace("->", " to ")
-    busiest = (
-        f"The busiest links are those from {name}" if "->" in link.link else f"Busiest: {name}"
-    )
+    busiest = f"The busiest links are those from {name}" if " to " in name else f"Busiest: {name}"
     waits = f"{exposed:.1%} of the step is communication that nothing hides"
     return (
         f"The step is bound by {found.bound_by}; {waits}. {busiest}, with "

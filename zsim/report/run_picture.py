@@ -5,7 +5,8 @@ from zsim.backend.backend import Job
 from zsim.report.drawing import picture
 from zsim.report.figure import NoFigureError
 from zsim.report.memory_section import memory
-from zsim.report.network_section import network
+from zsim.report.network_section import link_shares
+from zsim.report.svg.cluster_drawing import draw
 from zsim.report.time_section import split
 from zsim.trace.trace import Trace
 
@@ -23,9 +24,8 @@ def run_picture(figure: str, job: Job, trace: Trace, found: Summary, *, title: s
     if figure != MEMORY and begin_ps == end_ps:
         raise NoFigureError(f"backend {trace.backend} has no clock: there is no time to draw")
     if figure == NETWORK:
-        drawn = network(job, trace, found).picture if trace.links else None
-        if drawn is None:
+        if not trace.links:
             raise NoFigureError(f"backend {trace.backend} does not tell what crosses a link")
-        return drawn
+        return draw(job.cluster, None, link_shares(trace, found.step_time_s), title=title)
     section = memory(job, trace) if figure == MEMORY else split(job, trace)
     return picture(section.figure, title, " ".join(section.sentences))

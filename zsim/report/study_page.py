@@ -108,7 +108,7 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
     fewer = ""
     if any(series.name == "slowest" for series in figure.series):
         fewer = " Of all combinations of the others, the fastest, median and slowest."
-    marks = f" {_band(rows)} Hollow dots and pale bars do not meet the goal." if first else ""
+    marks = f" {meaning_of_marks(rows)}" if first else ""
     changes = ", ".join(result.fields[axis])
     return Section(
         title=f"Along {result.axes[axis]}",
@@ -117,11 +117,15 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
     )
 
 
-def _band(rows: Sequence[StudyRow]) -> str:
-    """Return what the bars of a chart are, or why there are none."""
-    if any(row.outcome.error is not None for row in rows):
-        return "Thin lines are the error of the prediction, where measurements judged it."
-    return "No measurement has judged such runs: there is no band of error."
+def meaning_of_marks(rows: Sequence[StudyRow]) -> str:
+    """Return what the lines of error of a chart are, or why there are none, and what is pale."""
+    judged = any(row.outcome.error is not None for row in rows)
+    band = (
+        "Thin lines are the error of the prediction, where measurements judged it."
+        if judged
+        else "No measurement has judged such runs: there is no band of error."
+    )
+    return f"{band} Hollow dots and pale bars do not meet the goal."
 
 
 @dataclass(frozen=True, slots=True)

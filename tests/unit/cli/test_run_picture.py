@@ -43,10 +43,15 @@ def test_a_file_has_the_figure_of_the_page_its_sentence_and_names_of_all_series(
     assert said[-len(of_page) :] == of_page
 
 
-def test_the_picture_of_the_network_is_that_of_the_page(ran: RunResult) -> None:
-    shown = network(ran.job, ran.recorded, ran.summary).picture
-    assert ran.picture(figure="network") == shown
-    assert f"{ran.job.cluster.ranks:,} GPUs" in " ".join(words(ran.picture(figure="network")))
+def test_the_picture_of_the_network_is_that_of_the_page_under_the_title_of_the_run(
+    ran: RunResult,
+) -> None:
+    of_page = network(ran.job, ran.recorded, ran.summary).picture
+    assert of_page is not None
+    cluster, counts, *shown = words(of_page)
+    assert f"{ran.job.cluster.ranks:,} GPUs" in counts
+    assert words(ran.picture(figure="network")) == [ran.title, f"{cluster}: {counts}", *shown]
+    assert "share of the step that a link is busy" in shown
 
 
 @pytest.mark.parametrize("figure", RUN_FIGURES)

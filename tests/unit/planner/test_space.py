@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.planner.fleet import Fleet
-from zsim.planner.space import LONG, RuntimeSpace, SettingGroup, SettingSpace
+from zsim.planner.space import LEAST_PART, RuntimeSpace, SettingGroup, SettingSpace
 
 GPUS = 16
 
@@ -27,16 +27,21 @@ def contexts(found: list[SettingGroup]) -> set[object]:
     return {each.changes.get("parallel.context", 1) for each in found}
 
 
-@given(st.integers(1, LONG))
+@given(st.integers(1, 2 * LEAST_PART - 1))
 def test_ranks_share_no_sequence_that_is_not_long(length: int) -> None:
     assert contexts(groups(length)) == {1}
 
 
+def test_as_many_ranks_share_a_sequence_as_have_a_part_that_is_worth_it() -> None:
+    found = [contexts(groups(ranks * LEAST_PART)) for ranks in (2, 4, 8)]
+    assert found == [{1, 2}, {1, 2, 4}, {1, 2, 4, 8}]
+
+
 def test_a_runtime_without_such_ranks_is_not_asked_for_them() -> None:
-    assert contexts(groups(2 * LONG, has_context=False)) == {1}
+    assert contexts(groups(8 * LEAST_PART, has_context=False)) == {1}
 
 
-@given(st.integers(LONG + 1, 2**17), st.sampled_from((2, 4, 8, 16)))
+@given(st.integers(2 * LEAST_PART, 2**17), st.sampled_from((2, 4, 8, 16)))
 def test_ranks_that_share_a_sequence_divide_it_and_the_data_axis(
     length: int, sequences: int
 ) -> None:
@@ -63,10 +68,10 @@ def test_ranks_that_share_a_sequence_divide_it_and_the_data_axis(
 
 
 def test_fewer_sequences_than_ranks_are_trained_by_sharing_them() -> None:
-    assert contexts(groups(2 * LONG, sequences=2, tensor=1)) == {8}
+    assert contexts(groups(8 * LEAST_PART, sequences=2, tensor=1)) == {8}
 
 
 def test_a_degree_that_a_setting_says_is_not_sought() -> None:
-    found = groups(2 * LONG, context=2)
+    found = groups(8 * LEAST_PART, context=2)
     assert contexts(found) == {1}  # it is in the scenario already
     assert {each.changes["train.micro_batch_size"] for each in found} > {1}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.cli.main import answer
+from zsim.cluster.links import link_classes
 from zsim.files.html_page import render
 from zsim.files.source import Changes, read
 from zsim.report.drawing import NARROW, WIDE, drawn
@@ -126,7 +127,14 @@ def test_links_are_listed_with_the_share_that_they_carry(hundred: tuple[Job, Tra
     assert section.table is not None
     shares = [float(row[-1].value) for row in section.table.rows]
     assert shares == sorted(shares, reverse=True)
-    assert len(shares) == len([link for link in trace.links if link.bytes])
+    names = [str(row[0].text) for row in section.table.rows]
+    of_class = {
+        end
+        for each in link_classes(job.cluster)
+        for end in (f"{each.source} to {each.target}", f"{each.target} to {each.source}")
+    }
+    assert len(set(names)) == len(names)
+    assert {"NIC to switch", "switch to NIC"} <= set(names) <= of_class
     assert 0 < shares[0] <= 1
     assert f"bound by {found.bound_by}" in section.sentences[0]
     assert section.picture is not None

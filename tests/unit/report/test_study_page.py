@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import replace
+from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -15,8 +17,8 @@ from zsim.cli.main import answer
 from zsim.files.html_page import render
 from zsim.report.chart import CHANGES, chart
 from zsim.report.choice_chart import LINES_MAX
-from zsim.report.drawing import WIDE, drawn
-from zsim.report.figure import ChoiceChart, ChoicePoint, NoFigureError
+from zsim.report.drawing import NARROW, WIDE, drawn
+from zsim.report.figure import BarRows, ChoiceChart, ChoicePoint, NoFigureError, RowBar, Series
 from zsim.report.page import Page, Section
 from zsim.report.study_page import ROWS_MAX, changes, study_page
 from zsim.report.svg.choice_drawing import BELOW, HEIGHT, TOP
@@ -175,6 +177,41 @@ def test_every_figure_of_the_page_has_a_picture(result: StudyResult) -> None:
     if "What one change does" not in shown:
         with pytest.raises(NoFigureError):
             chart(result, CHANGES)
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@given(st.lists(st.floats(-100, 400).map(lambda share: round(share, 1)), min_size=1, max_size=8))
+def test_what_takes_more_has_a_bar_to_the_right_of_what_takes_less_however_narrow(
+    width: float, changes: list[float]
+) -> None:
+    texts = [f"{each:+.1f}%, a tie: below the error" for each in changes]
+    bars = (
+        RowBar(start=0.0, end=end, series=0, title=text, text=text)
+        for end, text in zip(changes, texts, strict=True)
+    )
+    figure = BarRows(
+        series=(Series("any", "#123456"),),
+        rows=tuple((f"row {at}", (bar,)) for at, bar in enumerate(bars)),
+        axis="change, %",
+        is_beside=True,
+    )
+    svg = drawn(figure, width)
+    boxes = re.findall(r'<rect x="([-\d.]+)" y="[-\d.]+" width="([-\d.]+)"[^>]*fill="#123456"', svg)
+    spans = [(float(x), float(x) + float(wide)) for x, wide in boxes]
+    assert len(spans) == len(changes)
+    assert all(0 <= begin <= end <= width for begin, end in spans)
+    ends = sorted(
+        (change, end if change > 0 else begin)
+        for change, (begin, end) in zip(changes, spans, strict=True)
+    )
+    places = [place for _, place in ends]
+    assert all(one <= other + 1 for one, other in pairwise(places))
+    assert all(text in unescape(svg) for text in texts)
+
+
+def test_a_picture_of_a_study_says_what_its_marks_are() -> None:
+    said = " ".join(re.findall(r">([^<]+)</text>", chart(drawn_study((3,), 0, full=0.0))))
+    assert "Hollow dots and pale bars do not meet the goal." in said
 
 
 def test_a_picture_of_another_form_is_refused_before_anything_runs(

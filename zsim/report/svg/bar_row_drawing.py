@@ -12,7 +12,7 @@ SIZE = 12.0
 WIDE_LETTER = 0.75
 """Width of a letter of numbers with signs, as a share of its size."""
 NARROW = 600.0
-"""Drawings less wide have labels of rows above their bars."""
+"""Drawings less wide have labels of rows above their bars, with what else stands beside bars."""
 PALE = 0.4
 """Opacity of what does not meet the goal."""
 
@@ -31,14 +31,15 @@ def draw_bar_rows(canvas: Canvas, found: BarRows, width: float) -> None:
     label = max((len(name) for name, _ in found.rows), default=0) * LETTER * SIZE + 14
     left = 8.0 if width < NARROW else min(label, 0.4 * width)
     axis = _axis(found, width)
-    before, after = _room(found)
+    before, after = _room(found, width)
     x = left + before
     frame = Box(x, 4.0, width - x - after, len(found.rows) * _pitch(width))
     _draw_axis(canvas, axis, frame, found.axis)
-    for at, (name, _) in enumerate(found.rows):
+    for at, (name, bars) in enumerate(found.rows):
         y = frame.y + at * _pitch(width)
         if width < NARROW:
-            canvas.words(left, y + 12, name, size=min(SIZE, width / (LETTER * max(len(name), 1))))
+            above = ": ".join([name, *(bar.text for bar in bars if found.is_beside)])
+            canvas.words(left, y + 12, above, size=min(SIZE, width / (LETTER * max(len(above), 1))))
         else:
             fits = min(SIZE, (left - 14) / (LETTER * max(len(name), 1)))
             canvas.words(left - 8, y + ROW / 2 + 4, name, size=fits, anchor="end")
@@ -51,7 +52,8 @@ def draw_bar_rows(canvas: Canvas, found: BarRows, width: float) -> None:
                         box = _box(bar, axis, frame, y)
                         opacity = PALE if bar.pale else 1
                         canvas.bar(box, series.colour, title=bar.title, opacity=opacity)
-                        _draw_text(canvas, bar, box, is_beside=found.is_beside)
+                        if not found.is_beside or width >= NARROW:
+                            _draw_text(canvas, bar, box, is_beside=found.is_beside)
 
 
 def _axis(found: BarRows, width: float) -> ValueAxis:
@@ -60,9 +62,9 @@ def _axis(found: BarRows, width: float) -> ValueAxis:
     return linear(min(ends, default=0), max(ends, default=0), ticks=ticks, tight=True)
 
 
-def _room(found: BarRows) -> tuple[float, float]:
+def _room(found: BarRows, width: float) -> tuple[float, float]:
     """Return what texts take before the lowest and after the highest end of a bar."""
-    if not found.is_beside:
+    if not found.is_beside or width < NARROW:
         return 0.0, 12.0
     every = [bar for _, bars in found.rows for bar in bars]
     before = max((len(bar.text) for bar in every if bar.end < bar.start), default=0)

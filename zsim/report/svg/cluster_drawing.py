@@ -33,15 +33,19 @@ SHOWN = {0: 6, 1: 4, 2: 2}
 """Boxes shown below the top, by the number of tiers; below each other box there are two."""
 
 
-def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
-    """Return `cluster` as SVG, with its narrowest `cut` in red, or links coloured by `loads`."""
+def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS, *, title: str = "") -> str:
+    """Return `cluster` as SVG, with its narrowest `cut` in red, or links coloured by `loads`.
+
+    With a `title` the name of the cluster is part of the line below it.
+    """
     levels = len(cluster.fabric.tiers) + 2
     irregular = layout(cluster) if cluster.fabric.edges else None
     below = TOP + (levels * LEVEL if irregular is None else irregular.height) + 30
     height = 340 + (ROW if has_host(loads) else 0)
     canvas = Canvas(WIDTH, below + height + 50, on_page=bool(loads))
-    canvas.words(LEFT, 42, cluster.name, size=22, bold=True)
-    canvas.words(LEFT, 68, _counts(cluster), size=14, colour=FAINT)
+    below_title = f"{cluster.name}: {_counts(cluster)}" if title else _counts(cluster)
+    canvas.words(LEFT, 42, title or cluster.name, size=22, bold=True)
+    canvas.words(LEFT, 68, below_title, size=14, colour=FAINT)
     if cut is not None:
         text = f"narrowest cut: {cut.where}, {rate(cut.bytes_per_s)} each way"
         text += f", {rate(int(cut.bytes_per_s_per_gpu))} for each GPU"
@@ -191,9 +195,10 @@ class _Levels:
 def _key(canvas: Canvas) -> None:
     """Draw what the colours of links mean."""
     x = NOTES
+    canvas.words(x, 30, "share of the step that a link is busy", size=12, colour=FAINT)
     for row, (text, colour) in enumerate(key()):
-        canvas.line((x, 44 + 16 * row), (x + 28, 44 + 16 * row), colour=colour, width=4)
-        canvas.words(x + 38, 48 + 16 * row, text, size=12)
+        canvas.line((x, 46 + 16 * row), (x + 28, 46 + 16 * row), colour=colour, width=4)
+        canvas.words(x + 38, 50 + 16 * row, text, size=12)
 
 
 def _cable(canvas: Canvas, lower: Box, upper: Box, *, thick: bool, colour: str) -> None:

@@ -49,7 +49,8 @@ def draw_points(canvas: Canvas, found: PointChart, width: float) -> None:
                 x, y = place(each.x, each.y)
                 canvas.dot(x, y, colour=colour, title=each.title)
                 if each.text:
-                    canvas.words(x + 7, y - 7, each.text, size=11)
+                    # below the line of the front, which goes on to the right, there is no point
+                    canvas.words(x + 7, y + 15, each.text, size=11)
 
 
 def _around(values: list[float]) -> tuple[float, float]:

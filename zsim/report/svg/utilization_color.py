@@ -30,4 +30,4 @@ def key() -> tuple[tuple[str, str], ...]:
     for limit, colour in HUES:
         found.append((f"{lower:.0%} to {limit:.0%}", colour))
         lower = limit
-    return (*found, (f"over {lower:.0%} busy", BUSIEST))
+    return (*found, (f"over {lower:.0%}", BUSIEST))
