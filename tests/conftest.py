@@ -9,9 +9,13 @@ FSDP shards it, and what modules of tests import.
 
 The collector of cycles waits while tests are collected, and leaves alone what was made then: all
 lasts to the end, and each look at it takes a third of a second, 3 of 9 s while it is made.
+
+torch has one thread here, as ranks have: two test processes have two cores, on which threads that
+share a product of 8 by 8 wait for each other (50 times as long for a plain loop of four ranks).
 """
 
 import gc
+import sys
 from multiprocessing import forkserver
 
 import pytest
@@ -31,10 +35,13 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector go on, without what the session keeps."""
+    """Let the collector go on, without what the session keeps; let torch have one thread."""
     gc.collect()
     gc.freeze()
     gc.enable()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 settings.register_profile(

@@ -24,14 +24,15 @@ def observed_by(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ..
     """Return what was observed, and beside it what the book says of the same storages."""
     if bench.observer is None:
         return ()
-    on_device = [entry for entry in executor.book.entries if not bench.pools.has(entry.pool)]
+    book = executor.book.entries
+    on_device = [entry for entry in book if not bench.pools.has(entry.pool)]
     return (
         *bench.observer.figures(),
         ("booked_bytes_peak/state", state_peak(bench.program, on_device)),
         ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
         *bench.pools.figures(),
         *(
-            (f"booked_bytes_peak/pool/{name}", peak_bytes(executor.book.entries, name))
+            (f"booked_bytes_peak/pool/{name}", peak_bytes(book, name))
             for name in bench.pools.names
         ),
     )

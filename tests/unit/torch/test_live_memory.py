@@ -1,6 +1,7 @@
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def moving(ranks: int) -> list[Case]:
     ]
 
 
+@cache
 def booked(case: Case) -> int:
     """The peak of the book of the same storages on the device, from the schedule alone."""
     schedule = case.schedule()
