@@ -23,7 +23,7 @@ from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksE
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, walk
 from zsim.schedule.schedule import LogicalParameter, Schedule
 
 INVARIANT = "values"
@@ -199,7 +199,7 @@ def _unknown(schedule: Schedule, model: Model) -> str:
         for operation in program.by_id.values():
             if (
                 isinstance(operation, Compute)
-                and operation.action in (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+                and operation.action in OF_SEGMENTS
                 and (operation.unit, operation.segment) not in segments
             ):
                 return operation.id

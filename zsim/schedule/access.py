@@ -59,6 +59,23 @@ COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
         Role.GRADIENT: WRITE,
         Role.WORKSPACE: WRITE,
     },
+    Action.BACKWARD_INPUT: {
+        Role.INPUT: READ,
+        Role.SAVED: READ,
+        Role.PARAMETER: READ,
+        Role.OUTPUT_GRADIENT: READ,
+        Role.INPUT_GRADIENT: WRITE,
+        Role.INTERMEDIATE_GRADIENT: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
+    Action.BACKWARD_WEIGHT: {
+        Role.INPUT: READ,
+        Role.SAVED: READ,
+        Role.PARAMETER: READ,
+        Role.INTERMEDIATE_GRADIENT: READ,
+        Role.GRADIENT: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
     Action.UPDATE: {
         Role.GRADIENT: READ,
         Role.MOMENT: UPDATE,
