@@ -97,8 +97,17 @@ class GroupReductions(StepPart):
         self._add_up(bucket, self._together(bucket), sources)
 
     def collect_or_add(self, unit: int) -> None:
-        """Keep what a second part of backward made of `unit`, or add it to what there is of it."""
-        # stage_backward_weight (torch/distributed/pipelining/_backward.py): weight.grad
+        """Keep what a second part of backward made of `unit`, or add it to what there is of it.
+
+        In the format of the reduction it is added to whole gradients at once.
+        """
+        # stage_backward_weight (torch/distributed/pipelining/_backward.py): weight.grad, which
+        # to_accumulated_grad_if_needed leaves where it is if it is in reduce_dtype
+        if self._wire is self.compute:
+            self.collect(unit)
+            for number in {run.bucket for _, run in self.buckets.trained_runs(unit)}:
+                self.add_up(number)
+            return
         for position, run in self.buckets.trained_runs(unit):
             source, before = self.passes.transient(unit, position), self._left.get((unit, position))
             if before is None:

@@ -5,8 +5,8 @@ made; all that was saved stays, and what the chunk has sent. The first chunk of 
 nothing that has a gradient: nothing happens there, and the second part is the whole backward.
 
 Gradients of parameters that a second part makes are those of the gathered parameters, in their
-format. Those of the next one add to them, unless a first part has come between, in which FSDP adds
-what there is to sums in the format of the reduction.
+format. Those of the next one add to them, unless a first part has come between: in it FSDP adds
+what there is to sums in the format of the reduction, if that is another one.
 
 Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13, unless
 another folder is named.
