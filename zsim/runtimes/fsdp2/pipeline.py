@@ -11,8 +11,10 @@ kept (UNSHARD, RESHARD).
 Functions named in comments are those of `torch/distributed/pipelining/schedules.py` in torch 2.13.
 """
 
+from collections.abc import Sequence
+
 from zsim.model.model import Model, ModelError
-from zsim.model.pipeline_stages import stages
+from zsim.model.pipeline_stages import Stage, stages
 from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, PipelineSchedule
 from zsim.runtimes.fsdp2.order import (
@@ -46,6 +48,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     _need_modelled(model, strategy)
     _need_micro_batches(strategy)
     made = stages(model, strategy)
+    if strategy.options(FSDP2).splits_backward:
+        _need_two_parts(made)
     kind = ZeroBubbleStage if strategy.options(FSDP2).splits_backward else FSDP2Stage
     steps = [
         kind(stage, strategy, order) for stage, order in zip(made, orders(strategy), strict=True)
@@ -147,3 +151,19 @@ def _need_whole_segments(strategy: Strategy) -> None:
         wrong.append(("train.float8", train.float8, "is not modelled"))
     for field, value, why in wrong:
         raise ModelError(f"{field}: {value} with {kind}: {why}")
+
+
+def _need_two_parts(made: Sequence[Stage]) -> None:
+    """Return if it is known what both parts of every backward cost that is in two parts.
+
+    Raises:
+        ModelError: of one it is not, as of modules that zsim has not built.
+    """
+    for stage in made:
+        for chunk in stage.chunks if stage.index else stage.chunks[1:]:
+            for unit in chunk.model.units:
+                for segment in unit.segments:
+                    if segment.split is None and stage.model.trained_of(segment):
+                        raise ModelError(
+                            f"unit {unit.name}: what a backward in two parts costs is not known"
+                        )
