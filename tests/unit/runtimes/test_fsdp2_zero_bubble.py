@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from zsim.backend.backend import Job
 from zsim.dtype import DType
-from zsim.model.architecture import GPT, Llama
 from zsim.model.equal_units import equal_units
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
@@ -31,9 +30,9 @@ from zsim_des.values import train
 SPLIT = KEPT.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 
 
-def model_in_parts(strategy: Strategy, shape: GPT | Llama = SHAPE, layers: int = 4) -> Model:
+def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
     """A model as scenarios have it: its loss is a segment of its own."""
-    return model_of(strategy, replace(shape, layers=layers, execution=strategy.execution))
+    return model_of(strategy, replace(SHAPE, layers=layers, execution=strategy.execution))
 
 
 @pytest.mark.parametrize(
@@ -205,17 +204,16 @@ def dropped(step: list[Operation]) -> None:
 
 def too_early(step: list[Operation]) -> None:
     """A second part runs before its first."""
-    place = parts(step, Action.BACKWARD_WEIGHT)[0]
-    weight = step[place]
+    weight = step.pop(parts(step, Action.BACKWARD_WEIGHT)[0])
     assert isinstance(weight, Compute)
     first = next(
-        number
-        for number in parts(step, Action.BACKWARD_INPUT)
-        if (one := step[number])
-        and isinstance(one, Compute)
-        and (one.unit, one.micro_batch) == (weight.unit, weight.micro_batch)
+        place
+        for place, each in enumerate(step)
+        if isinstance(each, Compute)
+        and each.action is Action.BACKWARD_INPUT
+        and (each.unit, each.micro_batch) == (weight.unit, weight.micro_batch)
     )
-    step.insert(first, step.pop(place))
+    step.insert(first, weight)
 
 
 def of_another_micro_batch(role: Role) -> Callable[[list[Operation]], None]:
@@ -292,7 +290,7 @@ def test_a_first_part_that_reads_another_gradient_is_found() -> None:
     first, last = made.programs
 
     def edit(step: list[Operation]) -> None:
-        """The first unit of a chunk reads the gradient of the same value, an iteration later."""
+        """A unit reads the gradient of its output in the next micro-batch."""
         found = [each for each in step if isinstance(each, Compute)]
         inputs = [each for each in found if each.action is Action.BACKWARD_INPUT]
         one = next(each for each in inputs if each.unit == "block2")

@@ -109,7 +109,7 @@ def head(size: Size, source: Value) -> Unit:
         reduces_input_gradient=size.cut,
     )
     if not size.cut:
-        stretches = (joined((first, scores)),)
+        stretches: tuple[Stretch, ...] = (joined((first, scores)),)
         if size.shape.execution.splits and size.shape.execution.loss is not Loss.CHUNKED_HEAD:
             stretches = _apart(size, joined((first, scores)))
         return Unit(
