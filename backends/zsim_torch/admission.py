@@ -5,7 +5,7 @@ from pathlib import Path
 from zsim.backend.backend import Job
 from zsim.model.architecture import Activation, Attention, Positions, Transformer
 from zsim.model.model import Model
-from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.execution import ContextExchange, Execution, Loss
 from zsim.units import format_bytes
@@ -29,8 +29,6 @@ SIMULATED_ALONE = (
     "shared_norm",
 )
 """Fields of a shape of which no torch module is built, unless they are as by default."""
-
-_OF_A_UNIT = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 
 def refusal(
@@ -155,7 +153,7 @@ def _given(schedule: Schedule) -> str | None:
 def runs_units(schedule: Schedule) -> bool:
     """Return whether some operation runs a unit of the model."""
     return any(
-        isinstance(operation, Compute) and operation.action in _OF_A_UNIT
+        isinstance(operation, Compute) and operation.action in OF_SEGMENTS
         for program in schedule.programs
         for operation in walk(program.step)
     )

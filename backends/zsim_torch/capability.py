@@ -15,7 +15,7 @@ from zsim.memory import book, peak_bytes
 from zsim.proof import places
 from zsim.proof.context import Context
 from zsim.schedule.operation import (
-    Action,
+    OF_SEGMENTS,
     Compute,
     Operation,
     PointToPoint,
@@ -168,7 +168,7 @@ def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -
     for operation in walk(program.step):
         if not isinstance(operation, Compute):
             continue
-        if operation.action not in (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD):
+        if operation.action not in OF_SEGMENTS:
             continue
         if operation.draw is not None:
             return f"{operation.id}: draws from {operation.draw.generator}, which is simulated only"

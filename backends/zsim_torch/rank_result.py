@@ -10,7 +10,7 @@ from torch import distributed
 from zsim.backend.backend import RefusedError
 from zsim.backend.document import encode_trace
 from zsim.memory import peak_bytes
-from zsim.schedule.operation import Action, Compute, Role, walk
+from zsim.schedule.operation import BACKWARDS, Compute, Role, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.kineto import kineto
 from zsim.trace.trace import BookEntry, RankTrace, Trace
@@ -46,7 +46,7 @@ def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
     made = {
         operand.view.buffer
         for operation in walk(program.step)
-        if isinstance(operation, Compute) and operation.action is Action.BACKWARD
+        if isinstance(operation, Compute) and operation.action in BACKWARDS
         for operand in operation.operands
         if operand.role in (Role.GRADIENT, Role.INPUT_GRADIENT)
     }

@@ -51,6 +51,7 @@ class TorchValues:
         self._shapes: dict[str, torch.Size] = {}
         self._entered: dict[tuple[str, int], torch.Size] = {}
         self._inputs: dict[tuple[int, Visit], list[torch.Tensor]] = {}
+        self._slopes: dict[tuple[int, Visit], list[torch.Tensor]] = {}
         self._orders: dict[tuple[str, tuple[View, ...]], tuple[int, ...]] = {}
         self._moves: dict[tuple[str, int], Rearrangement] = {}
 
@@ -155,7 +156,7 @@ class TorchValues:
             case Action.FORWARD | Action.RECOMPUTE:
                 with self._absence:
                     made = self._forward(compute, of, seat)
-            case Action.BACKWARD:
+            case Action.BACKWARD | Action.BACKWARD_INPUT | Action.BACKWARD_WEIGHT:
                 with self._absence:
                     made = self._backward(compute, of, seat)
             case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
@@ -205,17 +206,29 @@ class TorchValues:
         wanted = len(of[Role.INPUT_GRADIENT])
         floating = [place for place, each in enumerate(inputs) if each.is_floating_point()]
         _, record = autograd.forward(unit, parameters, inputs, floating[:wanted])
-        found, towards = autograd.backward(record, parameters, of[Role.OUTPUT_GRADIENT])
-        spoiled = any(not bool((saved == SAVED).all()) for saved in of[Role.SAVED])
+        saved, left = [*of[Role.SAVED]], of[Role.INTERMEDIATE_GRADIENT]
+        first, second = (
+            compute.action is each for each in (Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
+        )
+        slopes = of[Role.OUTPUT_GRADIENT]
+        if second:
+            slopes = self._slopes.get((seat.rank, visit_of(compute)), [])
+            saved += left
+        elif first:
+            self._slopes[seat.rank, visit_of(compute)] = [each.clone() for each in slopes]
+        found, towards = autograd.backward(record, parameters, slopes)
+        spoiled = any(not bool((each == SAVED).all()) for each in saved)
         order = self._order(compute, seat)
+        trained = () if first else unit.trained(order)
         return {
+            Role.INTERMEDIATE_GRADIENT: [torch.full_like(each, SAVED) for each in left],
             Role.INPUT_GRADIENT: [
                 _gradient(gradient, window, spoiled=spoiled)
                 for gradient, window in zip(towards, of[Role.INPUT_GRADIENT], strict=True)
             ],
             Role.GRADIENT: [
                 _gradient(found[place], window, spoiled=spoiled)
-                for place, window in zip(unit.trained(order), of[Role.GRADIENT], strict=True)
+                for place, window in zip(trained, of[Role.GRADIENT], strict=True)
             ],
         }
 

@@ -13,6 +13,7 @@ from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrateg
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
+from zsim.strategy.execution import Execution
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -55,7 +56,7 @@ def fsdp2(draw: st.DrawFn) -> FSDP2:
 def fsdp2_stages(draw: st.DrawFn) -> FSDP2:
     """Any options of FSDP2 that go with a pipeline."""
     schedule = draw(st.sampled_from(PipelineSchedule))
-    is_interleaved = schedule is PipelineSchedule.INTERLEAVED
+    is_interleaved = schedule is not PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     return FSDP2(
         reshard_after_forward=not is_interleaved and draw(st.booleans()),
         reduce_dtype=draw(FORMATS),
@@ -195,15 +196,18 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
             scatter_gather_tensors_in_pipeline=scatters and not overlaps,
         )
     runtime, stage = draw(staged(runtime))
+    splits = runtime.splits_backward
     strategy = Strategy(
         parallel=Parallel(
             pipeline=stages,
             data=draw(st.integers(1, 3)),
-            tensor=draw(st.integers(1, 2)),
+            tensor=1 if splits else draw(st.integers(1, 2)),
             replicate=draw(st.integers(1, 2)) if runtime.has_replicas and stage else 1,
         ),
         zero=Zero(stage=stage, emulate=runtime),
-        activations=Activations(checkpointing=draw(st.sampled_from(Checkpointing))),
+        activations=Activations(
+            checkpointing=Checkpointing.NONE if splits else draw(st.sampled_from(Checkpointing))
+        ),
         train=Train(
             gradient_accumulation_steps=micro_batches,
             precision=draw(precisions(runtime)),
@@ -224,6 +228,7 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         sequence_length=2 * draw(st.integers(1, 2)),
         vocab_size=draw(st.integers(2, 13)),
         tied_embeddings=runtime.even_stages and draw(st.booleans()),
+        execution=Execution(splits=splits and draw(st.booleans())),
     )
     model = fitting(shape, strategy)
     made = in_blocks(model)

@@ -108,7 +108,7 @@ class AxesCase:
 
     def job(self) -> Job:
         strategy, shape = self.strategy, self.shape
-        if strategy.parallel.context > 1:
+        if strategy.parallel.context > 1 or strategy.execution.splits:
             shape = replace(shape, execution=strategy.execution)
         model = described(
             shape,

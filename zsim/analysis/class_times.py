@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from zsim.schedule.operation import (
+    BACKWARDS,
     Action,
     Communication,
     Compute,
@@ -27,7 +28,7 @@ WAITING = "no computation"
 ACTIONS = {
     Action.FORWARD: "forward",
     Action.RECOMPUTE: "recompute",
-    Action.BACKWARD: "backward",
+    **dict.fromkeys(BACKWARDS, "backward"),
     Action.UPDATE: "update",
     Action.NORM: "norm, unscale, clip",
     Action.UNSCALE: "norm, unscale, clip",

@@ -13,12 +13,12 @@ from zsim.cluster.cluster import ClusterError
 from zsim.dtype import DType
 from zsim.memory import Peak, peak, peak_bytes, reservations
 from zsim.model.kernel import Kernel
-from zsim.schedule.operation import Action, Communication, Compute, Together
+from zsim.schedule.operation import OF_SEGMENTS, Action, Communication, Compute, Together
 from zsim.schedule.schedule import Kind, Place, Program
 from zsim.trace.trace import Interval, LastStep, RankStep, RankTrace, Reservation, Trace, within
 from zsim.units import PICOSECONDS_PER_SECOND
 
-MODEL_ACTIONS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+MODEL_ACTIONS = OF_SEGMENTS
 """What hardware FLOPs count (Korthikanti et al. 2022, section 6.3): recomputation as well."""
 
 

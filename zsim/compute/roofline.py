@@ -16,7 +16,7 @@ from zsim.compute.fitted_model import Peaks, fitted_s
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import Compute, Copy, Fill, View
+from zsim.schedule.operation import BACKWARDS, Action, Compute, Copy, Fill, View
 from zsim.schedule.schedule import Program
 from zsim.units import PICOSECONDS_PER_SECOND
 
@@ -129,7 +129,7 @@ def kernel_sums(
 def cost_name(operation: Compute | Copy | Fill) -> str:
     """Return what the cost of `operation` is called in measured times."""
     if isinstance(operation, Compute):
-        return operation.action
+        return Action.BACKWARD if operation.action in BACKWARDS else operation.action
     return "copy" if isinstance(operation, Copy) else "fill"
 
 

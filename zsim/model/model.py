@@ -65,6 +65,29 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBackward:
+    """Costs of the backward of a segment in two parts: gradients of inputs, then of parameters.
+
+    The first leaves for the second the gradients of what operators with parameters have made.
+
+    Attributes:
+        intermediate_bytes: bytes of those gradients.
+        inputs, weights: kernels of each part.
+        input_workspace_bytes, weight_workspace_bytes: as those of the segment's directions.
+        input_course, weight_course: allocations of each part. Buffers are, by number, the
+            workspace, what is saved, those gradients, then gradients of each input, or parameter.
+    """
+
+    intermediate_bytes: int
+    inputs: tuple[Kernel, ...]
+    weights: tuple[Kernel, ...]
+    input_workspace_bytes: int = 0
+    weight_workspace_bytes: int = 0
+    input_course: tuple[AllocationEvent, ...] = ()
+    weight_course: tuple[AllocationEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Part of a unit between collectives of the tensor axis.
 
@@ -93,6 +116,8 @@ class Segment:
         forward_course, backward_course: memory of single tensors that each direction takes and
             gives back, in order; empty if it is not known. Buffers are, by number, the workspace,
             what is saved, then gradients of each parameter and of each input.
+        split: its backward in two parts; None if it has no parameter that is trained, or is not
+            run so.
     """
 
     inputs: tuple[str, ...]
@@ -114,6 +139,7 @@ class Segment:
     again: tuple[Kernel, ...] = ()
     forward_course: tuple[AllocationEvent, ...] = ()
     backward_course: tuple[AllocationEvent, ...] = ()
+    split: SplitBackward | None = None
 
     @property
     def reads_whole(self) -> bool:

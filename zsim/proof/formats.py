@@ -105,9 +105,9 @@ class _Narrow:
 
     def _wrong(self, operation: Operation) -> str:
         match operation:
-            case Compute(action=Action.FORWARD | Action.RECOMPUTE):
+            case Compute(action=Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD_INPUT):
                 return self._parameters(operation)
-            case Compute(action=Action.BACKWARD):
+            case Compute(action=Action.BACKWARD | Action.BACKWARD_WEIGHT):
                 for each in operation.operands:
                     if each.role is Role.GRADIENT:
                         name = each.view.buffer

@@ -13,7 +13,7 @@ from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.access import viewed
 from zsim.schedule.operation import (
-    Action,
+    OF_SEGMENTS,
     Compute,
     Copy,
     Fill,
@@ -27,7 +27,6 @@ from zsim.schedule.validate import HOST_ACTIONS
 INVARIANT = "places"
 
 TRANSFERS = (Read, Write)
-SEGMENTS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 
 def examine(context: Context) -> list[Finding]:
@@ -78,7 +77,7 @@ def _wrong(
     if on_host:
         if not isinstance(operation, Compute | Fill | Copy):
             return f"is a {name} on a thread of the host"
-        if isinstance(operation, Compute) and operation.action in SEGMENTS:
+        if isinstance(operation, Compute) and operation.action in OF_SEGMENTS:
             return "runs on the device, and is on a thread of the host"
         return "runs on the host" if places - {Place.HOST} else ""
     if isinstance(operation, Copy):

@@ -22,8 +22,8 @@ from zsim.proof.execution.shortening import shortened
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
-from zsim.schedule.access import RUNS_SEGMENT, accesses
-from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, walk
 from zsim.schedule.schedule import LogicalParameter, Schedule
 
 INVARIANT = "values"
@@ -199,7 +199,7 @@ def _unknown(schedule: Schedule, model: Model) -> str:
         for operation in program.patterns:
             if (
                 isinstance(operation, Compute)
-                and operation.action in RUNS_SEGMENT
+                and operation.action in OF_SEGMENTS
                 and (operation.unit, operation.segment) not in segments
             ):
                 return operation.id

@@ -16,6 +16,7 @@ from zsim.proof.traced_book import freed_at
 from zsim.proof.witnessed_rank import FOREVER, ByteRange, MarkedInterval, WitnessedRank, gap
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
+    OF_SEGMENTS,
     Action,
     Allocate,
     Branch,
@@ -39,9 +40,7 @@ WRITERS = (*WHOLE, Action.INITIALIZE, Action.NORM)
 FROM_ELSEWHERE = (
     Action.LOAD,
     Action.INITIALIZE,
-    Action.FORWARD,
-    Action.RECOMPUTE,
-    Action.BACKWARD,
+    *OF_SEGMENTS,
 )
 """Computations that may read what is no buffer's: data, initial values, constants of a module."""
 

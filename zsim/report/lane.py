@@ -118,7 +118,7 @@ def _sort_of_action(action: Action) -> Sort:
             return Sort.FORWARD
         case Action.RECOMPUTE:
             return Sort.RECOMPUTE
-        case Action.BACKWARD:
+        case Action.BACKWARD | Action.BACKWARD_INPUT | Action.BACKWARD_WEIGHT:
             return Sort.BACKWARD
         case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
             return Sort.UPDATE

@@ -276,7 +276,7 @@ def _pipeline(options: SectionOptions, stages: int, *, layers: object) -> None:
             why = f"makes {virtual} stages, which must be a multiple of {DEGREE} = {stages}"
             raise options.wrong(name, each, why)
         chunks = virtual // stages
-        if (chunks > 1) != (known[kind.lower()] is PipelineSchedule.INTERLEAVED):
+        if (chunks == 1) != (known[kind.lower()] is PipelineSchedule.ONE_FORWARD_ONE_BACKWARD):
             raise options.wrong(name, each, f"makes {chunks} on each rank, which {kind} has not")
         options.say("zero.fsdp2.pipeline_stages_per_rank", chunks, name)
     # build_pipeline_schedule

@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple, assert_never
 
 from zsim.schedule.operation import (
+    OF_SEGMENTS,
     Action,
     Allocate,
     Branch,
@@ -56,6 +57,23 @@ COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
         Role.PARAMETER: READ,
         Role.OUTPUT_GRADIENT: READ,
         Role.INPUT_GRADIENT: WRITE,
+        Role.GRADIENT: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
+    Action.BACKWARD_INPUT: {
+        Role.INPUT: READ,
+        Role.SAVED: READ,
+        Role.PARAMETER: READ,
+        Role.OUTPUT_GRADIENT: READ,
+        Role.INPUT_GRADIENT: WRITE,
+        Role.INTERMEDIATE_GRADIENT: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
+    Action.BACKWARD_WEIGHT: {
+        Role.INPUT: READ,
+        Role.SAVED: READ,
+        Role.PARAMETER: READ,
+        Role.INTERMEDIATE_GRADIENT: READ,
         Role.GRADIENT: WRITE,
         Role.WORKSPACE: WRITE,
     },
@@ -138,10 +156,6 @@ def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
             yield operation
 
 
-RUNS_SEGMENT = frozenset({Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD})
-"""Actions of a segment of the model."""
-
-
 def distinct(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Yield those in `touching`, of what comes again with each micro-batch the first.
 
@@ -158,7 +172,7 @@ def distinct(operations: Iterable[Operation]) -> Iterator[Operation]:
                 operation.divisor,
                 operation.by_parameter,
             )
-        elif type(operation) is Compute and operation.action in RUNS_SEGMENT:
+        elif type(operation) is Compute and operation.action in OF_SEGMENTS:
             key = (
                 id(operation.operands),
                 operation.action,

@@ -72,6 +72,8 @@ class Action(StrEnum):
     FORWARD = "forward"
     RECOMPUTE = "recompute"
     BACKWARD = "backward"
+    BACKWARD_INPUT = "backward_input"
+    BACKWARD_WEIGHT = "backward_weight"
     UPDATE = "update"
     NORM = "norm"
     UNSCALE = "unscale"
@@ -81,8 +83,22 @@ class Action(StrEnum):
     LOAD = "load"
 
 
+BACKWARDS = (Action.BACKWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
+"""Backward of a segment: as a whole, or in two parts, gradients of inputs and then of weights."""
+
+OF_SEGMENTS = (Action.FORWARD, Action.RECOMPUTE, *BACKWARDS)
+"""Actions that run a segment of a unit."""
+
+MAKES_GRADIENTS = (Action.BACKWARD, Action.BACKWARD_WEIGHT)
+"""Actions that make gradients of parameters."""
+
+
 class Role(StrEnum):
-    """Roles of operands in a `Compute`. WORKSPACE is held while it runs, and read by nobody."""
+    """Roles of operands in a `Compute`. WORKSPACE is held while it runs, and read by nobody.
+
+    INTERMEDIATE_GRADIENT is what the first part of a backward leaves for the second: gradients of
+    what operators with parameters have made.
+    """
 
     INPUT = "input"
     OUTPUT = "output"
@@ -91,6 +107,7 @@ class Role(StrEnum):
     WORKSPACE = "workspace"
     OUTPUT_GRADIENT = "output_gradient"
     INPUT_GRADIENT = "input_gradient"
+    INTERMEDIATE_GRADIENT = "intermediate_gradient"
     GRADIENT = "gradient"
     MOMENT = "moment"
     MASTER = "master"
@@ -157,7 +174,8 @@ class Compute:
     element counted once over ranks that hold copies (the layout says which); FINITE 1 where a
     gradient is not finite, else 0; INITIALIZE initial values of what the buffer's layout names,
     zero in the padding; LOAD a micro-batch of data. FORWARD and RECOMPUTE of a segment with
-    dropout say what they `draw` with.
+    dropout say what they `draw` with. A backward in two parts is BACKWARD_INPUT, then
+    BACKWARD_WEIGHT of the same segment and micro-batch.
     """
 
     id: str

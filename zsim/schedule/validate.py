@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from zsim.model.generator import Draw
-from zsim.schedule.access import COMPUTE_ACCESS, RUNS_SEGMENT
+from zsim.schedule.access import COMPUTE_ACCESS
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
+    OF_SEGMENTS,
     Action,
     Allocate,
     Branch,
@@ -187,7 +188,7 @@ class _Inspector:
         key: tuple[object, ...]
         if type(operation) is Copy:
             key = (id(operation.source), id(operation.target), operation.by_parameter)
-        elif isinstance(operation, Compute) and operation.action in RUNS_SEGMENT:
+        elif isinstance(operation, Compute) and operation.action in OF_SEGMENTS:
             if operation.scalars or operation.draw is not None:
                 return False
             key = (id(operation.operands), operation.action)

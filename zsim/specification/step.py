@@ -75,7 +75,8 @@ class Application:
         outputs, saved: what forward makes.
         towards: what the gradient of the outputs is multiplied with to make those of parameters
             that are trained, then of inputs, one after the other; `ends` is where each ends.
-        slopes: the gradients of the outputs, and `made` what backward makes of them.
+        slopes: the gradients of the outputs, `slope` what they come to, and `made` what backward
+            makes of it: gradients of parameters, so many as are `trained`, then of inputs.
     """
 
     inputs: list[Numbers]
@@ -86,6 +87,8 @@ class Application:
     towards: Numbers = field(default_factory=lambda: np.zeros((2, 0), np.uint64))
     ends: list[int] = field(default_factory=list[int])
     slopes: list[Numbers] = field(default_factory=list[Numbers])
+    slope: Numbers | None = None
+    trained: int = 0
     made: list[Numbers] = field(default_factory=list[Numbers])
 
     def parts(self, whole: Numbers) -> list[Numbers]:
@@ -328,10 +331,10 @@ class PlainStep:
             for value in segment.outputs
             if value.name in slopes
         ]
-        slope = self.slope(name, made.slopes)
+        slope = made.slope = self.slope(name, made.slopes)
         whole = product(made.towards, slope)
         parts = made.made = made.parts(whole)
-        trained = len(self.model.trained_of(segment))
+        trained = made.trained = len(self.model.trained_of(segment))
         for value, towards in zip(wanted, parts[trained:], strict=True):
             gradient = towards
             if self._is_shared(segment, value):

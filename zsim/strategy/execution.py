@@ -72,6 +72,7 @@ class Execution:
             backward runs, as a training loop does that keeps them in a variable.
         whole_logits: with a tensor axis, logits of the whole vocabulary are gathered: every rank
             computes the loss of all (`disable_loss_parallel` of torchtitan).
+        splits: backward is in two parts: what the loss saves is not kept for the second.
         tiles: linear layers of blocks are cut along their outputs into so many, each a unit that is
             gathered, used and freed on its own (memory-centric tiling, Rajbhandari et al. 2021,
             section 5.1.3).
@@ -88,6 +89,7 @@ class Execution:
     metrics: int = 0
     holds_logits: bool = False
     whole_logits: bool = False
+    splits: bool = False
     tiles: int = 1
 
     def __post_init__(self) -> None:

@@ -123,6 +123,11 @@ class RuntimeOptions(Table):
         """Return for how many layers embedding and head count; None if stages are cut otherwise."""
         return None
 
+    @property
+    def splits_backward(self) -> bool:
+        """True if stages of a pipeline make gradients of inputs first, those of weights later."""
+        return False
+
     def cuts_messages(self, *, tensor: int) -> bool:
         """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""
         del tensor

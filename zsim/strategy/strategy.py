@@ -288,14 +288,16 @@ class Strategy(Table):
     @cached_property
     def execution(self) -> Execution:
         """Return how blocks are executed."""
+        runtime = self.zero.emulate
         return Execution(
             operations=self.activations.checkpointing is Checkpointing.OPERATIONS,
             early_stop=self.activations.early_stop,
             compiled=self.train.compile,
             float8=self.train.float8,
             context=self.parallel.context,
-            exchange=self.parallel.exchange(self.zero.emulate),
-            merges=self.zero.emulate is not None and self.zero.emulate.merges_context,
+            exchange=self.parallel.exchange(runtime),
+            merges=runtime is not None and runtime.merges_context,
+            splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,
             loss=self.train.loss,
             metrics=self.train.metrics,
             holds_logits=self.train.holds_logits,
@@ -393,8 +395,5 @@ class Strategy(Table):
     @property
     def reduces_once(self) -> bool:
         """True if gradients are reduced in the last micro-batch alone."""
-        return (
-            self.zero.stage < 2
-            or self.zero.reduce_once
-            or self.train.gradient_accumulation_steps == 1
-        )
+        once = self.zero.reduce_once or self.train.gradient_accumulation_steps == 1
+        return self.zero.stage < 2 or once

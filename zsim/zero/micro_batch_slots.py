@@ -22,7 +22,12 @@ class SlotForwardBackward(ForwardBackward):
 
     What the `first` slot has found out of parameters holds for all. Gradients of values that are
     `kept` are received into memory that is not given back.
+
+    Class attributes:
+        shares_gradients: one buffer takes the gradients of parameters of all micro-batches.
     """
+
+    shares_gradients = True
 
     def __init__(
         self,
@@ -39,7 +44,7 @@ class SlotForwardBackward(ForwardBackward):
         super().__init__(writer, model, strategy, buckets=buckets, held=held)
         self._slot = slot
         self._kept = kept
-        if first is not None:  # parameters and their gradients have no slots
+        if first is not None and self.shares_gradients:
             self._views, self._of_parameters = first._views, first._of_parameters
 
     def begin_gradient(self, value: str) -> None:
@@ -93,8 +98,9 @@ def chunk_slots(
     held: Held,
     counts: Sequence[int],
     keeps_received: bool = False,
+    kind: type[SlotForwardBackward] = SlotForwardBackward,
 ) -> list[list[ChunkSlot]]:
-    """Return as many slots of each chunk as `counts` says.
+    """Return as many slots of each chunk as `counts` says, with visits of a `kind`.
 
     With `keeps_received`, what is received into is not given back, nor what is sent.
     """
@@ -103,7 +109,7 @@ def chunk_slots(
     for number in range(max(counts)):
         suffix = f"@{number}" if number else ""
         sent = (chunk.sent for chunk in stage.chunks if keeps_received and chunk.sent is not None)
-        passes = SlotForwardBackward(
+        passes = kind(
             writer,
             _renamed(stage.model, suffix),
             strategy,

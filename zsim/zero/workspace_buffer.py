@@ -34,12 +34,24 @@ def workspace_buffer(
     turns = segment.backward_course if backward else segment.forward_course
     buffers = (saved, *(_gradients_made(model, segment, operands) if backward else ()))
     course = AllocationTrace(buffers=buffers, turns=turns) if turns else None
+    last = saved if not backward else buffers[-1] if segment.inputs else ""
+    name = f"{unit.name}/workspace{part.segment}/{'backward' if backward else 'forward'}"
+    return course_buffer(writer, name, size_bytes, course, last=last)
+
+
+def course_buffer(
+    writer: ScheduleWriter,
+    name: str,
+    size_bytes: int,
+    course: AllocationTrace | None,
+    *,
+    last: str,
+) -> str:
+    """Return a buffer with a course; without bytes no name, and the course is the `last` one's."""
     if not size_bytes:
-        last = saved if not backward else buffers[-1] if segment.inputs else ""
         if last and writer.buffers[last].produced:
             writer.buffers[last] = replace(writer.buffers[last], course=course)
         return ""
-    name = f"{unit.name}/workspace{part.segment}/{'backward' if backward else 'forward'}"
     for number in count():
         own = f"{name}/{number}" if number else name
         if own not in writer.buffers:

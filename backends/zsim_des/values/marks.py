@@ -15,7 +15,16 @@ from zsim.backend.backend import Job
 from zsim.backend.values import Seat
 from zsim.dtype import DType
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import Action, Communication, Compute, Copy, Fill, Reduction, Role
+from zsim.schedule.operation import (
+    MAKES_GRADIENTS,
+    Action,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Reduction,
+    Role,
+)
 from zsim_des.values.carried_run import carry
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.exchange import received
@@ -101,7 +110,7 @@ class MarkValues(NotedMemory):
         found: list[Marks | None] = [
             np.tile(everything, (len(view), 1)) if access.writes else None for access, view in pairs
         ]
-        if compute.action is Action.BACKWARD and step == 0:
+        if compute.action in MAKES_GRADIENTS and step == 0:
             roles = [each.role for each in compute.operands]
             gradients = [each for role, each in zip(roles, found, strict=True) if role is GRADIENT]
             self._mark(compute, gradients, seat.rank)

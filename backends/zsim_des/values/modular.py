@@ -31,9 +31,6 @@ from zsim_des.values.field import (
 from zsim_des.values.planted import Planted
 from zsim_des.values.truth import data, initial, is_counted, part_of, replica_of
 
-BACKWARD_MAKES = (Role.INPUT_GRADIENT, Role.GRADIENT, Role.WORKSPACE)
-"""Operands that a backward writes."""
-
 
 class Modular:
     """Implements `Values`. Gradients are not finite where `planted` says.
@@ -172,7 +169,7 @@ class Modular:
                 state = scalars.get(STATE, 0.0)
                 drawn = self._masks.draw(compute, seat.coordinates, step, state)
                 return passes.forward(compute, of, drawn)
-            case Action.BACKWARD:
+            case Action.BACKWARD | Action.BACKWARD_INPUT | Action.BACKWARD_WEIGHT:
                 trained = self._trained(compute, seat)
                 return self._overflown(compute, passes.backward(compute, of, trained), seat, step)
             case Action.UPDATE:
@@ -225,7 +222,8 @@ class Modular:
             return [np.where(np.isnan(each), each, NOT_FINITE) for each in made]
         for planted in self._planted:
             if planted.meets(seat.rank, step, compute):
-                roles = [each.role for each in compute.operands if each.role in BACKWARD_MAKES]
+                touched = zip(compute.operands, accesses(compute), strict=True)
+                roles = [operand.role for operand, access in touched if access.writes]
                 pairs = zip(roles, made, strict=True)
                 gradients = [each for role, each in pairs if role is Role.GRADIENT]
                 some = slice(None) if planted.gradient is None else planted.gradient

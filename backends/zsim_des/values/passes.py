@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from zsim.schedule.operation import Compute, Role
+from zsim.schedule.operation import Action, Compute, Role
 from zsim_des.values import stand_in
-from zsim_des.values.field import Numbers
+from zsim_des.values.field import Numbers, joined
 
 
 def _name(compute: Compute) -> str:
@@ -25,28 +25,35 @@ def forward(compute: Compute, of: Callable[[Role], list[Numbers]], drawn: str) -
 def backward(
     compute: Compute, of: Callable[[Role], list[Numbers]], trained: Sequence[bool]
 ) -> Sequence[Numbers]:
-    """Return what a backward writes, in the order of its operands.
+    """Return what a backward writes, in the order of its operands: as a whole, or one part of it.
+
+    The first part leaves what the gradients of the outputs come to for the second.
 
     Raises:
         ValueError: it has room for other gradients than of the parameters that are `trained`.
     """
+    left = of(Role.INTERMEDIATE_GRADIENT)
+    if compute.action is Action.BACKWARD_WEIGHT:
+        slope = stand_in.alike(joined(left))
+    else:
+        slope = stand_in.slope_of(_name(compute), of(Role.OUTPUT_GRADIENT))
     made = stand_in.backward(
         _name(compute),
         inputs=of(Role.INPUT),
         saved=of(Role.SAVED),
         parameters=of(Role.PARAMETER),
-        slopes=of(Role.OUTPUT_GRADIENT),
+        slope=slope,
         sizes=[len(each) for each in of(Role.INPUT_GRADIENT)],
     )
-    gradients = [each for each, wanted in zip(made.parameters, trained, strict=True) if wanted]
-    return _in_order(
-        compute,
-        {
-            Role.INPUT_GRADIENT: made.inputs,
-            Role.GRADIENT: _in_places(compute, gradients),
-            Role.WORKSPACE: _nothing(of),
-        },
-    )
+    made_of: dict[Role, Sequence[Numbers]] = {Role.WORKSPACE: _nothing(of)}
+    if compute.action is Action.BACKWARD_INPUT:
+        made_of[Role.INTERMEDIATE_GRADIENT] = [np.full(len(each), slope) for each in left]
+    else:
+        gradients = [each for each, wanted in zip(made.parameters, trained, strict=True) if wanted]
+        made_of[Role.GRADIENT] = _in_places(compute, gradients)
+    if compute.action is not Action.BACKWARD_WEIGHT:
+        made_of[Role.INPUT_GRADIENT] = made.inputs
+    return _in_order(compute, made_of)
 
 
 def _in_places(compute: Compute, gradients: Sequence[Numbers]) -> list[Numbers]:

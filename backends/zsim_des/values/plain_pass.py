@@ -222,7 +222,10 @@ class PlainPass:
             inputs=self._inputs(place, segment)[segment.adds :] if segment.saves_input else [],
             saved=[np.array([saved])] if segment.saved_bytes else [],
             parameters=[self._parameters[place][name] for name in segment.parameters],
-            slopes=[slopes[value.name] for value in segment.outputs if value.name in slopes],
+            slope=stand_in.slope_of(
+                f"{unit.name}/{position}",
+                [slopes[value.name] for value in segment.outputs if value.name in slopes],
+            ),
             sizes=sizes,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.model.model import Model
-from zsim.schedule.operation import Action, Compute, Role, walk
+from zsim.schedule.operation import MAKES_GRADIENTS, Compute, Role, walk
 from zsim.schedule.schedule import Schedule
 from zsim_des.values.plain import TENSOR
 
@@ -34,7 +34,7 @@ class Planted:
         return (
             step == self.step
             and rank in self.ranks
-            and compute.action is Action.BACKWARD
+            and compute.action in MAKES_GRADIENTS
             and (compute.micro_batch, compute.unit, compute.segment)
             == (self.micro_batch, self.unit, self.segment)
         )
@@ -46,7 +46,7 @@ def plantable(schedule: Schedule, model: Model, step: int = 0) -> Iterator[Plant
     whole = frozenset(each.name for each in model.parameters if not each.tensor_sharded)
     for ranks in _alike(schedule):
         for operation in walk(schedule.program_of(min(ranks)).step):
-            if not isinstance(operation, Compute) or operation.action is not Action.BACKWARD:
+            if not isinstance(operation, Compute) or operation.action not in MAKES_GRADIENTS:
                 continue
             names = _parameters(model, operation)
             for number, size in enumerate(_gradients(operation)):

@@ -36,7 +36,7 @@ def _digest(name: str, parts: Sequence[Numbers]) -> float:
     return dot(curved, constants(name, whole.size))
 
 
-def _alike(numbers: Numbers) -> float:
+def alike(numbers: Numbers) -> float:
     """Return the number that all of `numbers` are; NaN if they differ."""
     if not numbers.size:
         return 0.0
@@ -65,6 +65,12 @@ def forward(
     return Forward(outputs, (square + times(3.0, seen) + 1) % PRIME)
 
 
+def slope_of(name: str, slopes: Sequence[Numbers]) -> float:
+    """Return what the gradients of a segment's outputs come to: one number, linear in each."""
+    incoming = joined(slopes)
+    return dot(incoming, constants(f"{name}/slope", incoming.size))
+
+
 @dataclass(frozen=True, slots=True)
 class Backward:
     """Gradients of inputs and of parameters, in their order."""
@@ -79,7 +85,7 @@ def backward(
     inputs: Sequence[Numbers],
     saved: Sequence[Numbers],
     parameters: Sequence[Numbers],
-    slopes: Sequence[Numbers],
+    slope: float,
     sizes: Sequence[int],
 ) -> Backward:
     """Run the segment called `name` backward.
@@ -89,13 +95,11 @@ def backward(
         inputs: of its forward, as far as they were kept.
         saved: what its forward saved.
         parameters: in the order of the segment.
-        slopes: gradients of its outputs.
+        slope: what the gradients of its outputs come to.
         sizes: elements of the inputs whose gradient is wanted.
     """
     seen = _digest(f"{name}/kept", inputs) + _digest(f"{name}/parameter", parameters)
-    seen = (seen + times(7.0, sum(map(_alike, saved)) % PRIME)) % PRIME
-    incoming = joined(slopes)
-    slope = dot(incoming, constants(f"{name}/slope", incoming.size))
+    seen = (seen + times(7.0, sum(map(alike, saved)) % PRIME)) % PRIME
     square = times(seen, seen)
     whole = joined(parameters)
     own = product(constants(f"{name}/gradient", whole.size), square)

@@ -8,7 +8,7 @@ from typing import Final, assert_never
 import torch
 
 from zsim.schedule.mesh import Coordinates
-from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, Role, View
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.execute.live_memory import LiveMemory
@@ -16,7 +16,7 @@ from zsim_torch.execute.memory_part import ProducedPart
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import Initial, ShardComputer
 from zsim_torch.module import autograd
-from zsim_torch.module.autograd import Record
+from zsim_torch.module.autograd import BackwardPart, Record
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.saving import InputEntry, version
@@ -24,7 +24,11 @@ from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, Visit, parameter_order
 from zsim_torch.torch_dtype import entering
 
-RUNS_UNITS: Final = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+PARTS: Final = {
+    Action.BACKWARD: BackwardPart.WHOLE,
+    Action.BACKWARD_INPUT: BackwardPart.INPUTS,
+    Action.BACKWARD_WEIGHT: BackwardPart.WEIGHTS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,7 @@ class Computer:
 
     def again(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
         """Return what does `compute` in every step, with scalars and memory as they are then."""
-        if compute.action in RUNS_UNITS:
+        if compute.action in OF_SEGMENTS:
             return self.bound(compute, scalars)
         return partial(self.run, compute, scalars)
 
@@ -103,8 +107,8 @@ class Computer:
                 return partial(self._forward, self._of(compute))
             case Action.RECOMPUTE:
                 return partial(self._recompute, self._of(compute))
-            case Action.BACKWARD:
-                return partial(self._backward, self._of(compute))
+            case Action.BACKWARD | Action.BACKWARD_INPUT | Action.BACKWARD_WEIGHT:
+                return partial(self._backward, self._of(compute), PARTS[compute.action])
             case Action.INITIALIZE:
                 return self._shards.initializing(compute)
             case Action.LOAD:
@@ -187,33 +191,50 @@ class Computer:
                 steady.leaves = Leaves.of(views, known.trained)
         return steady.leaves
 
-    def _backward(self, known: Operands) -> None:
-        record = self._records.pop(known.visit, None)
+    def _backward(self, known: Operands, part: BackwardPart) -> None:
+        record = self._records.get(known.visit)
         if record is None:
             raise UnitRunError(
                 f"{known.compute.id}: nothing was saved for this backward, or it was freed"
             )
-        memory, unit = self.work.memory, self._unit(known)
-        incoming = [memory.part(view.buffer) for view in known.views[Role.OUTPUT_GRADIENT]]
+        unit, incoming = self._unit(known), self._incoming(known, record, part)
         views = self._parameters(known) if record.reads_parameters else ()
         if record.binds_inputs:
             given = self._inputs(known)
             tensors = [each if isinstance(each, torch.Tensor) else torch.empty(0) for each in given]
             views = [*views, *tensors]
-        parameters, inputs = autograd.backward(record, views, incoming)
+        parameters, inputs = autograd.backward(record, views, incoming, part)
         self._looked_at.add(unit.key)
         others = {_start(each) for each in incoming}
-        for view, position in zip(known.views[Role.GRADIENT], known.trained, strict=True):
+        trained = () if part is BackwardPart.INPUTS else known.trained
+        for view, position in zip(known.views[Role.GRADIENT], trained, strict=True):
             self._bind_gradient(view, parameters[position])
         for view, gradient in zip(known.views[Role.INPUT_GRADIENT], inputs, strict=True):
             # A residual sum passes one gradient on to several: each buffer has memory of its own.
             own = gradient
             if gradient is not None and _start(gradient) in others:
-                own = memory.zeros(view.buffer, gradient.numel()).view(gradient.shape)
+                zeros = self.work.memory.zeros(view.buffer, gradient.numel())
+                own = zeros.view(gradient.shape)
                 own.copy_(gradient)
             if own is not None:
                 others.add(_start(own))
             self._bind_gradient(view, own)
+
+    def _incoming(self, known: Operands, record: Record, part: BackwardPart) -> list[torch.Tensor]:
+        """Return gradients of outputs; the first of two parts keeps them for the second."""
+        memory = self.work.memory
+        if part is not BackwardPart.INPUTS:
+            del self._records[known.visit]
+        if part is BackwardPart.WEIGHTS:
+            if record.incoming is None:
+                raise UnitRunError(f"{known.compute.id}: the first part has not run before it")
+            return record.incoming
+        incoming = [memory.part(view.buffer) for view in known.views[Role.OUTPUT_GRADIENT]]
+        if part is BackwardPart.INPUTS:
+            record.incoming = [each.clone() for each in incoming]
+            for view in known.views[Role.INTERMEDIATE_GRADIENT]:
+                memory.bind(view.buffer, [])
+        return incoming
 
     def _bind_gradient(self, view: View, gradient: torch.Tensor | None) -> None:
         memory = self.work.memory

@@ -15,6 +15,7 @@ parameters stay in their memory, that is done in a unit's first visit alone, to 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final, NamedTuple, Never
 
 import torch
@@ -39,6 +40,14 @@ _FORWARD: Final = "forward"
 _GRAD: Final = torch.autograd.grad
 
 
+class BackwardPart(Enum):
+    """Parts of a backward: gradients of inputs, and later those of parameters, or both at once."""
+
+    WHOLE = auto()
+    INPUTS = auto()
+    WEIGHTS = auto()
+
+
 class _Output(NamedTuple):
     """An output: where its gradient enters, and what that has to look like."""
 
@@ -56,6 +65,8 @@ class Record:
     parameters: list[GradientEdge | None] = field(default_factory=list[GradientEdge | None])
     inputs: list[GradientEdge] = field(default_factory=list[GradientEdge])
     saving: Saving | None = None
+    incoming: list[torch.Tensor] | None = None
+    """Gradients of the outputs, once the first of two parts has run."""
 
     @property
     def reads_parameters(self) -> bool:
@@ -271,13 +282,19 @@ def _need_own_inputs(record: Record) -> None:
 
 
 def backward(
-    record: Record, views: Sequence[torch.Tensor], output_gradients: Sequence[torch.Tensor]
+    record: Record,
+    views: Sequence[torch.Tensor],
+    output_gradients: Sequence[torch.Tensor],
+    part: BackwardPart = BackwardPart.WHOLE,
 ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
     """Gradients of the parameters, in the unit's order, and of the differentiated inputs.
 
     None stands for a zero gradient of something that the outputs do not depend on, and for that of
     a frozen parameter. `views` hold the parameters now, and behind them the inputs where those are
     bound again.
+
+    Of two parts the first keeps the graph, and makes no gradients of parameters; the second makes
+    them from the same gradients of the outputs, and goes through the graph once more for it.
     """
     edges: list[GradientEdge] = []
     seeds: list[torch.Tensor] = []
@@ -286,28 +303,38 @@ def backward(
             edges.append(edge)
             fits = gradient.shape == shape and gradient.dtype == dtype
             seeds.append(gradient if fits else gradient.reshape(shape).to(dtype))
-    trained = [edge for edge in record.parameters if edge is not None]
-    wanted = [*trained, *record.inputs]
+    first = part is BackwardPart.INPUTS
+    trained = [edge for edge in record.parameters if edge is not None and not first]
+    inputs = [] if part is BackwardPart.WEIGHTS else record.inputs
+    wanted = [*trained, *inputs]
     if not edges or not wanted:
-        return [None] * len(record.parameters), [None] * len(record.inputs)
+        return [None] * len(record.parameters), [None] * len(inputs)
     with _backward_of(record, views):
-        found = _gradients(edges, wanted, seeds)
+        found = _gradients(edges, wanted, seeds, keeps_graph=first)
     count = len(trained)
     of_trained = iter(found[:count])
-    of_parameters = [None if edge is None else next(of_trained) for edge in record.parameters]
+    of_parameters = [
+        None if edge is None or first else next(of_trained) for edge in record.parameters
+    ]
     return of_parameters, [*found[count:]]
 
 
 def _gradients(
-    edges: Sequence[GradientEdge], wanted: Sequence[GradientEdge], seeds: Sequence[torch.Tensor]
+    edges: Sequence[GradientEdge],
+    wanted: Sequence[GradientEdge],
+    seeds: Sequence[torch.Tensor],
+    *,
+    keeps_graph: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return what `torch.autograd.grad` does, without its checks: seeds have the right shapes."""
     if torch.autograd.grad is not _GRAD:  # an observer is there
-        return torch.autograd.grad(edges, wanted, seeds, allow_unused=True)
+        return torch.autograd.grad(
+            edges, wanted, seeds, retain_graph=keeps_graph, allow_unused=True
+        )
     return _engine_run_backward(
         tuple(edges),
         tuple(seeds),
-        False,  # noqa: FBT003  (keep_graph: the engine takes it by place)
+        keeps_graph,
         False,  # noqa: FBT003  (create_graph)
         tuple(wanted),
         allow_unreachable=True,

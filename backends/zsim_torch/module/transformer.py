@@ -138,6 +138,14 @@ def next_token_loss(logits: Tensor, batch: Tensor) -> Tensor:
     return functional.cross_entropy(logits, batch[:, 1:].clone().flatten())
 
 
+class NextTokenLoss(nn.Module):
+    """Mean cross entropy of logits that another segment made."""
+
+    def forward(self, logits: Tensor, batch: Tensor) -> Tensor:
+        """Return the loss, a scalar."""
+        return next_token_loss(logits.view(batch.shape[0] * (batch.shape[1] - 1), -1), batch)
+
+
 class Decoder(nn.Module):
     """The whole model. `units` names its children in the order of forward."""
 

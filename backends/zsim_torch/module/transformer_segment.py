@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zsim.model.architecture import Transformer
-from zsim.model.model import Model, Segment, Unit, Value
+from zsim.model.model import BATCH, Model, Segment, Unit, Value
 from zsim.model.transformer.ends import PLACES, TOKENS
 from zsim.schedule.mesh import Mesh
 from zsim.zero.names import PIPELINE
@@ -30,6 +30,7 @@ from zsim_torch.module.shared_segment import (
 from zsim_torch.module.tensor_part import PartBox, TensorPlace
 from zsim_torch.module.transformer import (
     Embedding,
+    NextTokenLoss,
     TransformerBlock,
     add_perceptron,
     add_projections,
@@ -149,7 +150,8 @@ class _SegmentMaker:
             case "sum" | "output":
                 return _SumSegment(shape, segment, dtype)
             case "logits":
-                return _LogitsSegment(self, segment, dtype)
+                whole = len(segment.parameters) > 1  # with the norm
+                return (_HeadSegment if whole else _LogitsSegment)(self, segment, dtype)
             case "wide":
                 return _WidenedLogits(TORCH_DTYPE[output.dtype])
             case "statistics" if segment.parameters:
@@ -157,7 +159,7 @@ class _SegmentMaker:
             case "statistics":
                 return _StatisticsSegment(self.own)
             case "loss" if not segment.parameters:
-                return _LossSegment()
+                return NextTokenLoss() if BATCH in segment.inputs else _LossSegment()
             case "loss" if len(unit.segments) == 1:
                 return _HeadSegment(self, segment, dtype)
             case _:
@@ -330,7 +332,7 @@ class _LogitsSegment(_RowSegment):
 
 
 class _HeadSegment(_LogitsSegment):
-    """A whole head."""
+    """A whole head, or all of it but the loss."""
 
     def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(maker, segment, dtype)
@@ -338,9 +340,11 @@ class _HeadSegment(_LogitsSegment):
         self.ln = norm(maker.shape, dtype)
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """Return the loss, a scalar."""
-        (batch,) = others
+        """Return the loss, a scalar, or without a batch the logits."""
         logits = super().forward(self.ln(self._sequences(hidden)))
+        if not others:
+            return logits
+        (batch,) = others
         if self.context.ranks > 1:
             return own_loss(logits, batch, self.context)
         return next_token_loss(logits, batch)

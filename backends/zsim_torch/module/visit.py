@@ -7,6 +7,7 @@ from typing import NamedTuple
 from zsim.dtype import DType
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
+    OF_SEGMENTS,
     Action,
     Compute,
     Operation,
@@ -66,7 +67,7 @@ class LaterUses:
                     formats += [program.by_name[view.buffer].dtype for view in views]
                 case Action.RECOMPUTE:
                     recomputed.add(visit_of(operation))
-                case Action.BACKWARD:
+                case Action.BACKWARD | Action.BACKWARD_INPUT:
                     count = len(list(views_of(operation, Role.INPUT_GRADIENT)))
                     gradients[visit_of(operation)] = count
                     if any(views_of(operation, Role.INPUT)):
@@ -91,8 +92,7 @@ def _written_between(operations: Sequence[Operation]) -> set[str]:
     places = [
         place
         for place, operation in enumerate(operations)
-        if isinstance(operation, Compute)
-        and operation.action in (Action.FORWARD, Action.BACKWARD, Action.RECOMPUTE)
+        if isinstance(operation, Compute) and operation.action in OF_SEGMENTS
     ]
     return {
         access.view.buffer

@@ -216,7 +216,7 @@ def of_megatron_pipelines() -> list[Strategy]:
 
 
 def of_fsdp2_pipelines() -> list[Strategy]:
-    """Stages that reduce once: blocks kept and freed, replicas, tokens cut, chunks."""
+    """Stages that reduce once: blocks kept and freed, replicas, tokens cut, chunks, zero bubble."""
     kept = FSDP2(reshard_after_forward=False, reduce_dtype=DType.FP32)
     base = Strategy(
         parallel=Parallel(pipeline=2, data=2),
@@ -224,6 +224,7 @@ def of_fsdp2_pipelines() -> list[Strategy]:
         train=Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
     )
     chunks = kept.but(pipeline_schedule=PipelineSchedule.INTERLEAVED)
+    split = kept.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
     return [
         base.but({"train.precision": Precision.BF16}),
         base.but(
@@ -247,6 +248,13 @@ def of_fsdp2_pipelines() -> list[Strategy]:
             {
                 "zero.emulate": chunks,
                 "train.precision": Precision.BF16,
+                "train.gradient_accumulation_steps": 2,
+            }
+        ),
+        base.but(
+            {
+                "zero.emulate": split,
+                "train.precision": Precision.FP16,
                 "train.gradient_accumulation_steps": 2,
             }
         ),

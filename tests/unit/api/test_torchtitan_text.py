@@ -80,6 +80,15 @@ def asked(
             {"holds_logits": True},
         ),
         (
+            STAGES
+            | {
+                "zero.fsdp2.pipeline_schedule": "InterleavedZeroBubble",
+                "zero.fsdp2.reshard_after_forward": False,
+                "activations.checkpointing": "none",
+            },
+            {"holds_logits": True},
+        ),
+        (
             {
                 "parallel.context": 2,
                 "parallel.context_exchange": "ring",

@@ -1,5 +1,7 @@
 """The model of a transformer beside closed forms: FLOPs, parameters, what a tensor axis cuts."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -306,3 +308,44 @@ def test_ranks_of_the_tensor_axis_draw_alike_where_they_hold_copies(
 def test_a_probability_of_one_is_refused() -> None:
     with pytest.raises(ArchitectureError, match=r"model.dropout: 1\.0 must be at least 0"):
         replace(GPT3, dropout=1.0)
+
+
+def of_kind(found: Iterable[Kernel], *kinds: KernelKind) -> Counter[Kernel]:
+    return Counter(kernel for kernel in found if kernel.kind in kinds)
+
+
+@settings(max_examples=60, deadline=None)
+@given(wider_architectures(), st.sampled_from(Precision))
+def test_two_parts_of_a_backward_have_its_products_and_hand_on_gradients(
+    shape: Architecture, precision: Precision
+) -> None:
+    model = transformer(shape, micro_batch_size=1, precision=precision)
+    for unit in model.units:
+        sizes = {parameter.name: parameter.elements for parameter in unit.parameters}
+        for segment in unit.segments:
+            split = segment.split
+            wanted = [name for name in segment.inputs if model.values[name].requires_gradient]
+            if split is None:
+                assert not wanted or not model.trained_of(segment)
+                continue
+            both = [*split.inputs, *split.weights]
+            products = KernelKind.MATMUL, KernelKind.ATTENTION
+            assert of_kind(both, *products) == of_kind(segment.backward, *products)
+            # Norms read what they do twice, at most.
+            others = [kernel for kernel in both if kernel.kind not in products]
+            whole = [kernel for kernel in segment.backward if kernel.kind not in products]
+            assert sum(each.bytes for each in others) == sum(each.bytes for each in whole)
+            assert not of_kind(split.weights, KernelKind.ATTENTION, KernelKind.ACTIVATION)
+            left: dict[int, int] = {}
+            for number, place, size in split.input_course:
+                assert number != 1, "what is saved stays"
+                if number == 2:
+                    assert left.setdefault(place, size) == size
+            assert sum(left.values()) == split.intermediate_bytes
+            for number, place, size in split.weight_course:
+                if number == 2:
+                    assert left.pop(place) == -size
+            assert not left
+            trained = sum(sizes[name] for name in model.trained_of(segment))
+            made = sum(size for number, _, size in split.weight_course if number > 2)
+            assert made == trained * precision.compute.size_bytes

@@ -350,7 +350,11 @@ def test_what_does_not_go_with_a_pipeline_is_refused(
             {"pipeline_stages_per_rank": 1, "pipeline_schedule": "Interleaved1F1B"},
             "must be at least 2 for Interleaved1F1B",
         ),
-        ({"pipeline_schedule": "InterleavedZeroBubble"}, "1F1B"),
+        (
+            {"pipeline_stages_per_rank": 1, "pipeline_schedule": "InterleavedZeroBubble"},
+            "must be at least 2 for InterleavedZeroBubble",
+        ),
+        ({"pipeline_schedule": "ZBVZeroBubble"}, "InterleavedZeroBubble"),
     ],
 )
 def test_chunks_go_with_their_schedule(changes: dict[str, object], why: str) -> None:

@@ -286,21 +286,23 @@ def test_a_pipeline_cuts_the_batch_and_keeps_parameters() -> None:
         ),
     ],
 )
+@pytest.mark.parametrize("schedule", ["interleaved1f1b", "InterleavedZeroBubble"])
 def test_virtual_stages_are_counted_as_torchtitan_does(
-    options: tuple[str, ...], chunks: int
+    options: tuple[str, ...], chunks: int, schedule: str
 ) -> None:
-    name = 'pipeline_parallel_schedule = "interleaved1f1b"'
-    assert fsdp2_of(with_options(name, *options)).chunks_of_stage == chunks
+    name = f'pipeline_parallel_schedule = "{schedule}"'
+    found = fsdp2_of(with_options(name, *options))
+    assert found.chunks_of_stage == chunks
+    assert found.pipeline_schedule.lower() == schedule.lower()
 
 
 @pytest.mark.parametrize(
     ("option", "why"),
     [
         (
-            'pipeline_parallel_schedule = "InterleavedZeroBubble"',
-            '"InterleavedZeroBubble" is not modelled, only 1F1B, Interleaved1F1B',
+            'pipeline_parallel_schedule = "ZBVZeroBubble"',
+            '"ZBVZeroBubble" is not modelled, only 1F1B, Interleaved1F1B, InterleavedZeroBubble',
         ),
-        ('pipeline_parallel_schedule = "ZBVZeroBubble"', '"ZBVZeroBubble" is not modelled'),
         ('pipeline_parallel_schedule_csv = "a.csv"', 'schedule_csv: "a.csv" is not modelled'),
         ('module_fqns_per_model_part = [["norm"]]', "module_fqns_per_model_part: "),
         ("pipeline_parallel_layers_per_stage = 5", "5 makes 7 stages, which must be a multiple"),

@@ -50,6 +50,7 @@ from zsim_torch.supervise.ranks import RankPool
 FOUR_BLOCKS = replace(SMALL_GPT, layers=4)
 CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)
 FSDP2_CHUNKS = FSDP2(reshard_after_forward=False, pipeline_schedule=PipelineSchedule.INTERLEAVED)
+FSDP2_SPLIT = FSDP2_CHUNKS.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 PARTS = Megatron(scatter_gather_tensors_in_pipeline=True)
 TWO_RANKS = {
     "stage 3, tensor 2": AxesCase(
@@ -96,6 +97,16 @@ TWO_RANKS = {
         FOUR_BLOCKS,
         on(FSDP2_OF_STAGES, pipeline=2, emulate=FSDP2_CHUNKS, clip_norm=0.1),
         witness=True,
+    ),
+    "FSDP2, 2 stages of 2 chunks, backward in two parts": AxesCase(
+        FOUR_BLOCKS,
+        on(FSDP2_OF_STAGES, pipeline=2, emulate=FSDP2_SPLIT, clip_norm=0.1),
+        witness=True,
+    ),
+    "FSDP2, 2 stages of 2 chunks, backward in two parts, poisoned": AxesCase(
+        replace(SMALL_LLAMA, layers=4),
+        on(FSDP2_OF_STAGES, pipeline=2, emulate=FSDP2_SPLIT),
+        poison=True,
     ),
 }
 FOUR_RANKS = {

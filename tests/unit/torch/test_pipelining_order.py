@@ -1,5 +1,6 @@
 """The order of a stage against what `torch.distributed.pipelining` of the installed torch does."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ from zsim.runtimes.fsdp2.order import (
     Action,
     Reshard,
     Unshard,
+    WeightTask,
     interleaved,
+    interleaved_zero_bubble,
     one_forward_one_backward,
 )
 from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
@@ -122,8 +125,8 @@ def test_one_chunk_goes_as_schedule_1f1b_of_torch_runs(
         assert made == torch_events(monkeypatch, index, stages, count)
 
 
-def torch_actions(stages: int, chunks: int, count: int) -> dict[int, list[str]]:
-    """Return what every rank does by torch's interleaved 1F1B, lowered as its runtime takes it."""
+def torch_actions(name: str, stages: int, chunks: int, count: int) -> dict[int, list[str]]:
+    """Return what every rank does by a schedule of torch, lowered as its runtime takes it."""
     rounds = max(1, count // stages)
     made: Any = SimpleNamespace(
         n_local_stages=chunks,
@@ -133,8 +136,11 @@ def torch_actions(stages: int, chunks: int, count: int) -> dict[int, list[str]]:
         microbatches_per_round=count // rounds,
     )
     ranks = range(stages)
-    kind = TORCH.ScheduleInterleaved1F1B
-    tasks = [kind._calculate_single_rank_operations(made, rank) for rank in ranks]
+    kind = TORCH.get_schedule_class(name)
+    tasks = {rank: kind._calculate_single_rank_operations(made, rank) for rank in ranks}
+    if name == "InterleavedZeroBubble":
+        made.pipeline_order = tasks
+        tasks = kind._add_bubbles_to_actions(made, stages * chunks)
     lowered = {
         rank: TORCH._add_reduce_grad(
             list(TORCH._add_unshard_reshard(tasks[rank])),
@@ -150,18 +156,21 @@ def torch_actions(stages: int, chunks: int, count: int) -> dict[int, list[str]]:
     return {rank: [str(action) for action in actions] for rank, actions in linked.items()}
 
 
-def own_actions(index: int, stages: int, order: list[Action]) -> list[str]:
-    """Actions of a stage as torch writes them."""
+def own_actions(index: int, stages: int, order: list[Action], *, splits: bool = False) -> list[str]:
+    """Actions of a stage as torch writes them; backwards that it `splits` are I, then W."""
 
-    def written(task: Task, verb: str = "") -> str:
-        stage, way = task.chunk * stages + index, name(task)[0]
+    def written(task: Task | WeightTask, verb: str = "") -> str:
+        way = "W" if isinstance(task, WeightTask) else name(task)[0]
+        if splits and not verb and way == "B":
+            way = "I"
+        stage = task.chunk * stages + index
         return f"{stage}{verb}{'_' if verb else ''}{way}{task.micro_batch}"
 
     found: list[str] = []
     kinds = {Unshard: "UNSHARD", Reshard: "RESHARD", Reduce: "REDUCE_GRAD"}
     for action in order:
         match action:
-            case Task():
+            case Task() | WeightTask():
                 found.append(written(action))
             case Messages(sends, receives):
                 found += [written(task, "SEND") for task in sends]
@@ -179,13 +188,29 @@ def test_several_chunks_go_as_the_interleaved_schedule_of_torch(stages: int, chu
     for count in (1, 2, 3, 4, 6, 8, 10):
         if count % max(1, count // stages):
             continue
-        theirs = torch_actions(stages, chunks, count)
+        theirs = torch_actions("Interleaved1F1B", stages, chunks, count)
         for index, order in enumerate(interleaved(stages, chunks, count)):
             assert own_actions(index, stages, order) == theirs[index]
 
 
-def test_a_stage_waits_for_an_input_just_before_it_is_read() -> None:
-    for index, order in enumerate(interleaved(3, 2, 6)):
+@pytest.mark.parametrize("stages", [2, 3, 4, 6])
+@pytest.mark.parametrize("chunks", [2, 3, 4, 5])
+def test_backwards_in_two_parts_go_as_the_zero_bubble_schedule_of_torch(
+    stages: int, chunks: int
+) -> None:
+    for count in (1, 2, 3, 4, 6, 8, 10, 12):
+        if count % max(1, count // stages):
+            continue
+        theirs = torch_actions("InterleavedZeroBubble", stages, chunks, count)
+        for index, order in enumerate(interleaved_zero_bubble(stages, chunks, count)):
+            assert own_actions(index, stages, order, splits=True) == theirs[index]
+
+
+@pytest.mark.parametrize("order_of", [interleaved, interleaved_zero_bubble])
+def test_a_stage_waits_for_an_input_just_before_it_is_read(
+    order_of: Callable[[int, int, int], list[list[Action]]],
+) -> None:
+    for index, order in enumerate(order_of(3, 2, 6)):
         place = StagePlace(index=index, stages=3, chunks=2)
         before: Action | None = None
         for action in order:

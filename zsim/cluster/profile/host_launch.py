@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import assert_never
 
 from zsim.schedule.operation import (
+    BACKWARDS,
     Action,
     Allocate,
     Branch,
@@ -93,7 +94,7 @@ class LaunchCosts:
     def _kernel_ps(self, action: Action) -> int:
         if action in FORWARD:
             return self.forward_ps
-        return self.backward_ps if action is Action.BACKWARD else self.operation_ps
+        return self.backward_ps if action in BACKWARDS else self.operation_ps
 
 
 OF_TRAINER = ("segment_ps", "unit_ps")

@@ -4,7 +4,8 @@ Forward holds a tensor until it was read for the last time, and what is saved un
 used it. Backward holds a gradient until the operator before it has made its own of it; those of
 outputs belong to who runs it, and stay. Numbers of buffers are those of
 `zsim.model.tensor_lifetime`: 1 is what is saved, then the gradients of each parameter and of each
-input.
+input. Of a backward in two parts 2 is what the first leaves for the second, the gradients of what
+operators with parameters have made; then come those of inputs, or of parameters.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from zsim.model.tensor_lifetime import OWN, AllocationEvent
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, parameters_of
 
 SAVED = 1
+INTERMEDIATE = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,9 +155,7 @@ class _Backward:
         """Gradients of what an operator reads, from that of what it makes."""
         turns, slope = self._turns, self._slopes.pop(each.makes.name, None)
         passing = [turns.take_own(each.backward_scratch)] if each.backward_scratch else []
-        for parameter in each.trained:
-            size = parameter.elements * each.makes.element_bytes
-            turns.take(self._parameter[parameter.name], size)
+        self._train(each)
         for tensor in each.reads:
             if tensor.name not in self._needed:
                 continue
@@ -166,12 +166,23 @@ class _Backward:
                 self._slopes[tensor.name] = slope
         if slope is not None:
             passing.append(slope)
+        for piece in (*passing, *self._used_up(each)):
+            turns.give(piece)
+
+    def _train(self, each: Operator) -> None:
+        """Take memory for the gradients of an operator's parameters."""
+        for parameter in each.trained:
+            size = parameter.elements * each.makes.element_bytes
+            self._turns.take(self._parameter[parameter.name], size)
+
+    def _used_up(self, each: Operator) -> list[_Piece]:
+        """Return what was saved that no other operator reads after this one."""
+        found: list[_Piece] = []
         for tensor in each.saves:
             self._users[tensor.name] -= 1
             if not self._users[tensor.name] and tensor.name in self._saved:
-                passing.append(self._saved.pop(tensor.name))
-        for piece in passing:
-            turns.give(piece)
+                found.append(self._saved.pop(tensor.name))
+        return found
 
     def _add(self, tensor: Tensor) -> list[_Piece]:
         """One more gradient of a tensor, added to those before; what is then no longer needed.
@@ -192,3 +203,54 @@ class _Backward:
             return [new]
         self._slopes[name] = turns.take_own(tensor.size_bytes)
         return [new, before]
+
+
+def input_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEvent, ...]:
+    """Return the allocations of the part of backward that makes gradients of inputs."""
+    return _InputPart(stretch, needed).turns((), ())
+
+
+def weight_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEvent, ...]:
+    """Return the allocations of the other part, which goes through operators in their order."""
+    # stage_backward_weight of torch 2.13 goes through `param_groups`, in the order of parameters
+    turns = _Turns()
+    numbers = _numbers(stretch)
+    for place, each in enumerate(intermediates(stretch, needed)):
+        for parameter in each.trained:
+            size = parameter.elements * each.makes.element_bytes
+            turns.take(numbers[parameter.name], size)
+        turns.all.append((INTERMEDIATE, place, -each.makes.size_bytes))
+    return tuple(turns.all)
+
+
+def _numbers(stretch: Stretch) -> dict[str, int]:
+    """Return the buffer of the gradient of each trained parameter in the second part."""
+    trained = [each for each in parameters_of([stretch]) if not each.frozen]
+    return {each.name: INTERMEDIATE + 1 + number for number, each in enumerate(trained)}
+
+
+def intermediates(stretch: Stretch, needed: Container[str]) -> list[Operator]:
+    """Return the operators with parameters, of which what they make has a gradient."""
+    return [each for each in stretch.operators if each.trained and each.makes.name in needed]
+
+
+class _InputPart(_Backward):
+    """The first part: gradients of what trains stay, and so does all that was saved.
+
+    One that is the gradient of something else as well is there twice until the part has ended.
+    """
+
+    def __init__(self, stretch: Stretch, needed: Container[str]) -> None:
+        super().__init__(stretch, {}, needed)
+        self._input = {name: INTERMEDIATE + 1 + n for n, name in enumerate(stretch.inputs)}
+        self._numbers = {
+            each.makes.name: number for number, each in enumerate(intermediates(stretch, needed))
+        }
+
+    def _train(self, each: Operator) -> None:
+        if each.trained:
+            self._turns.take(INTERMEDIATE, each.makes.size_bytes, self._numbers[each.makes.name])
+
+    def _used_up(self, each: Operator) -> list[_Piece]:
+        del each
+        return []

@@ -109,11 +109,13 @@ def head(size: Size, source: Value) -> Unit:
         reduces_input_gradient=size.cut,
     )
     if not size.cut:
-        whole = joined((first, scores))
+        stretches: tuple[Stretch, ...] = (joined((first, scores)),)
+        if size.shape.execution.splits and size.shape.execution.loss is not Loss.CHUNKED_HEAD:
+            stretches = _apart(size, joined((first, scores)))
         return Unit(
             name="head",
             parameters=parameters,
-            segments=segments((whole,), (source,)),
+            segments=segments(stretches, (source,)),
             checkpoint=False,
         )
     return Unit(
@@ -121,6 +123,22 @@ def head(size: Size, source: Value) -> Unit:
         parameters=parameters,
         segments=segments((first, scores, _end(size, statistics, loss)), (source,)),
         checkpoint=False,
+    )
+
+
+def _apart(size: Size, whole: Stretch) -> tuple[Stretch, Stretch]:
+    """Return the head up to the logits, and the loss: it needs not keep anything for weights.
+
+    Autograd's graph lives from the last operator with parameters on (`stage_backward_input`, torch
+    2.13, which detaches the loss).
+    """
+    operators = whole.operators
+    place = next(n for n, each in enumerate(operators) if each.makes.name == "head/logits") + 1
+    made = operators[place - 1].makes
+    logits = Value(name=made.name, elements=made.elements, dtype=made.dtype)
+    return (
+        replace(whole, inputs=whole.inputs[:-1], outputs=(logits,), operators=operators[:place]),
+        Stretch(inputs=(logits.name, BATCH), outputs=whole.outputs, operators=operators[place:]),
     )
 
 

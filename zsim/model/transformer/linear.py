@@ -124,7 +124,7 @@ def normalize(
 
     A row is the hidden state of a token, or `width` elements. Forward reads and writes; backward
     reads source and gradient, writes the source's gradient, and reads both again for those of the
-    parameters, if one is trained.
+    parameters, if one is trained; these are kernels of their own where the others are made before.
     """
     shape, dtype, width = size.shape, size.dtype, width or size.hidden
     rows, centred = source.elements // width, shape.norm is Norm.LAYER
@@ -138,13 +138,16 @@ def normalize(
         dtype=size.wide,
     )
     area = (rows, width)
+    both, alone, rest = (
+        streaming(KernelKind.NORM, area, dtype, streams=streams, backward=True)
+        for streams in (5, 3, 2)
+    )
     return Operator(
         reads=(source,),
         makes=target,
         parameters=tuple(parameters),
         saves=(source, statistics),
         forward=(streaming(KernelKind.NORM, area, dtype, streams=2),),
-        backward=(
-            streaming(KernelKind.NORM, area, dtype, streams=3 if frozen else 5, backward=True),
-        ),
+        backward=(alone if frozen else both,),
+        apart=() if frozen else ((alone,), (rest,)),
     )

@@ -45,6 +45,8 @@ class Operator:
         forward_scratch, backward_scratch: bytes that it holds while it runs, beyond these.
         backward: kernels of the gradients of what it reads.
         trains: those of the gradients of its parameters, where they are kernels of their own.
+        apart: kernels of the gradients of what it reads, and of its parameters, where one is made
+            without the other; empty if they are `backward` and `trains` then, too.
     """
 
     reads: tuple[Tensor, ...]
@@ -58,6 +60,7 @@ class Operator:
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     trains: tuple[Kernel, ...] = ()
+    apart: tuple[tuple[Kernel, ...], ...] = ()
 
     @property
     def trained(self) -> tuple[Parameter, ...]:
@@ -75,6 +78,17 @@ class Operator:
         if self.trains and not any(tensor.name in needed for tensor in self.reads):
             return self.trains
         return (*self.backward, *self.trains)
+
+    def kernels_of_inputs(self, needed: Container[str]) -> tuple[Kernel, ...]:
+        """Kernels of the gradients of what it reads alone, where those called `needed` have one."""
+        if not any(tensor.name in needed for tensor in self.reads):
+            return ()
+        return self.apart[0] if self.apart else self.backward
+
+    @property
+    def kernels_of_weights(self) -> tuple[Kernel, ...]:
+        """Kernels of the gradients of its parameters alone."""
+        return self.apart[1] if self.apart else self.trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,16 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence, 
 from dataclasses import replace
 
 from zsim.model.kernel import CUDNN, Kernel, KernelKind
-from zsim.model.model import Segment, Value
+from zsim.model.model import Segment, SplitBackward, Value
 from zsim.model.tensor_lifetime import AllocationEvent
-from zsim.model.transformer.autograd_lifetime import SAVED, backward_course, forward_course
+from zsim.model.transformer.autograd_lifetime import (
+    SAVED,
+    backward_course,
+    forward_course,
+    input_course,
+    intermediates,
+    weight_course,
+)
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, parameters_of, with_gradients
 from zsim.strategy.execution import PLAIN, Execution
 
@@ -63,6 +70,32 @@ def _segment(
         again=_forward(again) if execution.early_stop else (),
         forward_course=forward_course(stretch, kept),
         backward_course=course,
+        split=None if chosen else _split(stretch, needed),
+    )
+
+
+def _split(stretch: Stretch, needed: Container[str]) -> SplitBackward | None:
+    """Return the backward in two parts; None without one for parameters, or without one for inputs.
+
+    Kernels of the second are in the order of parameters (`stage_backward_weight`, torch 2.13).
+    """
+    training = intermediates(stretch, needed)
+    if not training or not any(name in needed for name in stretch.inputs):
+        return None
+    courses = input_course(stretch, needed), weight_course(stretch, needed)
+    return SplitBackward(
+        intermediate_bytes=sum(each.makes.size_bytes for each in training),
+        inputs=tuple(
+            kernel
+            for each in reversed(stretch.operators)
+            if each.makes.name in needed
+            for kernel in each.kernels_of_inputs(needed)
+        ),
+        weights=tuple(kernel for each in training for kernel in each.kernels_of_weights),
+        input_workspace_bytes=_backward_workspace(courses[0]),
+        weight_workspace_bytes=_backward_workspace(courses[1]),
+        input_course=courses[0],
+        weight_course=courses[1],
     )
 
 

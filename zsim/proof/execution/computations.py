@@ -12,7 +12,7 @@ from zsim.proof.execution.datum import Datum, anywhere, either, like, read
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.measures import Measures
 from zsim.proof.execution.moves import Moves
-from zsim.proof.execution.segments import Segments
+from zsim.proof.execution.split_segments import SplitSegments
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import Action, Compute, Role, View
 from zsim.specification import stand_ins
@@ -44,7 +44,7 @@ class Kernels:
         self.explains = False
         self.means: Mapping[str, Numbers] = {}
         self.contents = Contents(tensors, moves, plain.cut)
-        self.segments = Segments(self.contents, random, plain)
+        self.segments = SplitSegments(self.contents, random, plain)
         trained = {
             unit.name: [plain.model.trained_of(each) for each in unit.segments]
             for unit in plain.model.units
@@ -86,6 +86,13 @@ class Kernels:
                 return self.segments.forward(ranks, compute, operands)
             case Action.BACKWARD:
                 made, gradients = self.segments.backward(ranks, compute, operands)
+                if self.follows_overflow:
+                    self.measures.mark(ranks, compute, gradients)
+                return made
+            case Action.BACKWARD_INPUT:
+                return self.segments.backward_input(ranks, compute, operands)
+            case Action.BACKWARD_WEIGHT:
+                made, gradients = self.segments.backward_weight(ranks, compute, operands)
                 if self.follows_overflow:
                     self.measures.mark(ranks, compute, gradients)
                 return made

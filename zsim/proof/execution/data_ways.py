@@ -12,10 +12,8 @@ import numpy as np
 
 from zsim.proof.execution.repetition import IrregularError, NumberedNames, single
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, Operation, View
+from zsim.schedule.operation import OF_SEGMENTS, Allocate, Compute, Copy, Free, Operation, View
 from zsim.schedule.schedule import Buffer
-
-SEGMENT = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 Way = tuple[str, str, int]
 """From a family of buffers to one with a number larger by so much."""
@@ -40,7 +38,7 @@ class Iteration:
         """
         same = self._same_in_all(by_name)
         for operation in self.operations:
-            if isinstance(operation, Compute) and operation.action in SEGMENT:
+            if isinstance(operation, Compute) and operation.action in OF_SEGMENTS:
                 continue
             touched = [each for each in accesses(operation) if each.view.buffer not in same]
             sources = {self._place(each.view.buffer) for each in touched if each.reads}

@@ -11,6 +11,8 @@ from zsim.proof.execution.inferred_model import CONTEXT, TENSOR
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.operation import (
+    BACKWARDS,
+    MAKES_GRADIENTS,
     Action,
     Branch,
     CollectiveOperation,
@@ -141,7 +143,13 @@ class ElementLinks:
 
     def _compute(self, ranks: RankArray, compute: Compute) -> None:
         match compute.action:
-            case Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD:
+            case (
+                Action.FORWARD
+                | Action.RECOMPUTE
+                | Action.BACKWARD
+                | Action.BACKWARD_INPUT
+                | Action.BACKWARD_WEIGHT
+            ):
                 segments = self._segments.get(compute.unit, ())
                 if compute.segment < len(segments):
                     self._segment(ranks, compute, segments[compute.segment])
@@ -163,7 +171,7 @@ class ElementLinks:
         trained = self.model.trained_of(segment)
         outputs = [value.name for value in segment.outputs]
         reduces = segment.reduces_output
-        read = segment.kept_inputs if compute.action is Action.BACKWARD else segment.inputs
+        read = segment.kept_inputs if compute.action in BACKWARDS else segment.inputs
         names: dict[Role, list[Key]] = {
             Role.INPUT: [self._read(segment, name) for name in read],
             Role.OUTPUT: [self._value(name, whole=reduces) for name in outputs],
@@ -175,7 +183,7 @@ class ElementLinks:
             Role.GRADIENT: [("parameter", name) for name in trained],
         }
         made = sum(each.role is Role.GRADIENT for each in compute.operands)
-        if compute.action is Action.BACKWARD and made != len(trained):
+        if compute.action in MAKES_GRADIENTS and made != len(trained):
             what = f"makes {made} gradients of parameters, where {len(trained)} are trained"
             self.misfits.append((ranks.program.role, compute.id, what))
         saved = sum(each.view.size for each in compute.operands if each.role is Role.SAVED)

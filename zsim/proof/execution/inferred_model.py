@@ -224,7 +224,9 @@ class _Reader:
                     )
             case Action.FORWARD if key not in self.drafts:
                 self._forward(compute)
-            case Action.BACKWARD if key in self.drafts and self.drafts[key].backward is None:
+            case Action.BACKWARD | Action.BACKWARD_INPUT if (
+                key in self.drafts and self.drafts[key].backward is None
+            ):
                 self.drafts[key].backward = compute
             case _:
                 pass

@@ -14,9 +14,9 @@ from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.datum import Datum, read, unwritten, written
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
-from zsim.proof.execution.segment_replay import SegmentReplay
+from zsim.proof.execution.segment_replay import REPLAYED, SegmentReplay
 from zsim.proof.execution.tensors import Index, Tensors
-from zsim.schedule.access import COMPUTE_ACCESS, RUNS_SEGMENT
+from zsim.schedule.access import COMPUTE_ACCESS
 from zsim.schedule.issue_order import set_scalar
 from zsim.schedule.operation import (
     Action,
@@ -297,7 +297,7 @@ class Interpreter:
 
     def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:
         run: Application | None = None
-        if compute.action in RUNS_SEGMENT:
+        if compute.action in REPLAYED:
             run = self.kernels.plain.applications.get(
                 (compute.unit, compute.segment, compute.micro_batch)
             )

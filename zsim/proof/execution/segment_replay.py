@@ -20,6 +20,9 @@ from zsim.schedule.operation import Action, Compute, Operand, Role
 from zsim.specification.residues import Numbers
 from zsim.specification.step import Application
 
+REPLAYED = frozenset({Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD})
+"""Actions that are run once more; the two parts of a backward run as any computation does."""
+
 Buffers = dict[str, Datum]
 Named = tuple[tuple[str, int], ...]
 """Buffers that are operands as a whole, and how many places each has."""

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks, anywhere, either, unwritten
 from zsim.proof.execution.grid import RankArray
-from zsim.schedule.operation import Action, Compute, Operand, Role
+from zsim.proof.execution.operand_places import READ, OperandPlaces
+from zsim.schedule.operation import BACKWARDS, Action, Compute, Operand, Role
 from zsim.specification import stand_ins
 from zsim.specification.residues import Numbers, Random, product, total
 from zsim.specification.step import Application, PlainStep
@@ -26,43 +27,8 @@ ByRole = defaultdict[Role, list[Datum]]
 Reads = list[tuple[Role, int, Datum, Numbers]]
 """Operands by role and number, what they hold, and what they hold in the plain step."""
 
-READ = (Role.INPUT, Role.SAVED, Role.PARAMETER)
 MADE = (Role.GRADIENT, Role.INPUT_GRADIENT)
-"""Roles of what backward reads, beside gradients of outputs, and of what it makes, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperandPlaces:
-    """Places of the operands of a segment: what it reads, saves and makes, in order of roles.
-
-    `counts` is how many there are of each role that is read.
-    """
-
-    reads: tuple[int, ...]
-    counts: tuple[int, ...]
-    saved: tuple[int, ...]
-    makes: tuple[int, ...]
-    gradients: tuple[int, ...]
-    workspaces: tuple[int, ...]
-
-    @classmethod
-    def of(cls, compute: Compute) -> "OperandPlaces":
-        """Return those of a segment that runs forward or backward."""
-        of: dict[Role, list[int]] = {role: [] for role in Role}
-        for place, operand in enumerate(compute.operands):
-            of[operand.role].append(place)
-        reads: tuple[Role, ...] = (Role.INPUT, Role.PARAMETER)
-        makes: tuple[Role, ...] = (Role.OUTPUT, Role.SAVED)
-        if compute.action is Action.BACKWARD:
-            reads, makes = (*READ, Role.OUTPUT_GRADIENT), MADE
-        return cls(
-            reads=tuple(place for role in reads for place in of[role]),
-            counts=tuple(len(of[role]) for role in reads),
-            saved=tuple(of[Role.SAVED]),
-            makes=tuple(place for role in makes for place in of[role]),
-            gradients=tuple(of[Role.GRADIENT]),
-            workspaces=tuple(of[Role.WORKSPACE]),
-        )
+"""Roles of what a whole backward makes, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +112,7 @@ class Segments:
         self.is_plain = known is not None
         if known is not None:
             return known
-        of = _by_role(compute, operands)
+        of = by_role(compute, operands)
         outputs = [each.count for each in of[Role.OUTPUT]]
         saves = [each.count for each in of[Role.SAVED]]
 
@@ -158,7 +124,7 @@ class Segments:
 
         made = self._chosen(ranks, compute, of, makes, counts=[*outputs, *saves], alike=len(saves))
         split = len(outputs)
-        return _in_order(
+        return in_order(
             compute, operands, {Role.OUTPUT: iter(made[:split]), Role.SAVED: iter(made[split:])}
         )
 
@@ -171,7 +137,7 @@ class Segments:
         if known is not None:
             at = self.positions(compute).gradients
             return known, [made for made in map(known.__getitem__, at) if made is not None]
-        of = _by_role(compute, operands)
+        of = by_role(compute, operands)
         counts = [each.count for role in MADE for each in of[role]]
 
         def makes(run: Application) -> list[Numbers] | None:
@@ -184,13 +150,13 @@ class Segments:
         if parts is None:
             name = f"{compute.unit}/{compute.segment}"
             slope = self.plain.slope(name, [each.values for each in slopes])
-            parts = _parts(whole, slope, anywhere(*slopes), counts)
+            parts = parts_of(whole, slope, anywhere(*slopes), counts)
         split = len(of[Role.GRADIENT])
         made_of = {
             Role.GRADIENT: iter(parts[:split]),
             Role.INPUT_GRADIENT: iter(parts[split:]),
         }
-        return _in_order(compute, operands, made_of), parts[:split]
+        return in_order(compute, operands, made_of), parts[:split]
 
     def _parts_of_plain(
         self, ranks: RankArray, compute: Compute, whole: Datum, slopes: Sequence[Datum]
@@ -220,12 +186,17 @@ class Segments:
             return None
         at = self.positions(compute)
         wanted: tuple[Sequence[Numbers], ...]
-        if compute.action is Action.BACKWARD:
+        if compute.action in BACKWARDS:
             if bool(at.saved) != (run.saved is not None):
                 return None
             saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
+            left = self.repeated(run.slope, [operands[each].count for each in at.intermediates])
             wanted = (run.kept, saved, run.parameters, run.slopes)
             made = run.made
+            if compute.action is Action.BACKWARD_INPUT:
+                made = [*left, *run.made[run.trained :]]
+            elif compute.action is Action.BACKWARD_WEIGHT:
+                wanted, made = (*wanted[:-1], left), run.made[: run.trained]
         elif at.saved and run.saved is None:
             return None
         else:
@@ -260,20 +231,20 @@ class Segments:
         return found[1]
 
     def repeated(self, saved: Numbers | None, counts: Sequence[int]) -> list[Numbers]:
-        """Return the one number that is saved, in each operand that holds it."""
+        """Return the one number that is saved, or left, in each operand that holds it."""
         if saved is None:
             return []
         found: list[Numbers] = []
         for count in counts:
             key = (id(saved), count)
             if key not in self._saved:
-                self._saved[key] = saved, _wide(saved, count)  # kept, so that its id stays its own
+                self._saved[key] = saved, wide(saved, count)  # kept, so that its id stays its own
             found.append(self._saved[key][1])
         return found
 
     def _reads(self, compute: Compute, of: ByRole, run: Application) -> Reads | None:
         """Return operands beside what they hold in a run of the plain step, if as many."""
-        is_backward = compute.action is Action.BACKWARD
+        is_backward = compute.action in BACKWARDS
         wanted: list[tuple[Role, Sequence[Numbers]]] = [
             (Role.INPUT, run.kept if is_backward else run.inputs),
             (Role.PARAMETER, run.parameters),
@@ -320,7 +291,7 @@ class Segments:
         The last `alike` of what it makes are one number each.
         """
         found: list[Numbers] | None = None
-        roles = READ if compute.action is Action.BACKWARD else (Role.INPUT, Role.PARAMETER)
+        roles = READ if compute.action in BACKWARDS else (Role.INPUT, Role.PARAMETER)
         read = [each for role in roles for each in of[role]]
         for number_of, run in enumerate(self._applications(compute)):
             pairs, made = self._reads(compute, of, run), makes(run)
@@ -338,7 +309,7 @@ class Segments:
         self.departed = True
         undefined = anywhere(*read)
         return [
-            Datum(each, None if undefined is None else _wide(undefined, each.shape[-1]))
+            Datum(each, None if undefined is None else wide(undefined, each.shape[-1]))
             for each in found or self._drawn(compute, read, counts, alike)
         ]
 
@@ -346,7 +317,8 @@ class Segments:
         self, compute: Compute, read: Sequence[Datum], counts: Sequence[int], alike: int
     ) -> list[Numbers]:
         """Return numbers drawn for exactly what is read."""
-        name = f"{compute.unit}/{compute.segment} {compute.action == Action.BACKWARD}"
+        way = "" if compute.action is Action.RECOMPUTE else compute.action
+        name = f"{compute.unit}/{compute.segment} {way or Action.FORWARD}"
         seen = np.zeros((2, *(1,) * (self.dimensions - 1)), np.uint64)
         for place, datum in enumerate(read):
             seen = total(seen, stand_ins.digest(self.random, f"{name} reads {place}", datum.values))
@@ -356,18 +328,18 @@ class Segments:
             drawn = stand_ins.function(
                 self.random, f"{name} makes {place}", seen, 1 if single else count
             )
-            made.append(_wide(drawn, count) if single else drawn)
+            made.append(wide(drawn, count) if single else drawn)
         return made
 
 
-def _wide(array: NDArray[Any], count: int) -> NDArray[Any]:
+def wide(array: NDArray[Any], count: int) -> NDArray[Any]:
     """Return one number, or mark, of each rank in so many places."""
     if array.shape[-1] == count:
         return array
     return np.broadcast_to(array, (*array.shape[:-1], count))
 
 
-def _parts(
+def parts_of(
     whole: Datum, slope: Numbers, undefined: Marks | None, counts: Sequence[int]
 ) -> list[Datum]:
     """Return gradients that stand one after the other in `whole`, times that of the outputs."""
@@ -378,13 +350,13 @@ def _parts(
     parts: list[Datum] = []
     start = 0
     for count in counts:
-        marks = None if undefined is None else _wide(undefined, count)
+        marks = None if undefined is None else wide(undefined, count)
         parts.append(Datum(made[..., start : start + count], marks))
         start += count
     return parts
 
 
-def _in_order(
+def in_order(
     compute: Compute, operands: Sequence[Datum], made: Mapping[Role, Iterator[Datum]]
 ) -> Makes:
     """Return what was made, in the order of operands; a workspace is left with nothing in it."""
@@ -397,7 +369,8 @@ def _in_order(
     return found
 
 
-def _by_role(compute: Compute, operands: Sequence[Datum]) -> ByRole:
+def by_role(compute: Compute, operands: Sequence[Datum]) -> ByRole:
+    """Return operands by role, in their order."""
     found: ByRole = defaultdict(list)
     for operand, datum in zip(compute.operands, operands, strict=True):
         found[operand.role].append(datum)

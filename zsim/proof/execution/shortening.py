@@ -34,7 +34,7 @@ UNITS_MIN = 12
 
 COSTS = {
     *("forward", "backward", "again", "forward_course", "backward_course"),
-    *("forward_workspace_bytes", "backward_workspace_bytes"),
+    *("forward_workspace_bytes", "backward_workspace_bytes", "split"),
 }
 """Fields of a segment that are its costs: no value depends on them."""
 

@@ -31,6 +31,7 @@ class PipelineSchedule(StrEnum):
 
     ONE_FORWARD_ONE_BACKWARD = "1F1B"
     INTERLEAVED = "Interleaved1F1B"
+    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
 
 
 class FSDP2(RuntimeOptions):
@@ -59,8 +60,7 @@ class FSDP2(RuntimeOptions):
         pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
             last backward, and keeps parameters after backward, whatever `gradient_sync` and
             `reshard_after_backward` say.
-        pipeline_stages_per_rank: chunks of layers that each stage has; None is 1, or 2 if
-            interleaved.
+        pipeline_stages_per_rank: chunks of layers that each stage has; None is 1 for 1F1B, or 2.
         first_stage_less_layers: layers that the embedding counts for where layers are dealt out.
         last_stage_less_layers: layers that norm and head count for.
     """
@@ -103,7 +103,12 @@ class FSDP2(RuntimeOptions):
     @property
     def is_interleaved(self) -> bool:
         """True if stages of a pipeline have several chunks."""
-        return self.pipeline_schedule is PipelineSchedule.INTERLEAVED
+        return self.pipeline_schedule is not PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
+
+    @property
+    def splits_backward(self) -> bool:
+        """True if stages of a pipeline make gradients of inputs first, those of weights later."""
+        return self.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 
     @property
     def chunks_of_stage(self) -> int:
@@ -151,14 +156,15 @@ class FSDP2(RuntimeOptions):
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return formats: whole gradients add up in `reduce_dtype`, sharded ones as their shards.
 
-        torch 2.13, `FSDPParam.to_accumulated_grad_if_needed`.
+        torch 2.13, `FSDPParam.to_accumulated_grad_if_needed`. In a backward of two parts those of
+        several micro-batches add up as they are made (`stage_backward_weight`), until FSDP looks.
         """
         del stage
         reduction = self.reduce_dtype or compute
         return Formats(
             compute=compute,
             reduction=reduction,
-            whole=reduction,
+            whole=compute if self.splits_backward else reduction,
             reduced=optimizer,
             optimizer=optimizer,
         )

@@ -4,7 +4,7 @@ Classes and functions named in comments are those of `torch/distributed/pipelini
 torch 2.13. Stages that ranks have several of are chunks here.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +28,15 @@ class Reshard:
     chunk: int
 
 
-Action = Task | Messages | Awaited | Unshard | Reshard | Reduce
+@dataclass(frozen=True, slots=True)
+class WeightTask:
+    """The second part of a backward, where `Task` is the first: gradients of parameters."""
+
+    chunk: int
+    micro_batch: int
+
+
+Action = Task | WeightTask | Messages | Awaited | Unshard | Reshard | Reduce
 
 
 def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[Action]:
@@ -83,12 +91,28 @@ def interleaved(stages: int, chunks: int, micro_batches: int) -> list[list[Actio
 
     Sends and receives are issued as soon as they can be; compute waits for what it reads alone.
     """
-    # ScheduleInterleaved1F1B, _PipelineScheduleRuntime._prepare_schedule_with_comms
+    # ScheduleInterleaved1F1B
     places = [StagePlace(index=index, stages=stages, chunks=chunks) for index in range(stages)]
-    computed = [
-        list(_reducing(_unsharding(interleaved_tasks(place, micro_batches)), micro_batches))
-        for place in places
-    ]
+    return _lowered(places, [interleaved_tasks(place, micro_batches) for place in places])
+
+
+def interleaved_zero_bubble(stages: int, chunks: int, micro_batches: int) -> list[list[Action]]:
+    """Return the same with backwards in two parts (ZB1P of Qi et al. 2023, section 3).
+
+    The second part of a backward fills what would be a bubble: on stage s it comes s first parts
+    later.
+    """
+    # ScheduleInterleavedZeroBubble
+    places = [StagePlace(index=index, stages=stages, chunks=chunks) for index in range(stages)]
+    return _lowered(places, [zero_bubble_tasks(place, micro_batches) for place in places])
+
+
+def _lowered(
+    places: Sequence[StagePlace], tasks: Sequence[Sequence[Task | WeightTask]]
+) -> list[list[Action]]:
+    """Return tasks of all stages with gathers, reductions, and messages among them."""
+    # _PipelineScheduleRuntime._prepare_schedule_with_comms
+    computed = [list(_reducing(_unsharding(each), each)) for each in tasks]
     linked = zip(places, _linked(places, computed), strict=True)
     return [list(_waiting(place, each)) for place, each in linked]
 
@@ -96,10 +120,32 @@ def interleaved(stages: int, chunks: int, micro_batches: int) -> list[list[Actio
 def interleaved_tasks(place: StagePlace, micro_batches: int) -> list[Task]:
     """Return the forwards and backwards of a stage in order."""
     # ScheduleInterleaved1F1B._calculate_single_rank_operations, _get_1f1b_rank_ops
+    forwards, backwards = _in_turns(place, micro_batches)
+    ahead = _ahead(place, micro_batches, each=2)
+    found = forwards[:ahead]
+    for number, backward in enumerate(backwards):
+        found += [*forwards[ahead + number : ahead + number + 1], backward]
+    return found
+
+
+def zero_bubble_tasks(place: StagePlace, micro_batches: int) -> list[Task | WeightTask]:
+    """Return the forwards of a stage, and both parts of its backwards, in order."""
+    # ScheduleInterleavedZeroBubble._calculate_single_rank_operations, _get_1f1b_rank_ops with
+    # enable_zero_bubble; what _add_bubbles_to_actions adds is no action
+    forwards, backwards = _in_turns(place, micro_batches)
+    ahead = _ahead(place, micro_batches, each=1)
+    weights = [WeightTask(each.chunk, each.micro_batch) for each in backwards]
+    found: list[Task | WeightTask] = [*forwards[:ahead]]
+    for number, backward in enumerate(backwards):
+        found += [*forwards[ahead + number : ahead + number + 1], backward]
+        if number >= place.index:
+            found.append(weights.pop(0))
+    return [*found, *weights]
+
+
+def _in_turns(place: StagePlace, micro_batches: int) -> tuple[list[Task], list[Task]]:
+    """Return all forwards of a stage, and all backwards, each in order."""
     chunks, turn = place.chunks, turn_of(micro_batches, place.stages)
-    total = chunks * micro_batches
-    # _get_warmup_ops
-    ahead = min((chunks - 1) * turn + 2 * (place.stages - 1 - place.index), total)
 
     def task(direction: Direction, number: int) -> Task:
         turns, within = divmod(number, turn)
@@ -108,12 +154,18 @@ def interleaved_tasks(place: StagePlace, micro_batches: int) -> list[Task]:
             chunk = chunks - 1 - chunk
         return Task(direction, chunk, rounds * turn + within)
 
-    found = [task(Direction.FORWARD, number) for number in range(ahead)]
-    for number in range(total):
-        if number + ahead < total:
-            found.append(task(Direction.FORWARD, number + ahead))
-        found.append(task(Direction.BACKWARD, number))
-    return found
+    forwards, backwards = (
+        [task(way, number) for number in range(chunks * micro_batches)] for way in Direction
+    )
+    return forwards, backwards
+
+
+def _ahead(place: StagePlace, micro_batches: int, *, each: int) -> int:
+    """Return the forwards before the first backward, `each` for a stage behind this one."""
+    # _get_warmup_ops
+    behind = place.stages - 1 - place.index
+    whole = (place.chunks - 1) * turn_of(micro_batches, place.stages)
+    return min(whole + each * behind, place.chunks * micro_batches)
 
 
 def turn_of(micro_batches: int, stages: int) -> int:
@@ -121,7 +173,7 @@ def turn_of(micro_batches: int, stages: int) -> int:
     return micro_batches // max(1, micro_batches // stages)
 
 
-def _unsharding(tasks: Sequence[Task]) -> Iterator[Action]:
+def _unsharding(tasks: Sequence[Task | WeightTask]) -> Iterator[Action]:
     """Yield tasks, and where chunks are gathered and freed: the next few are kept whole."""
     # _add_unshard_reshard
     whole: set[int] = set()
@@ -138,7 +190,7 @@ def _unsharding(tasks: Sequence[Task]) -> Iterator[Action]:
     yield from (Reshard(chunk) for chunk in sorted(whole))
 
 
-def _next_chunks(tasks: Iterable[Task]) -> list[int]:
+def _next_chunks(tasks: Iterable[Task | WeightTask]) -> list[int]:
     found: list[int] = []
     for task in tasks:
         if task.chunk not in found:
@@ -148,16 +200,14 @@ def _next_chunks(tasks: Iterable[Task]) -> list[int]:
     return found
 
 
-def _reducing(actions: Iterable[Action], micro_batches: int) -> Iterator[Action]:
-    """Yield actions, and after the last backward of a chunk its reduction."""
-    # _add_reduce_grad
-    done: dict[int, int] = defaultdict(int)
+def _reducing(actions: Iterable[Action], tasks: Sequence[Task | WeightTask]) -> Iterator[Action]:
+    """Yield actions, and after the last of a chunk's tasks its reduction."""
+    # _add_reduce_grad: the last FULL_BACKWARD or BACKWARD_WEIGHT
+    last = {task.chunk: task for task in tasks}
     for action in actions:
         yield action
-        if isinstance(action, Task) and action.direction is Direction.BACKWARD:
-            done[action.chunk] += 1
-            if done[action.chunk] == micro_batches:
-                yield Reduce(action.chunk)
+        if isinstance(action, Task | WeightTask) and last[action.chunk] == action:
+            yield Reduce(action.chunk)
 
 
 def _linked(places: Sequence[StagePlace], computed: Sequence[list[Action]]) -> list[list[Action]]:

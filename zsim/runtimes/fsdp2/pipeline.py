@@ -8,54 +8,32 @@ backward of a chunk they are reduced group by group, the root first, and compute
 several each chunk is gathered as a whole, copied in on the compute stream, and at most three are
 kept (UNSHARD, RESHARD).
 
-What is received has memory of its own for each micro-batch, which lives as long as the stage
-(`_RecvInfo.buffer`). An activation that is sent is kept until its backward (`fwd_cache`), a
-gradient until the next backward. Compute waits for a send where its memory is used again; with
-several chunks upstream's host looks whether it has ended instead.
-
-A send and a receive that are issued as one go on the communicator of all stages, others on that of
-the two ranks, each on its stream (`_batch_p2p`; `pointToPoint` of `ProcessGroupNCCL.cpp`).
-
-Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13, of
-`_PipelineStageBase` in `stage.py` unless another file is named.
+Functions named in comments are those of `torch/distributed/pipelining/schedules.py` in torch 2.13.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from zsim.model.model import Model, ModelError
-from zsim.model.pipeline_stages import Chunk, Stage, stages
+from zsim.model.pipeline_stages import Stage, stages
 from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
+from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, PipelineSchedule
 from zsim.runtimes.fsdp2.order import (
     Action,
-    Reshard,
-    Unshard,
     interleaved,
+    interleaved_zero_bubble,
     one_forward_one_backward,
     turn_of,
 )
 from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER
-from zsim.runtimes.fsdp2.schedule import FSDP2Step, padded_rows, shards
+from zsim.runtimes.fsdp2.stage import WITH_NEXT, WITH_PREVIOUS, FSDP2Stage
 from zsim.runtimes.fsdp2.volume import VOLUME
-from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
-from zsim.runtimes.stage_messages import StageMessages, offset_of
-from zsim.runtimes.waiting_writer import WaitingWriter
-from zsim.runtimes.wrapping import groups
-from zsim.schedule.layout import Layout
-from zsim.schedule.mesh import Group, Span
-from zsim.schedule.operation import Edge, Previous
+from zsim.runtimes.fsdp2.zero_bubble import ZeroBubbleStage
+from zsim.runtimes.stage_actions import StagePlace
 from zsim.schedule.operation_list import COMPUTE
-from zsim.schedule.schedule import Kind, Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Checkpointing, Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
-from zsim.zero.bucket import numbered
-from zsim.zero.micro_batch_slots import ChunkSlot, chunk_slots
 from zsim.zero.names import PIPELINE
-from zsim.zero.state import update_path
-
-WITH_NEXT, WITH_PREVIOUS = "pipeline_next", "pipeline_previous"
-"""Streams of what two neighbors send each other, but for what is issued as one."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
@@ -70,9 +48,11 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     _need_modelled(model, strategy)
     _need_micro_batches(strategy)
     made = stages(model, strategy)
+    if strategy.options(FSDP2).splits_backward:
+        _need_two_parts(made)
+    kind = ZeroBubbleStage if strategy.options(FSDP2).splits_backward else FSDP2Stage
     steps = [
-        FSDP2Stage(stage, strategy, order)
-        for stage, order in zip(made, orders(strategy), strict=True)
+        kind(stage, strategy, order) for stage, order in zip(made, orders(strategy), strict=True)
     ]
     for step in steps:
         step.write()
@@ -98,6 +78,8 @@ def orders(strategy: Strategy) -> list[list[Action]]:
     """Return what every stage does."""
     count, options = strategy.parallel.pipeline, strategy.options(FSDP2)
     micro_batches = strategy.train.gradient_accumulation_steps
+    if options.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE:
+        return interleaved_zero_bubble(count, options.chunks_of_stage, micro_batches)
     if options.is_interleaved:
         return interleaved(count, options.chunks_of_stage, micro_batches)
     places = (StagePlace(index=index, stages=count) for index in range(count))
@@ -140,240 +122,48 @@ def _need_modelled(model: Model, strategy: Strategy) -> None:
         )
     if options.forward_prefetch:
         raise ModelError(f"zero.fsdp2.forward_prefetch: {options.forward_prefetch} {why}")
+    if options.splits_backward:
+        _need_whole_segments(strategy)
     if options.offload_policy is not OffloadPolicy.NONE:
         raise ModelError(f"zero.fsdp2.offload_policy: {options.offload_policy} {why}")
 
 
-class FSDP2Stage(FSDP2Step):
-    """Forward and backward of every micro-batch on one stage, then the update."""
+def _need_whole_segments(strategy: Strategy) -> None:
+    """Return if backward can be made in two parts.
 
-    def __init__(self, stage: Stage, strategy: Strategy, actions: Sequence[Action]) -> None:
-        ranks, several = strategy.parallel.data, len(stage.chunks) > 1
-        place = padded_rows(ranks)
-        buckets = numbered(
-            stage.model,
-            [group for chunk in stage.chunks for group in groups(chunk.model)],
-            place=place,
-            ranks=ranks,
-            name=f"{stage.name}/bucket",
-        )
-        self._waiting_writer = WaitingWriter(stage)
-        super().__init__(
-            stage.model,
-            strategy,
-            buckets,
-            kept=shards(stage.model, buckets, place, ranks),
-            writer=self._waiting_writer,
-            collects=True,
-            copies_on=COMPUTE if several else COPY_IN,
-        )
-        self.stage = stage
-        self.actions = actions
-        count = strategy.train.gradient_accumulation_steps
-        slots = chunk_slots(
-            self.writer,
-            stage,
-            strategy,
-            buckets=buckets,
-            held=self.held,
-            counts=[count] * len(stage.chunks),
-            keeps_received=True,
-        )
-        self.messages = StageMessages(self.writer, slots)
-        self._wrapped = [self._groups_of(chunk) for chunk in stage.chunks]
-        self._under_way: dict[tuple[Task, bool], str] = {}
-        self._sent: dict[Task, str] = {}
-        self._gradient: Task | None = None
-        self._times = Counter[str]()
-        self._last_update = update_path(self.kept.trained[-1], strategy, has_master=False)
-
-    @property
-    def layouts(self) -> tuple[Layout, ...]:
-        """Every layout that buffers of this step have."""
-        return (*self.buckets.layouts, *self.kept.layouts, *self.reductions.layouts)
-
-    def write(self) -> None:
-        """Write the rest of setup, and the step."""
-        self.write_setup()
-        self.writer.begin_step()
-        self.begin()
-        for action in self.actions:
-            match action:
-                case Messages():
-                    self._exchange(action)
-                case Awaited(task, is_sent):
-                    done = self._sent[task] if is_sent else self._under_way.pop((task, False))
-                    self._waiting_writer.wait(done)
-                case Unshard(chunk):
-                    self._unshard(chunk)
-                case Reshard(chunk):
-                    self._reshard(chunk)
-                case Reduce(chunk):
-                    self._reduce_chunk(chunk)
-                case Task(direction=Direction.FORWARD):
-                    self._forward(action)
-                case Task():
-                    self._backward(action)
-        self._free_gradient()
-        self.writer.prefix = "step/backward/end"
-        self.end()
-
-    def write_setup(self) -> None:
-        """Take memory for what is received, of every micro-batch."""
-        # _setup_forward_recv_info, _create_grad_recv_info
-        writer = self.writer
-        for chunk, own in enumerate(self.messages.slots):
-            for number, slot in enumerate(own):
-                for direction, value in (
-                    (Direction.FORWARD, slot.given),
-                    (Direction.BACKWARD, slot.sent),
-                ):
-                    if value is None:
-                        continue
-                    task = Task(direction, chunk, number)
-                    name = self.messages.buffer(task, is_sent=False)
-                    writer.prefix = f"setup/received/mb{number}"
-                    writer.buffer(name, value.elements, value.dtype, Kind.WORKSPACE)
-                    writer.persist(name)
-
-    def after_backward(self, bucket: int, after: tuple[Edge, ...] = ()) -> None:
-        """Add whole gradients to those of earlier micro-batches; parameters are kept."""
-        # backward_maybe_with_nosync: set_reshard_after_backward(False),
-        # set_requires_gradient_sync(False) before each backward, the last one too
-        del after
-        self.reductions.add_up(bucket)
-
-    def _groups_of(self, chunk: Chunk) -> tuple[int | None, list[int]]:
-        """Return the bucket of a chunk's root, if it has one, and those of its blocks."""
-        blocks = [block for unit in chunk.units if (block := self.block(unit)) is not None]
-        own = [each.index for each in self.buckets.all if each.units[0] in chunk.units]
-        return next((number for number in own if number not in blocks), None), blocks
-
-    def _buckets_of(self, chunk: int) -> list[int]:
-        """Return the groups of a chunk in the order of modules, the root first."""
-        root, blocks = self._wrapped[chunk]
-        return blocks if root is None else [root, *blocks]
-
-    def _unshard(self, chunk: int) -> None:
-        """Begin to gather all groups of a chunk."""
-        # UNSHARD: submodule.unshard(async_op=True) of each
-        self.writer.prefix = self._again(f"step/unshard/chunk{chunk}")
-        for bucket in self._buckets_of(chunk):
-            self.gathers.gather(bucket)
-
-    def _reshard(self, chunk: int) -> None:
-        self.writer.prefix = self._again(f"step/reshard/chunk{chunk}")
-        for bucket in self._buckets_of(chunk):
-            self.gathers.reshard(bucket)
-
-    def _again(self, path: str) -> str:
-        """Return `path`, with a number from its second time on."""
-        self._times[path] += 1
-        return path if self._times[path] == 1 else f"{path}/{self._times[path]}"
-
-    def _reduce_chunk(self, chunk: int) -> None:
-        """Reduce the gradients of a chunk, free its parameters, and wait for all."""
-        # perform_reduce_grad: post_backward of all states, then the root's final callback
-        self.writer.prefix = f"step/backward/reduce{chunk}"
-        self.is_last = True
-        for bucket in self._buckets_of(chunk):
-            self.gathers.reshard(bucket)
-            self.reductions.reduce_sum(bucket)
-        self.reductions.end_backward()
-
-    def _enter(self, task: Task) -> ChunkSlot:
-        """Go on with a micro-batch; return its slot."""
-        slot = self.messages.slot_of(task)
-        self.passes = slot.passes
-        self.enter(task.micro_batch)
-        self.root, self.order = self._wrapped[task.chunk]
-        self.last_unit = self.stage.chunks[task.chunk].units[-1]
-        self.writer.prefix = self.messages.path(task)
-        # _assert_unsharded: wait_for_unshard of all groups
-        for bucket in self._buckets_of(task.chunk):
-            self.gathers.copy_out(bucket, forward=False)
-        return slot
-
-    def _forward(self, task: Task) -> None:
-        # forward_one_chunk
-        self._enter(task).begin_forward()
-        self.begin_forward()
-        for visit in self.messages.visits(task):
-            self.forward(visit)
-
-    def _backward(self, task: Task) -> None:
-        # backward_one_chunk
-        slot = self._enter(task)
-        slot.begin_backward()
-        self.begin_backward()
-        for visit in self.messages.visits(task):
-            self.backward(visit)
-        self.writer.prefix = f"{self.messages.path(task)}/end"
-        self.end_backward()
-        slot.end_backward()
-        if slot.sent is not None:
-            self._free_sent(Task(Direction.FORWARD, task.chunk, task.micro_batch))
-        self._free_gradient()
-        self._gradient = task if slot.given is not None else None
-
-    def end_backward(self) -> None:
-        """Add up gradients of the root, and of blocks whose inputs have none."""
-        for bucket in [*([] if self.root is None else [self.root]), *self._late]:
-            self.after_backward(bucket)
-
-    def _free_sent(self, task: Task) -> None:
-        self.writer.free(self.messages.buffer(task, is_sent=True), uses=(self._sent[task],))
-
-    def _free_gradient(self) -> None:
-        """Give back the gradient that the last backward has sent."""
-        if self._gradient is not None:
-            self._free_sent(self._gradient)
-            self._gradient = None
-
-    def _exchange(self, exchange: Messages) -> None:
-        """Send and receive: as one if it is both, otherwise one by one."""
-        # _batch_p2p; _wait_batch_p2p where it is awaited
-        # a communicator's stream waits for what compute has been given, if by the last step
-        computed = self._waiting_writer.computed
-        after: tuple[Edge, ...] = (computed or Previous(self._last_update),)
-        moves = [
-            *((task, True) for task in exchange.sends),
-            *((task, False) for task in exchange.receives),
-        ]
-        together = bool(exchange.sends and exchange.receives)
-        done = [self._move(*each, together=together, after=after) for each in moves]
-        if together:
-            done = [self.writer.together("exchange", len(moves), after=after)] * len(moves)
-        for (task, is_sent), operation in zip(moves, done, strict=True):
-            if is_sent:
-                self._sent[task] = operation
-            elif not exchange.is_awaited:
-                self._under_way[task, False] = operation
-            if exchange.is_awaited:
-                self._waiting_writer.wait(operation)
-
-    def _move(
-        self,
-        task: Task,
-        is_sent: bool,  # noqa: FBT001 (of a pair)
-        *,
-        together: bool,
-        after: tuple[Edge, ...],
-    ) -> str:
-        if together:
-            return self.messages.move(task, is_sent=is_sent, stream=PIPELINE)[1]
-        offset, count = offset_of(task, is_sent=is_sent), self.strategy.parallel.pipeline
-        pair = pair_of(self.stage.index, (self.stage.index + offset) % count)
-        stream = WITH_NEXT if offset > 0 or count == 2 else WITH_PREVIOUS
-        if pair not in self.writer.groups:
-            self.writer.groups.append(pair)
-        return self.messages.move(
-            task, is_sent=is_sent, stream=stream, after=after, pair=pair.name
-        )[1]
+    Raises:
+        ModelError: PyTorch refuses it, or it is not modelled.
+    """
+    kind = strategy.options(FSDP2).pipeline_schedule
+    train, parallel = strategy.train, strategy.parallel
+    activations = strategy.activations.checkpointing
+    # _check_torch_compile_compatibility
+    wrong = [("train.compile", "true", "PyTorch refuses it")] if train.compile else []
+    if activations is not Checkpointing.NONE:
+        # every graph task runs it again (_CheckpointFrame of torch/utils/checkpoint.py), and the
+        # second part is one for each parameter
+        why = "every parameter would run its block again, which is not modelled"
+        wrong.append(("activations.checkpointing", activations, why))
+    for name, degree in (("tensor", parallel.tensor), ("context", parallel.context)):
+        if degree > 1:
+            wrong.append((f"parallel.{name}", str(degree), "is not modelled"))
+    if train.float8 is not None:
+        wrong.append(("train.float8", train.float8, "is not modelled"))
+    for field, value, why in wrong:
+        raise ModelError(f"{field}: {value} with {kind}: {why}")
 
 
-def pair_of(one: int, other: int) -> Group:
-    """Return the communicator of two stages."""
-    low, high = sorted((one, other))
-    ends = Span(axis=PIPELINE, start=low, end=high + 1, step=high - low)
-    return Group(name=f"{PIPELINE}{low}_{high}", axes=(PIPELINE,), where=(ends,))
+def _need_two_parts(made: Sequence[Stage]) -> None:
+    """Return if it is known what both parts of every backward cost that is in two parts.
+
+    Raises:
+        ModelError: of one it is not, as of modules that zsim has not built.
+    """
+    for stage in made:
+        for chunk in stage.chunks if stage.index else stage.chunks[1:]:
+            for unit in chunk.model.units:
+                for segment in unit.segments:
+                    if segment.split is None and stage.model.trained_of(segment):
+                        raise ModelError(
+                            f"unit {unit.name}: what a backward in two parts costs is not known"
+                        )

@@ -57,6 +57,7 @@ class GroupReductions(StepPart):
         self._reduction = Reduction.AVERAGE if averages else Reduction.SUM
         self._collected: dict[int, Sources] = {}
         self._copies: dict[int, Copies] = {}
+        self._left: dict[tuple[int, int], str] = {}
         self._inputs: list[tuple[str, str]] = []
         self._held: list[tuple[str, tuple[str, ...]]] = []
         self._leaving: list[tuple[Bucket, str]] = []
@@ -94,6 +95,45 @@ class GroupReductions(StepPart):
         sources = self._collected.pop(number)
         del self._copies[number]
         self._add_up(bucket, self._together(bucket), sources)
+
+    def collect_or_add(self, unit: int) -> None:
+        """Keep what a second part of backward made of `unit`, or add it to what there is of it.
+
+        In the format of the reduction it is added to whole gradients at once.
+        """
+        # stage_backward_weight (torch/distributed/pipelining/_backward.py): weight.grad, which
+        # to_accumulated_grad_if_needed leaves where it is if it is in reduce_dtype
+        if self._wire is self.compute:
+            self.collect(unit)
+            for number in {run.bucket for _, run in self.buckets.trained_runs(unit)}:
+                self.add_up(number)
+            return
+        for position, run in self.buckets.trained_runs(unit):
+            source, before = self.passes.transient(unit, position), self._left.get((unit, position))
+            if before is None:
+                names = {parameter.name for parameter in run.trained}
+                self._left[unit, position] = source
+                self._collected.setdefault(run.bucket, []).append((source, names))
+                continue
+            self.writer.copy(
+                f"add/{before}/{source}",
+                source,
+                before,
+                accumulate=True,
+                launches=len(run.trained),
+            )
+            self.writer.free(source)
+
+    def add_up_left(self, number: int) -> None:
+        """Add to whole gradients what second parts have made since the last time, if anything."""
+        if number not in self._collected:
+            return
+        for unit in self.buckets.all[number].units:
+            for position, run in self.buckets.trained_runs(unit):
+                if run.bucket == number:
+                    self._left.pop((unit, position), None)
+        self._copies.setdefault(number, [])
+        self.add_up(number)
 
     def reduce_sum(self, number: int, after: tuple[Edge, ...] = (), *, last: bool = True) -> None:
         """Reduce the whole gradients that were added up."""

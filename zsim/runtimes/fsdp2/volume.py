@@ -141,18 +141,23 @@ def messages(stage: Stage, strategy: Strategy) -> list[WireBytes]:
 def turns_whole(index: int, strategy: Strategy) -> list[int]:
     """Return how often a stage gathers each of its chunks.
 
-    One stays whole until three others have had a turn before its next.
+    One stays whole until three others have had a turn before its next. Where backward is in two
+    parts, half as many forwards are ahead, and on stage s the second part comes s backwards later.
     """
     stages, chunks = strategy.parallel.pipeline, strategy.options(FSDP2).chunks_of_stage
+    splits = strategy.options(FSDP2).splits_backward
     micro_batches = strategy.train.gradient_accumulation_steps
     if chunks <= 3:
         return [1] * chunks
     turn = micro_batches // max(1, micro_batches // stages)
     forward = [number // turn % chunks for number in range(chunks * micro_batches)]
-    ahead = min((chunks - 1) * turn + 2 * (stages - 1 - index), len(forward))
-    visited = forward[:ahead]
-    for number, chunk in enumerate(forward):
-        visited += [*forward[ahead + number : ahead + number + 1], chunks - 1 - chunk]
+    ahead = min((chunks - 1) * turn + (2 - splits) * (stages - 1 - index), len(forward))
+    visited, backward = forward[:ahead], [chunks - 1 - chunk for chunk in forward]
+    for number, chunk in enumerate(backward):
+        visited += [*forward[ahead + number : ahead + number + 1], chunk]
+        if splits and number >= index:
+            visited.append(backward[number - index])
+    visited += backward[max(0, len(backward) - index) :] if splits else []
     found = [0] * chunks
     last: dict[int, int] = {}
     for place, chunk in enumerate(visited):
@@ -260,7 +265,10 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     trained = sum(each.elements for each in model.parameters if not each.frozen)
     micro_batches = strategy.train.gradient_accumulation_steps
     if _collects(strategy):
-        added = (size + wire) + (micro_batches - 1) * (size + 2 * wire)
+        more = size + 2 * wire
+        if options.splits_backward:  # gradients of parameters add up in their own format as well
+            more = min(more, 3 * size)
+        added = (size + wire) + (micro_batches - 1) * more
         return CopiedBytes(compute=found + trained * (added + 2 * wire))
     return CopiedBytes(compute=found + micro_batches * trained * (size + wire))
 

@@ -1,0 +1,339 @@
+"""FSDP2's pipelines whose backwards are in two parts: what is trained, held, timed and proved."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from exact_training import STEPS, cluster, trained
+from fsdp2_pipelines import KEPT, SHAPE, model_of, strategy_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.backend.backend import Job
+from zsim.dtype import DType
+from zsim.model.equal_units import equal_units
+from zsim.model.model import Model, ModelError
+from zsim.proof import check
+from zsim.runtimes.fsdp2.options import PipelineSchedule
+from zsim.runtimes.fsdp2.order import Reshard, Unshard, WeightTask, interleaved_zero_bubble
+from zsim.runtimes.registry import make_schedule
+from zsim.runtimes.stage_actions import Direction, Reduce, Task
+from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, Operation, Role
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.execution import Execution
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim_des import SimBackend
+from zsim_des.values import train
+
+SPLIT = KEPT.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
+
+
+def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
+    """A model as scenarios have it: its loss is a segment of its own."""
+    return model_of(strategy, replace(SHAPE, layers=layers, execution=strategy.execution))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layers"),
+    [
+        (strategy_of(2, 4, SPLIT.but(reduce_dtype=None)).but({"train.clip_norm": None}), 4),
+        (strategy_of(4, 6, SPLIT).but({"parallel.data": 2, "parallel.replicate": 2}), 9),
+        (
+            strategy_of(2, 6, SPLIT).but({"parallel.data": 2, "train.precision": Precision.FP16}),
+            4,
+        ),
+        (strategy_of(3, 3, SPLIT.but(pipeline_stages_per_rank=4)).but({"parallel.data": 2}), 10),
+    ],
+)
+def test_stages_train_what_one_process_does_and_are_proved(strategy: Strategy, layers: int) -> None:
+    # also where the loss is no segment of its own
+    for model in (
+        model_in_parts(strategy, layers=layers),
+        model_of(strategy, replace(SHAPE, layers=layers)),
+    ):
+        made = make_schedule(model, strategy)
+        assert check(made, model) == ()
+        result = trained(made, model, train(model, strategy, STEPS))
+        assert result.is_right, result
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 5), st.integers(2, 5), st.integers(1, 3), st.booleans())
+def test_second_parts_follow_their_first_and_come_before_the_reduction(
+    stages: int, chunks: int, rounds: int, odd: bool
+) -> None:
+    count = (stages + (odd and rounds < stages)) * rounds
+    for index, order in enumerate(interleaved_zero_bubble(stages, chunks, count)):
+        whole: set[int] = set()
+        first: list[tuple[int, int]] = []
+        left = Counter(dict.fromkeys(range(chunks), count))
+        behind = 0
+        for action in order:
+            match action:
+                case Unshard(chunk):
+                    whole.add(chunk)
+                case Reshard(chunk):
+                    whole.remove(chunk)
+                case Task(direction=Direction.BACKWARD):
+                    first.append((action.chunk, action.micro_batch))
+                    behind = max(behind, len(first))
+                case WeightTask(chunk, micro_batch):
+                    assert chunk in whole
+                    assert first.pop(0) == (chunk, micro_batch)
+                    left[chunk] -= 1
+                case Reduce(chunk):
+                    assert not left[chunk]
+                    del left[chunk]
+                case _:
+                    pass
+        assert not first
+        assert not left
+        assert behind == min(index + 1, chunks * count)
+
+
+@dataclass(frozen=True)
+class ThreeParts:
+    """Forwards and both parts of backwards of a chunk take so long; everything else nothing."""
+
+    made: Schedule
+    forward_ps: int
+    input_ps: int
+    weight_ps: int
+
+    def issue_ps(self, rank: int, step: int, operation: str) -> int:
+        del rank, step, operation
+        return 0
+
+    def kernel_ps(self, rank: int, step: int, operation: str) -> int:
+        del step
+        found = self.made.program_of(rank).by_id[operation]
+        if not isinstance(found, Compute) or not found.unit.startswith("block"):
+            return 0
+        match found.action:
+            case Action.FORWARD:
+                return self.forward_ps
+            case Action.BACKWARD:
+                return self.input_ps + self.weight_ps
+            case Action.BACKWARD_INPUT:
+                return self.input_ps
+            case Action.BACKWARD_WEIGHT:
+                return self.weight_ps
+            case _:
+                return 0
+
+    def communication_ps(self, step: int, operation: str) -> int:
+        del step, operation
+        return 0
+
+
+def step_ps(pipeline: int, micro_batches: int, times: tuple[int, int, int]) -> int:
+    """What a step takes whose virtual stages have a block each, in the middle of a training."""
+    options = SPLIT.but(first_stage_less_layers=0, last_stage_less_layers=0)
+    strategy = strategy_of(pipeline, micro_batches, options)
+    model = model_in_parts(strategy, layers=2 * pipeline)
+    made = make_schedule(model, strategy)
+    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
+    first, second = SimBackend(durations=ThreeParts(made, *times)).step_ends_ps(job)
+    return second - first
+
+
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 4), (4, 8), (4, 4)])
+@pytest.mark.parametrize("times", [(70, 70, 70), (70, 90, 50)])
+def test_second_parts_fill_the_bubble(
+    pipeline: int, micro_batches: int, times: tuple[int, int, int]
+) -> None:
+    forward, inputs, weights = times
+    # v m (f + i + w) and a bubble of (P - 1) (f + i - w), all of a chunk (Qi et al. 2023, table 1)
+    whole = 2 * micro_batches * (forward + inputs + weights)
+    bubble = (pipeline - 1) * (forward + inputs - weights)
+    assert step_ps(pipeline, micro_batches, times) == whole + bubble
+
+
+def alive_at_most(program: Program, part: str) -> int:
+    """How many buffers with such a name are alive at once at most."""
+    alive = most = 0
+    for each in program.step:
+        if isinstance(each, Allocate | Free) and part in each.buffer:
+            alive += 1 if isinstance(each, Allocate) else -1
+            most = max(most, alive)
+    return most
+
+
+def test_a_stage_holds_what_first_parts_leave_until_their_second() -> None:
+    options = SPLIT.but(first_stage_less_layers=0, last_stage_less_layers=0)
+    strategy = strategy_of(4, 8, options)
+    made = make_schedule(model_in_parts(strategy, layers=8), strategy)
+    # On stage s second parts are s behind. The first chunk of the model leaves nothing.
+    held = [alive_at_most(program, "/intermediate") for program in made.programs[:3]]
+    assert held == [1, 2, 3]
+
+
+def test_gradients_of_weights_add_up_in_their_own_format_until_the_next_first_part() -> None:
+    strategy = strategy_of(4, 8, SPLIT).but({"parallel.data": 2})
+    made = make_schedule(model_in_parts(strategy, layers=9), strategy)
+    program = made.programs[3]
+    formats = {
+        program.by_name[each.target.buffer].dtype
+        for each in program.step
+        if isinstance(each, Copy) and each.accumulate and "/gradient" in each.source.buffer
+    }
+    assert formats == {DType.BF16, DType.FP32}
+
+
+def edited(program: Program, edit: Callable[[list[Operation]], None]) -> Program:
+    step = list(program.step)
+    edit(step)
+    return replace(program, step=tuple(step))
+
+
+def parts(step: list[Operation], action: Action) -> list[int]:
+    """Places of the computations of an action."""
+    return [
+        place
+        for place, each in enumerate(step)
+        if isinstance(each, Compute) and each.action is action
+    ]
+
+
+def dropped(step: list[Operation]) -> None:
+    """A second part does not run."""
+    del step[parts(step, Action.BACKWARD_WEIGHT)[1]]
+
+
+def too_early(step: list[Operation]) -> None:
+    """A second part runs before its first."""
+    weight = step.pop(parts(step, Action.BACKWARD_WEIGHT)[0])
+    assert isinstance(weight, Compute)
+    first = next(
+        place
+        for place, each in enumerate(step)
+        if isinstance(each, Compute)
+        and each.action is Action.BACKWARD_INPUT
+        and (each.unit, each.micro_batch) == (weight.unit, weight.micro_batch)
+    )
+    step.insert(first, weight)
+
+
+def of_another_micro_batch(role: Role) -> Callable[[list[Operation]], None]:
+    """A second part reads what another micro-batch has in a role."""
+
+    def edit(step: list[Operation]) -> None:
+        one, other = _two_of_a_unit(step)
+        theirs = next(each for each in other.operands if each.role is role)
+        operands = tuple(theirs if each.role is role else each for each in one.operands)
+        step[step.index(one)] = replace(one, operands=operands)
+
+    return edit
+
+
+def _two_of_a_unit(step: list[Operation]) -> tuple[Compute, Compute]:
+    """Second parts of one unit, in two micro-batches whose first parts have both run."""
+    found = [step[place] for place in parts(step, Action.BACKWARD_WEIGHT)]
+    for one in found:
+        for other in found:
+            assert isinstance(one, Compute)
+            assert isinstance(other, Compute)
+            if one.unit == other.unit and other.micro_batch == one.micro_batch + 1:
+                return one, other
+    raise AssertionError(step)
+
+
+def not_added(step: list[Operation]) -> None:
+    """Gradients of weights take the place of those before."""
+    for place, each in enumerate(step):
+        if isinstance(each, Copy) and each.accumulate and "/gradient0@" in each.source.buffer:
+            step[place] = replace(each, accumulate=False)
+            return
+    raise AssertionError(step)
+
+
+def freed(step: list[Operation]) -> None:
+    """What a first part leaves is given back before the second reads it."""
+    place, one = next(
+        (place, each)
+        for place, each in enumerate(step)
+        if isinstance(each, Free) and "/intermediate" in each.buffer
+    )
+    reader = parts(step, Action.BACKWARD_WEIGHT)[0]
+    assert reader < place
+    step.insert(reader, step.pop(place))
+    assert one in step
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        dropped,
+        too_early,
+        of_another_micro_batch(Role.INTERMEDIATE_GRADIENT),
+        of_another_micro_batch(Role.SAVED),
+        of_another_micro_batch(Role.GRADIENT),
+        not_added,
+        freed,
+    ],
+)
+def test_a_wrong_second_part_is_found(edit: Callable[[list[Operation]], None]) -> None:
+    strategy = strategy_of(2, 4, SPLIT)
+    model = model_in_parts(strategy)
+    made = make_schedule(model, strategy)
+    first, last = made.programs
+    wrong = replace(made, programs=(first, edited(last, edit)))
+    assert check(wrong, model)
+
+
+def test_a_first_part_that_reads_another_gradient_is_found() -> None:
+    strategy = strategy_of(2, 4, SPLIT)
+    model = model_in_parts(strategy, layers=6)
+    made = make_schedule(model, strategy)
+    first, last = made.programs
+
+    def edit(step: list[Operation]) -> None:
+        """A unit reads the gradient of its output in the next micro-batch."""
+        found = [each for each in step if isinstance(each, Compute)]
+        inputs = [each for each in found if each.action is Action.BACKWARD_INPUT]
+        one = next(each for each in inputs if each.unit == "block2")
+        later = next(each for each in inputs if each.unit == "block2" and each.micro_batch == 1)
+        theirs = next(each for each in later.operands if each.role is Role.OUTPUT_GRADIENT)
+        operands = tuple(
+            theirs if each.role is Role.OUTPUT_GRADIENT else each for each in one.operands
+        )
+        step[step.index(one)] = replace(one, operands=operands)
+
+    assert check(replace(made, programs=(first, edited(last, edit))), model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"train.compile": True}, "train.compile: true with InterleavedZeroBubble: PyTorch"),
+        (
+            {"activations.checkpointing": Checkpointing.FULL},
+            "activations.checkpointing: full with InterleavedZeroBubble: every parameter",
+        ),
+        (
+            {"activations.checkpointing": Checkpointing.SELECTIVE},
+            "activations.checkpointing: selective with",
+        ),
+        ({"parallel.tensor": 2}, "parallel.tensor: 2 with InterleavedZeroBubble: is not modelled"),
+        (
+            {"parallel.context": 2, "parallel.data": 2},
+            "parallel.context: 2 with InterleavedZeroBubble: is not",
+        ),
+        ({"train.float8": "rowwise"}, "train.float8: rowwise with InterleavedZeroBubble: is not"),
+        ({"train.gradient_accumulation_steps": 5}, "5 must be a multiple of 2, its rounds of 2"),
+    ],
+)
+def test_what_does_not_go_with_two_parts_is_refused(changes: dict[str, object], why: str) -> None:
+    strategy = strategy_of(2, 4, SPLIT).but(changes)
+    execution = Execution(context=strategy.parallel.context)
+    model = model_of(strategy, replace(SHAPE, execution=execution))
+    with pytest.raises(ModelError, match=why):
+        make_schedule(model, strategy)
+
+
+def test_units_whose_parts_cost_nobody_knows_what_are_refused() -> None:
+    strategy = strategy_of(2, 4, SPLIT)
+    with pytest.raises(ModelError, match="unit unit3: what a backward in two parts costs is not"):
+        make_schedule(equal_units(parameters=600, units=6), strategy)
