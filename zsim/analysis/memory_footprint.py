@@ -61,7 +61,7 @@ class Footprint:
         reserved_bytes: the most that the allocator takes; after a lack it takes no more.
         usable_bytes: what there is for it; 0 if that is not known.
         kept_bytes: the most that is alive beside buffers of collectives, deferred frees returned at
-            once; 0 where it was not asked.
+            once, or less.
         lack: the first rank's and pool's that does not suffice, host memory among them.
         tiers: host memory and NVMe of the node that takes most, where ranks hold some.
     """
@@ -207,6 +207,7 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
         usable_bytes=found.usable_bytes,
         lack=lack_of_run(job.schedule, trace),
         tiers=found.tiers,
+        kept_bytes=most_kept_bytes(job),
     )
 
 

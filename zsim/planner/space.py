@@ -242,6 +242,7 @@ class SettingSpace:
     ) -> Iterator[SettingGroup | RefusedSettings]:
         modes = self._modes()
         if (data := degrees.data(fleet.gpus)) is None:
+            yield from self._not_dealt_out(fleet, len(modes) * len(knobs))
             return
         replicas = data // degrees.context * degrees.replicate
         if self.sequences % replicas:
@@ -273,6 +274,17 @@ class SettingSpace:
                 "train.gradient_accumulation_steps": share // micro,
             }
             yield SettingGroup(fleet=fleet, changes=changes, knobs=knobs)
+
+    def _not_dealt_out(self, fleet: Fleet, count: int) -> Iterator[RefusedSettings]:
+        """Yield that degrees which are not sought do not go with the GPUs, if they do not."""
+        degrees = {
+            axis: self._numbers(f"parallel.{axis}", (1,))[0]
+            for axis in ("tensor", "pipeline", "replicate", "context")
+        }
+        if Degrees(**degrees).data(fleet.gpus) is None:
+            said = ", ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
+            why = f"{fleet.gpus:,} GPUs cannot be dealt out to {said}"
+            yield RefusedSettings(why=why, count=count)
 
     def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
         """Return the ways in which a tensor axis works, unless a setting says which."""

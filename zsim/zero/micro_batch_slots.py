@@ -106,6 +106,7 @@ def chunk_slots(
     """
     made: list[list[ChunkSlot]] = [[] for _ in counts]
     first: SlotForwardBackward | None = None
+    reading = next((chunk for chunk in stage.chunks if chunk.reads_batch), None)  # it stays
     for number in range(max(counts)):
         suffix = f"@{number}" if number else ""
         sent = (chunk.sent for chunk in stage.chunks if keeps_received and chunk.sent is not None)
@@ -122,7 +123,8 @@ def chunk_slots(
         first = first or passes
         for own, chunk, count in zip(made, stage.chunks, counts, strict=True):
             if number < count:
-                own.append(_slot(passes, chunk, suffix, keeps_given=keeps_received))
+                made_slot = _slot(passes, chunk, suffix, keeps_given=keeps_received)
+                own.append(replace(made_slot, reads_batch=chunk is reading))
     return made
 
 

@@ -107,7 +107,11 @@ def test_every_setting_is_accounted_for(found: BestResult) -> None:
 def test_the_gap_is_closed_where_nothing_is_left(found: BestResult) -> None:
     assert found.open_settings == 0
     assert found.gap <= 0.01
-    assert "more than" in dict(found.facts())["optimality"]
+    told = {
+        gap: dict(replace(found, gap=gap).facts())["optimality"] for gap in (0.0, 0.0004, 0.007)
+    }
+    assert told[0.0] == told[0.0004] == "nothing among these settings is better"
+    assert told[0.007] == "nothing among these settings is more than 0.7% better"
 
 
 def test_the_page_says_what_the_answer_says(found: BestResult, tmp_path: Path) -> None:

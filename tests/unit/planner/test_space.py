@@ -1,10 +1,11 @@
 """Settings that a search considers: ranks share long sequences only, and one at a time."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.planner.fleet import Fleet
-from zsim.planner.space import LEAST_PART, RuntimeSpace, SettingGroup, SettingSpace
+from zsim.planner.space import LEAST_PART, RefusedSettings, RuntimeSpace, SettingGroup, SettingSpace
 
 GPUS = 16
 
@@ -69,6 +70,33 @@ def test_ranks_that_share_a_sequence_divide_it_and_the_data_axis(
 
 def test_fewer_sequences_than_ranks_are_trained_by_sharing_them() -> None:
     assert contexts(groups(8 * LEAST_PART, sequences=2, tensor=1)) == {8}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "refused"),
+    [
+        ({}, False),
+        ({"tensor": 8}, False),
+        ({"context": 3}, True),
+        ({"tensor": 8, "pipeline": 4}, True),
+    ],
+)
+def test_degrees_that_a_setting_says_and_that_fill_no_gpus_are_refused_by_name(
+    fixed: dict[str, int], refused: bool
+) -> None:
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name="fsdp2", stages=(3,), has_pipeline=True, has_replicas=True)],
+        fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
+        sequences=GPUS,
+        sequence_length=1024,
+        fixed={f"parallel.{axis}": degree for axis, degree in fixed.items()},
+    )
+    found = list(space.groups())
+    assert {isinstance(each, RefusedSettings) for each in found} == {refused}
+    said = ", ".join(f"{axis} {degree}" for axis, degree in fixed.items())
+    if refused:
+        whys = {each.why for each in found if isinstance(each, RefusedSettings)}
+        assert whys == {f"16 GPUs cannot be dealt out to {said}"}
 
 
 def test_a_degree_that_a_setting_says_is_not_sought() -> None:

@@ -80,8 +80,8 @@ def test_neighbors_take_what_is_sent_in_the_order_of_sending(
     for way in Direction:
         ends = (stages - 1,) if way is Direction.FORWARD else (0,)
         for index, (sent, taken) in enumerate(sent_and_taken(orders, way)):
-            every = [] if index in ends else [(index, number) for number in range(micro_batches)]
-            assert sent == taken == every
+            count = 0 if index in ends else micro_batches
+            assert sent == taken == [(index, number) for number in range(count)]
     for index, order in enumerate(orders):
         tasks = Counter(action for action in order if isinstance(action, Task))
         every = [Task(way, 0, number) for way in Direction for number in range(micro_batches)]
