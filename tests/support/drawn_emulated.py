@@ -57,13 +57,14 @@ def fsdp2_stages(draw: st.DrawFn) -> FSDP2:
     """Any options of FSDP2 that go with a pipeline."""
     schedule = draw(st.sampled_from(PipelineSchedule))
     is_interleaved = schedule is not PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
+    in_turns = is_interleaved and schedule is not PipelineSchedule.ZERO_BUBBLE_IN_V
     return FSDP2(
         reshard_after_forward=not is_interleaved and draw(st.booleans()),
         reduce_dtype=draw(FORMATS),
         reduce_scatter_max_input_buffers=draw(st.integers(1, 3)),
         enable_sequence_parallel=draw(st.booleans()),
         pipeline_schedule=schedule,
-        pipeline_stages_per_rank=draw(st.integers(2, 4)) if is_interleaved else None,
+        pipeline_stages_per_rank=draw(st.integers(2, 4)) if in_turns else None,
     )
 
 

@@ -1,6 +1,6 @@
 """Collectives that PyTorch's FSDP issues in a stage of a pipeline, beside those of our schedule."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,10 +15,10 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.pipeline_stages import in_blocks
 from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.fsdp2.order import Action, Reshard, Unshard
+from zsim.runtimes.fsdp2.order import Action, Reshard, Unshard, WeightTask
 from zsim.runtimes.fsdp2.pipeline import orders
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, Task
+from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 from zsim.strategy.strategy import Strategy
 from zsim_torch.module.transformer import transformer
 
@@ -56,6 +56,8 @@ class WrappedChunk:
         self.root = cast("nn.Module", sharded(part, blocks, strategy, options))
         self.stage: Any = SimpleNamespace(submod=self.root)
         self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.left: dict[int, dict[str, object]] = {}
+        self.splits = options.splits_backward
         self.handles: list[Any] = []
 
     @property
@@ -70,14 +72,28 @@ class WrappedChunk:
         self.made[number] = (self.root(given), given)
 
     def backward(self, number: int) -> None:
+        """Run a backward, or the first part of one (`backward_one_chunk`)."""
         made, given = self.made.pop(number)
         is_loss = not made.dim()
-        words: dict[str, object] = {
+        words: dict[str, Any] = {
             "stage_output": made if is_loss else (made,),
             "output_grads": None if is_loss else (torch.zeros_like(made),),
             "input_values": [given],
         }
-        PipelineStage.backward_maybe_with_nosync(self.stage, "full", words)
+        if not self.splits:
+            PipelineStage.backward_maybe_with_nosync(self.stage, "full", words)
+            return
+        self.left[number] = words
+        if self.names[0] != "embedding":
+            words["stage_output"] = (made,)
+            _, groups = PipelineStage.backward_maybe_with_nosync(self.stage, "input", words)
+            words["param_groups"] = groups
+
+    def weights(self, number: int) -> None:
+        """Run the second part (`backward_weight_one_chunk`)."""
+        words = self.left.pop(number)
+        kind = "weight" if "param_groups" in words else "full"
+        PipelineStage.backward_maybe_with_nosync(self.stage, kind, words)
 
     def wait(self) -> None:
         for handle in self.handles:
@@ -100,6 +116,9 @@ class WrappedChunk:
             case Task():
                 self.wait()
                 self.backward(action.micro_batch)
+            case WeightTask():
+                self.wait()
+                self.weights(action.micro_batch)
             case _:
                 pass
 
@@ -134,6 +153,30 @@ def parts(strategy: Strategy, index: int, batch: torch.Tensor) -> list[Part]:
     names, each = list(units), len(units) // count
     found: list[Part] = []
     for chunk in range(options.chunks_of_stage):
-        first = (chunk * stages + index) * each
+        place = StagePlace(index=index, stages=stages, in_v=options.stages_in_v)
+        first = place.virtual(chunk) * each
         found.append(Part({name: units[name] for name in names[first : first + each]}, batch))
+    return found
+
+
+def gradient_formats(strategy: Strategy, actions: Sequence[Action]) -> list[set[torch.dtype]]:
+    """Formats of the whole gradients that PyTorch has after each action on the second stage."""
+    batch = torch.zeros((1, SHAPE.sequence_length + 1), dtype=torch.int64)
+    found: list[set[torch.dtype]] = []
+    with pretended(strategy.replicas):
+        part = parts(strategy, 1, batch)[0]
+        chunk = WrappedChunk(part, strategy, strategy.options(FSDP2))
+        for action in actions:
+            chunk.follow(action, batch)
+            held: list[Any] = [
+                each
+                for module in chunk.wrapped
+                for group in cast("Any", module)._get_fsdp_state()._fsdp_param_groups
+                for parameter in group.fsdp_params
+                for each in (
+                    parameter.unsharded_accumulated_grad,
+                    getattr(getattr(parameter, "_unsharded_param", None), "grad", None),
+                )
+            ]
+            found.append({each.dtype for each in held if each is not None})
     return found

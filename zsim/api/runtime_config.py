@@ -164,13 +164,17 @@ def _of_stages(asked: ConfigQuestion) -> list[str]:
             f"stage = PipelineStage(model, place, {count}, device, group=pipeline.get_group())",
             f'schedule = get_schedule_class("{kind}")(stage, {many}={times}, loss_fn=loss_fn)',
         ]
+    places = f"[place + {count} * number for number in range({chunks})]"
+    if kind == "ZBVZeroBubble":
+        places = f"[place, {2 * count - 1} - place]"
     return [
         *lines,
-        f"# Each of chunks is wrapped as model is: the layers of stages place + {count} * number.",
+        "# Each of chunks is wrapped as model is: the layers of a stage.",
+        f"numbers = {places}",
         "stages = [",
-        f"    PipelineStage(chunk, place + {count} * number, {count * chunks}, device,",
+        f"    PipelineStage(chunk, number, {count * chunks}, device,",
         "                  group=pipeline.get_group())",
-        "    for number, chunk in enumerate(chunks)",
+        "    for number, chunk in zip(numbers, chunks)",
         "]",
         f'schedule = get_schedule_class("{kind}")(stages, {many}={times}, loss_fn=loss_fn)',
     ]

@@ -23,6 +23,9 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     if count == 1:
         working = _working(model, model.units[-1], strategy)
         return _states(model, strategy) + kept_activations(model, strategy) + working
+    runtime = strategy.zero.emulate
+    if runtime is not None and runtime.stages_in_v:  # which begin with the loss of each at once
+        times = 1
     return max(
         _states(stage.model, strategy)
         + min(count - stage.index, times) * kept_activations(stage.model, strategy)

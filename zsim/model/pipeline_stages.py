@@ -233,11 +233,13 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
                 f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
                 f"{len(model.units)} blocks of the model fill"
             )
-    tied = _tied(model, [place % count for place in found], ends=even is not None)
+    in_v = (runtime := strategy.zero.emulate) is not None and runtime.stages_in_v
+    ranks = [_rank_of(place, count, in_v=in_v) for place in found]
+    tied = _tied(model, ranks, ends=even is not None)
     made: list[list[Chunk]] = [[] for _ in range(count)]
     given: Value | None = None
     for place in range(found[-1] + 1):
-        own = made[place % count]
+        own = made[_rank_of(place, count, in_v=in_v)]
         units = tuple(unit for unit, at in zip(model.units, found, strict=True) if at == place)
         part = _chunk_model(model, units, given)
         sent = part.loss if place < found[-1] else None
@@ -255,14 +257,22 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     )
 
 
+def _rank_of(place: int, count: int, *, in_v: bool) -> int:
+    """Return the stage of a virtual stage: in turns, or in a V there and back."""
+    turns, rank = divmod(place, count)
+    return count - 1 - rank if in_v and turns % 2 else rank
+
+
 def _joined(model: Model, chunks: Sequence[Chunk]) -> Model:
     """Return the units of all chunks of a stage as one model."""
     if len(chunks) == 1:
         return chunks[0].model
+    own = {chunk.sent.name for chunk in chunks if chunk.sent is not None}
+    given = [chunk.given for chunk in chunks if chunk.given is not None]
     return replace(
         model,
         units=tuple(unit for chunk in chunks for unit in chunk.model.units),
-        given=tuple(chunk.given for chunk in chunks if chunk.given is not None),
+        given=tuple(value for value in given if value.name not in own),
     )
 
 

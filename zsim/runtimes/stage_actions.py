@@ -57,31 +57,48 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """A stage among others: its number, theirs, and the chunks of each."""
+    """A stage among others: its number, theirs, and the chunks of each.
+
+    Chunks follow each other from the last stage to the first, or `in_v` the second one goes back: a
+    stage of number s has the chunks s and 2 P - 1 - s of P stages.
+    """
 
     index: int
     stages: int
     chunks: int = 1
+    in_v: bool = False
+
+    def virtual(self, chunk: int) -> int:
+        """Return the number of a chunk along the model."""
+        if self.in_v and chunk:
+            return 2 * self.stages - 1 - self.index
+        return chunk * self.stages + self.index
 
     def makes_loss(self, chunk: int) -> bool:
         """Return whether the model ends with this chunk."""
-        return self.index == self.stages - 1 and chunk == self.chunks - 1
+        return self.virtual(chunk) == self.stages * self.chunks - 1
 
     def begins(self, chunk: int) -> bool:
         """Return whether the model begins with this chunk."""
-        return self.index == 0 and chunk == 0
+        return self.virtual(chunk) == 0
+
+    def other_end(self, task: Task, *, is_sent: bool) -> tuple[int, int]:
+        """Return the stage and its chunk that read what a task makes, or make what it reads."""
+        way = int(task.direction) if is_sent else -int(task.direction)
+        chunk, index = divmod(self.virtual(task.chunk) + way, self.stages)
+        return (self.stages - 1 - index if self.in_v and chunk else index), chunk
 
     def is_given(self, task: Task) -> bool:
         """Return whether another stage sends what a task reads."""
-        if task.direction is Direction.FORWARD:
-            return not self.begins(task.chunk)
-        return not self.makes_loss(task.chunk)
+        is_forward = task.direction is Direction.FORWARD
+        ends = self.begins(task.chunk) if is_forward else self.makes_loss(task.chunk)
+        return not ends and self.other_end(task, is_sent=False)[0] != self.index
 
     def hands_on(self, task: Task) -> bool:
         """Return whether another stage reads what a task makes."""
-        if task.direction is Direction.FORWARD:
-            return not self.makes_loss(task.chunk)
-        return not self.begins(task.chunk)
+        is_forward = task.direction is Direction.FORWARD
+        ends = self.makes_loss(task.chunk) if is_forward else self.begins(task.chunk)
+        return not ends and self.other_end(task, is_sent=True)[0] != self.index
 
     def exchange(
         self,

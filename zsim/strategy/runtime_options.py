@@ -128,6 +128,11 @@ class RuntimeOptions(Table):
         """True if stages of a pipeline make gradients of inputs first, those of weights later."""
         return False
 
+    @property
+    def stages_in_v(self) -> bool:
+        """True if the second of two chunks of stages goes back from the last stage to the first."""
+        return False
+
     def cuts_messages(self, *, tensor: int) -> bool:
         """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""
         del tensor

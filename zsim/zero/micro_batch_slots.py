@@ -105,11 +105,16 @@ def chunk_slots(
     With `keeps_received`, what is received into is not given back, nor what is sent.
     """
     made: list[list[ChunkSlot]] = [[] for _ in counts]
+    given = {chunk.given.name for chunk in stage.chunks if chunk.given is not None}
+    received = [
+        chunk.sent.name
+        for chunk in stage.chunks
+        if keeps_received and chunk.sent is not None and chunk.sent.name not in given
+    ]
+    reading = [chunk for chunk in stage.chunks if chunk.reads_batch]
     first: SlotForwardBackward | None = None
-    reading = next((chunk for chunk in stage.chunks if chunk.reads_batch), None)  # it stays
     for number in range(max(counts)):
         suffix = f"@{number}" if number else ""
-        sent = (chunk.sent for chunk in stage.chunks if keeps_received and chunk.sent is not None)
         passes = kind(
             writer,
             _renamed(stage.model, suffix),
@@ -118,24 +123,37 @@ def chunk_slots(
             held=held,
             slot=suffix,
             first=first,
-            kept={f"{value.name}{suffix}" for value in sent},
+            kept={f"{name}{suffix}" for name in received},
         )
         first = first or passes
         for own, chunk, count in zip(made, stage.chunks, counts, strict=True):
             if number < count:
-                made_slot = _slot(passes, chunk, suffix, keeps_given=keeps_received)
-                own.append(replace(made_slot, reads_batch=chunk is reading))
+                # The first chunk that reads the batch brings it in and gives it back.
+                made_slot = _slot(
+                    passes,
+                    chunk,
+                    suffix,
+                    keeps_given=keeps_received,
+                    keeps_batch=chunk in reading[1:],
+                )
+                own.append(replace(made_slot, reads_batch=chunk in reading[:1]))
     return made
 
 
 def _slot(
-    passes: SlotForwardBackward, chunk: Chunk, suffix: str, *, keeps_given: bool
+    passes: SlotForwardBackward,
+    chunk: Chunk,
+    suffix: str,
+    *,
+    keeps_given: bool,
+    keeps_batch: bool,
 ) -> ChunkSlot:
     own = _renamed(chunk.model, suffix)
     once = [replace(visit, unit=chunk.first + visit.unit) for visit in visits(own, passes.strategy)]
     sent = None if chunk.sent is None else own.loss
     # what forward made of `sent` goes when it has been sent
     stay = (*((sent,) if sent else ()), *(own.given if keeps_given else ()))
+    stay += (own.batch,) if keeps_batch else ()
     instances = {ValueInstance(value.name, Made.FORWARD) for value in stay}
     for visit in once if instances else ():
         for part in visit.segments:

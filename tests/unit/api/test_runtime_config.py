@@ -116,7 +116,11 @@ def test_code_for_fsdp_is_python_whose_names_torch_has(runtime: str) -> None:
         ({}, ("PipelineStage(model, place, 4, device", '("1F1B")(stage, n_microbatches=8')),
         (
             {"pipeline_schedule": "Interleaved1F1B"},
-            ("PipelineStage(chunk, place + 4 * number, 8,", '("Interleaved1F1B")(stages, n_micro'),
+            ("[place + 4 * number for number in range(2)]", '("Interleaved1F1B")(stages, n_micro'),
+        ),
+        (
+            {"pipeline_schedule": "ZBVZeroBubble"},
+            ("[place, 7 - place]", "PipelineStage(chunk, number, 8, device"),
         ),
     ],
 )

@@ -101,6 +101,47 @@ def test_no_run_goes_below_the_bounds_of_its_group(
     need_bounded(*case)
 
 
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    schedule=st.sampled_from(["Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]),
+    pipeline=st.sampled_from([2, 4]),
+    rounds=st.integers(1, 2),
+    length=st.sampled_from([256, 2048]),
+    words=st.sampled_from([512, 32_000]),
+)
+def test_no_run_of_stages_of_several_chunks_goes_below_its_bounds(
+    *, schedule: str, pipeline: int, rounds: int, length: int, words: int
+) -> None:
+    tables: dict[str, Any] = {
+        "title": "bounded",
+        "model": {
+            "architecture": "llama",
+            "layers": 2 * pipeline,
+            "hidden_size": 512,
+            "attention_heads": 4,
+            "sequence_length": length,
+            "vocab_size": words,
+        },
+        **gpu_fleet("8xh100").tables,
+        "train": {
+            "precision": "bf16",
+            "micro_batch_size": 1,
+            "gradient_accumulation_steps": rounds * pipeline,
+        },
+        "parallel": {"pipeline": pipeline, "data": 8 // pipeline},
+        "zero": {
+            "stage": 3,
+            "emulate": "fsdp2",
+            "fsdp2": {"pipeline_schedule": schedule, "reshard_after_forward": False},
+        },
+    }
+    bound, outcome = Bounder().bound(tables), tried(tables)
+    assert not outcome.refusal
+    assert not bound.why_not
+    assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
+    assert outcome.memory_bytes >= bound.memory_bytes
+
+
 SHARING = sorted(name for name, each in runtimes().items() if each.options.has_context)
 
 

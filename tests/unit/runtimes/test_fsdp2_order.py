@@ -1,12 +1,15 @@
 """The emulated FSDP2 issues the collectives that PyTorch's own `fully_shard` issues."""
 
 import pytest
+import torch
 from covering import covering
 from fsdp_order import of_awkward, of_frozen_gpt, of_gpt
-from staged_fsdp import of_stage
+from staged_fsdp import gradient_formats, of_stage
 
 from zsim.dtype import DType
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
+from zsim.runtimes.fsdp2.order import Unshard, WeightTask
+from zsim.runtimes.stage_actions import Direction, Task
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
@@ -149,6 +152,16 @@ def test_frozen_parameters_are_gathered_and_not_reduced_as_by_fully_shard(
             2,
             4,
         ),
+        (STAGED.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE), 2, 4),
+        (
+            STAGED.but(
+                pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE,
+                pipeline_stages_per_rank=4,
+            ),
+            2,
+            4,
+        ),
+        (STAGED.but(pipeline_schedule=PipelineSchedule.ZERO_BUBBLE_IN_V), 4, 5),
     ],
 )
 def test_stages_of_a_pipeline_are_gathered_and_reduced_as_by_fully_shard(
@@ -164,3 +177,23 @@ def test_stages_of_a_pipeline_are_gathered_and_reduced_as_by_fully_shard(
         ours, theirs = of_stage(strategy, index)
         assert theirs
         assert ours == theirs
+
+
+def test_pytorch_adds_up_gradients_of_second_parts_in_their_own_format() -> None:
+    """FSDP adds them to those in `reduce_dtype` in the next first part, not before."""
+    options = STAGED.but(
+        pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, reduce_dtype=DType.FP32
+    )
+    strategy = Strategy(
+        parallel=Parallel(pipeline=2, data=4),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(gradient_accumulation_steps=4, precision=Precision.BF16),
+    )
+    forwards = [Task(Direction.FORWARD, 0, number) for number in range(3)]
+    firsts = [Task(Direction.BACKWARD, 0, number) for number in range(3)]
+    seconds = [WeightTask(0, number) for number in range(2)]
+    found = gradient_formats(
+        strategy, [Unshard(0), *forwards, firsts[0], firsts[1], *seconds, firsts[2]]
+    )
+    assert found[:6] == [set()] * 6
+    assert found[6:] == [{torch.bfloat16}, {torch.bfloat16}, {torch.float32}]

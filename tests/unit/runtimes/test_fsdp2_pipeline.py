@@ -354,7 +354,11 @@ def test_what_does_not_go_with_a_pipeline_is_refused(
             {"pipeline_stages_per_rank": 1, "pipeline_schedule": "InterleavedZeroBubble"},
             "must be at least 2 for InterleavedZeroBubble",
         ),
-        ({"pipeline_schedule": "ZBVZeroBubble"}, "InterleavedZeroBubble"),
+        (
+            {"pipeline_stages_per_rank": 3, "pipeline_schedule": "ZBVZeroBubble"},
+            "must be 2 for ZBVZeroBubble",
+        ),
+        ({"pipeline_schedule": "DualPipeV"}, "InterleavedZeroBubble"),
     ],
 )
 def test_chunks_go_with_their_schedule(changes: dict[str, object], why: str) -> None:

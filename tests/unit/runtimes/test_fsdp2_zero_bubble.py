@@ -15,11 +15,21 @@ from zsim.dtype import DType
 from zsim.model.equal_units import equal_units
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import PipelineSchedule
+from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 from zsim.runtimes.fsdp2.order import Reshard, Unshard, WeightTask, interleaved_zero_bubble
 from zsim.runtimes.registry import make_schedule
 from zsim.runtimes.stage_actions import Direction, Reduce, Task
-from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, Operation, Role
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    Compute,
+    Copy,
+    Free,
+    Operation,
+    Receive,
+    Role,
+    Send,
+)
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.execution import Execution
 from zsim.strategy.precision import Precision
@@ -28,6 +38,7 @@ from zsim_des import SimBackend
 from zsim_des.values import train
 
 SPLIT = KEPT.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
+IN_V = KEPT.but(pipeline_schedule=PipelineSchedule.ZERO_BUBBLE_IN_V)
 
 
 def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
@@ -45,6 +56,11 @@ def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
             4,
         ),
         (strategy_of(3, 3, SPLIT.but(pipeline_stages_per_rank=4)).but({"parallel.data": 2}), 10),
+        (strategy_of(2, 1, IN_V).but({"train.clip_norm": None}), 4),
+        (
+            strategy_of(3, 7, IN_V).but({"parallel.data": 2, "train.precision": Precision.FP16}),
+            7,
+        ),
     ],
 )
 def test_stages_train_what_one_process_does_and_are_proved(strategy: Strategy, layers: int) -> None:
@@ -128,10 +144,14 @@ class ThreeParts:
         return 0
 
 
-def step_ps(pipeline: int, micro_batches: int, times: tuple[int, int, int]) -> int:
+def step_ps(
+    pipeline: int, micro_batches: int, times: tuple[int, int, int], options: FSDP2 = SPLIT
+) -> int:
     """What a step takes whose virtual stages have a block each, in the middle of a training."""
-    options = SPLIT.but(first_stage_less_layers=0, last_stage_less_layers=0)
+    options = options.but(first_stage_less_layers=0, last_stage_less_layers=0)
     strategy = strategy_of(pipeline, micro_batches, options)
+    if options.stages_in_v:  # no stage waits for others with its update
+        strategy = strategy.but({"train.clip_norm": None})
     model = model_in_parts(strategy, layers=2 * pipeline)
     made = make_schedule(model, strategy)
     job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
@@ -149,6 +169,40 @@ def test_second_parts_fill_the_bubble(
     whole = 2 * micro_batches * (forward + inputs + weights)
     bubble = (pipeline - 1) * (forward + inputs - weights)
     assert step_ps(pipeline, micro_batches, times) == whole + bubble
+
+
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 4), (4, 8), (4, 7)])
+def test_stages_in_a_v_have_no_bubble_if_all_parts_take_as_long(
+    pipeline: int, micro_batches: int
+) -> None:
+    # Qi et al. 2023, section 6; stages begin their next step one after the other
+    assert step_ps(pipeline, micro_batches, (70, 70, 70), IN_V) == 2 * micro_batches * 3 * 70
+
+
+def test_both_ends_of_the_model_are_on_the_first_stage_of_a_v() -> None:
+    strategy = strategy_of(3, 4, IN_V)
+    model = model_in_parts(strategy, layers=7)
+    made = make_schedule(model, strategy)
+    units = [
+        list(dict.fromkeys(each.unit for each in program.step if isinstance(each, Compute)))
+        for program in made.programs
+    ]
+    # 7 layers and one each for the ends are 9 for 6 virtual stages: 2, 2, 2, 1, 1 and 1
+    own = [[name for name in each if name.startswith("block")] for each in units]
+    assert own == [["block0"], ["block1", "block2", "block6"], ["block3", "block4", "block5"]]
+    assert {"embedding", "head0", "head1"} <= set(units[0])
+    # The last stage hands on to itself without a message.
+    moved = [
+        Counter(each.group for each in program.step if isinstance(each, Send | Receive))
+        for program in made.programs
+    ]
+    assert moved == [
+        {"pipeline0_1": 4 * 4},
+        {"pipeline0_1": 4 * 4, "pipeline1_2": 4 * 4},
+        {"pipeline1_2": 4 * 4},
+    ]
+    loads = [each for each in made.programs[0].step if isinstance(each, Compute)]
+    assert sum(each.action is Action.LOAD for each in loads) == 4
 
 
 def alive_at_most(program: Program, part: str) -> int:

@@ -300,8 +300,8 @@ def test_virtual_stages_are_counted_as_torchtitan_does(
     ("option", "why"),
     [
         (
-            'pipeline_parallel_schedule = "ZBVZeroBubble"',
-            '"ZBVZeroBubble" is not modelled, only 1F1B, Interleaved1F1B, InterleavedZeroBubble',
+            'pipeline_parallel_schedule = "DualPipeV"',
+            '"DualPipeV" is not modelled, only 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBV',
         ),
         ('pipeline_parallel_schedule_csv = "a.csv"', 'schedule_csv: "a.csv" is not modelled'),
         ('module_fqns_per_model_part = [["norm"]]', "module_fqns_per_model_part: "),

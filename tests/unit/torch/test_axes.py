@@ -103,6 +103,15 @@ TWO_RANKS = {
         on(FSDP2_OF_STAGES, pipeline=2, emulate=FSDP2_SPLIT, clip_norm=0.1),
         witness=True,
     ),
+    "FSDP2, 2 stages in a V": AxesCase(
+        FOUR_BLOCKS,
+        on(
+            FSDP2_OF_STAGES,
+            pipeline=2,
+            emulate=FSDP2_SPLIT.but(pipeline_schedule=PipelineSchedule.ZERO_BUBBLE_IN_V),
+        ),
+        witness=True,
+    ),
     "FSDP2, 2 stages of 2 chunks, backward in two parts, poisoned": AxesCase(
         replace(SMALL_LLAMA, layers=4),
         on(FSDP2_OF_STAGES, pipeline=2, emulate=FSDP2_SPLIT),

@@ -15,6 +15,7 @@ from zsim.runtimes.fsdp2.order import (
     interleaved,
     interleaved_zero_bubble,
     one_forward_one_backward,
+    zero_bubble_in_v,
 )
 from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 
@@ -134,6 +135,7 @@ def torch_actions(name: str, stages: int, chunks: int, count: int) -> dict[int, 
         _n_microbatches=count,
         number_of_rounds=rounds,
         microbatches_per_round=count // rounds,
+        num_stages=stages * chunks,
     )
     ranks = range(stages)
     kind = TORCH.get_schedule_class(name)
@@ -148,22 +150,22 @@ def torch_actions(name: str, stages: int, chunks: int, count: int) -> dict[int, 
         )
         for rank in ranks
     }
+    style = "v" if name == "ZBVZeroBubble" else "loop"
+    rank_of = TORCH.generate_stage_to_rank_mapping(stages, stages * chunks, style)
     linked = TORCH._add_send_recv(
-        lowered,
-        stage_to_rank=lambda stage: stage % stages,
-        num_stages=stages * chunks,
+        lowered, stage_to_rank=rank_of.__getitem__, num_stages=stages * chunks
     )
     return {rank: [str(action) for action in actions] for rank, actions in linked.items()}
 
 
-def own_actions(index: int, stages: int, order: list[Action], *, splits: bool = False) -> list[str]:
+def own_actions(place: StagePlace, order: list[Action], *, splits: bool = False) -> list[str]:
     """Actions of a stage as torch writes them; backwards that it `splits` are I, then W."""
 
     def written(task: Task | WeightTask, verb: str = "") -> str:
         way = "W" if isinstance(task, WeightTask) else name(task)[0]
         if splits and not verb and way == "B":
             way = "I"
-        stage = task.chunk * stages + index
+        stage = place.virtual(task.chunk)
         return f"{stage}{verb}{'_' if verb else ''}{way}{task.micro_batch}"
 
     found: list[str] = []
@@ -178,7 +180,7 @@ def own_actions(index: int, stages: int, order: list[Action], *, splits: bool = 
             case Awaited():
                 pass
             case _:
-                found.append(f"{action.chunk * stages + index}{kinds[type(action)]}")
+                found.append(f"{place.virtual(action.chunk)}{kinds[type(action)]}")
     return found
 
 
@@ -190,7 +192,8 @@ def test_several_chunks_go_as_the_interleaved_schedule_of_torch(stages: int, chu
             continue
         theirs = torch_actions("Interleaved1F1B", stages, chunks, count)
         for index, order in enumerate(interleaved(stages, chunks, count)):
-            assert own_actions(index, stages, order) == theirs[index]
+            place = StagePlace(index=index, stages=stages, chunks=chunks)
+            assert own_actions(place, order) == theirs[index]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
@@ -203,7 +206,18 @@ def test_backwards_in_two_parts_go_as_the_zero_bubble_schedule_of_torch(
             continue
         theirs = torch_actions("InterleavedZeroBubble", stages, chunks, count)
         for index, order in enumerate(interleaved_zero_bubble(stages, chunks, count)):
-            assert own_actions(index, stages, order, splits=True) == theirs[index]
+            place = StagePlace(index=index, stages=stages, chunks=chunks)
+            assert own_actions(place, order, splits=True) == theirs[index]
+
+
+# With more stages torch ends by freeing chunks in the order of a set of numbers above 7.
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_in_a_v_go_as_the_zero_bubble_schedule_of_torch(stages: int) -> None:
+    for count in range(1, 15):
+        theirs = torch_actions("ZBVZeroBubble", stages, 2, count)
+        for index, order in enumerate(zero_bubble_in_v(stages, count)):
+            place = StagePlace(index=index, stages=stages, chunks=2, in_v=True)
+            assert own_actions(place, order, splits=True) == theirs[index]
 
 
 @pytest.mark.parametrize("order_of", [interleaved, interleaved_zero_bubble])

@@ -32,6 +32,7 @@ class PipelineSchedule(StrEnum):
     ONE_FORWARD_ONE_BACKWARD = "1F1B"
     INTERLEAVED = "Interleaved1F1B"
     INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
+    ZERO_BUBBLE_IN_V = "ZBVZeroBubble"
 
 
 class FSDP2(RuntimeOptions):
@@ -98,6 +99,9 @@ class FSDP2(RuntimeOptions):
         if chunks is not None and is_interleaved == (chunks == 1):
             why = f"must be {'at least 2' if is_interleaved else 1} for {self.pipeline_schedule}"
             refuse([refusal("pipeline_stages_per_rank", chunks, why)])
+        if self.stages_in_v and self.chunks_of_stage != 2:
+            why = f"must be 2 for {self.pipeline_schedule}"
+            refuse([refusal("pipeline_stages_per_rank", chunks, why)])
         return self
 
     @property
@@ -108,7 +112,14 @@ class FSDP2(RuntimeOptions):
     @property
     def splits_backward(self) -> bool:
         """True if stages of a pipeline make gradients of inputs first, those of weights later."""
-        return self.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+        return self.stages_in_v or (
+            self.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+        )
+
+    @property
+    def stages_in_v(self) -> bool:
+        """True if the second of two chunks of stages goes back from the last stage to the first."""
+        return self.pipeline_schedule is PipelineSchedule.ZERO_BUBBLE_IN_V
 
     @property
     def chunks_of_stage(self) -> int:

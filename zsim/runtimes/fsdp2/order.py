@@ -4,7 +4,7 @@ Classes and functions named in comments are those of `torch/distributed/pipelini
 torch 2.13. Stages that ranks have several of are chunks here.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -107,6 +107,19 @@ def interleaved_zero_bubble(stages: int, chunks: int, micro_batches: int) -> lis
     return _lowered(places, [zero_bubble_tasks(place, micro_batches) for place in places])
 
 
+def zero_bubble_in_v(stages: int, micro_batches: int) -> list[list[Action]]:
+    """Return what every stage does, with two chunks in a V (ZB-V of Qi et al. 2023, section 6).
+
+    The last stage hands its first chunk's result on to its second, and the first one ends with the
+    loss, so that backwards begin as early as there.
+    """
+    # ScheduleZBVZeroBubble
+    places = [
+        StagePlace(index=index, stages=stages, chunks=2, in_v=True) for index in range(stages)
+    ]
+    return _lowered(places, [tasks_in_v(place, micro_batches) for place in places])
+
+
 def _lowered(
     places: Sequence[StagePlace], tasks: Sequence[Sequence[Task | WeightTask]]
 ) -> list[list[Action]]:
@@ -141,6 +154,50 @@ def zero_bubble_tasks(place: StagePlace, micro_batches: int) -> list[Task | Weig
         if number >= place.index:
             found.append(weights.pop(0))
     return [*found, *weights]
+
+
+def tasks_in_v(place: StagePlace, micro_batches: int) -> list[Task | WeightTask]:
+    """Return the forwards of a stage whose chunks lie in a V, and both parts of its backwards."""
+    # ScheduleZBVZeroBubble._calculate_single_rank_operations
+    stages, index = place.stages, place.index
+    total = max(2 * stages - 1, micro_batches)  # those that there are not are left out
+    tasks = _NumberedTasks()
+    for _ in range(2 * (stages - index) - 1):
+        tasks.add("F0")
+    for _ in range(index):
+        tasks.add("F1", "F0")
+    for _ in range(stages - index):
+        tasks.add("F1", "I1", "W1")
+    while tasks.count["F1"] < total:
+        if tasks.count["F0"] < total:
+            tasks.add("F0")
+        tasks.add("I0", "W0", "F1", "I1", "W1")
+    for _ in range(index):
+        tasks.add("I0", "I1")
+    for _ in range(stages - index):
+        tasks.add("I0", "W0")
+    for chunk in (1, 0):
+        while tasks.count[f"W{chunk}"] < total:
+            tasks.add(f"W{chunk}")
+    return [task for task in tasks.found if task.micro_batch < micro_batches]
+
+
+class _NumberedTasks:
+    """Tasks of a stage, by what they do and their chunk: the next micro-batch each."""
+
+    def __init__(self) -> None:
+        self.count = Counter[str]()
+        self.found: list[Task | WeightTask] = []
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            kind, chunk, number = name[0], int(name[1]), self.count[name]
+            self.count[name] += 1
+            if kind == "W":
+                self.found.append(WeightTask(chunk, number))
+            else:
+                way = Direction.FORWARD if kind == "F" else Direction.BACKWARD
+                self.found.append(Task(way, chunk, number))
 
 
 def _in_turns(place: StagePlace, micro_batches: int) -> tuple[list[Task], list[Task]]:
@@ -238,8 +295,7 @@ def _linked(places: Sequence[StagePlace], computed: Sequence[list[Action]]) -> l
 
 def _reader(place: StagePlace, task: Task) -> tuple[int, Task]:
     """Return the stage that reads what a task makes, and its own task."""
-    virtual = task.chunk * place.stages + place.index + task.direction
-    chunk, index = divmod(virtual, place.stages)
+    index, chunk = place.other_end(task, is_sent=True)
     return index, Task(task.direction, chunk, task.micro_batch)
 
 

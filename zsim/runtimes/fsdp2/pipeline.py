@@ -23,6 +23,7 @@ from zsim.runtimes.fsdp2.order import (
     interleaved_zero_bubble,
     one_forward_one_backward,
     turn_of,
+    zero_bubble_in_v,
 )
 from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER
 from zsim.runtimes.fsdp2.stage import WITH_NEXT, WITH_PREVIOUS, FSDP2Stage
@@ -80,6 +81,8 @@ def orders(strategy: Strategy) -> list[list[Action]]:
     micro_batches = strategy.train.gradient_accumulation_steps
     if options.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE:
         return interleaved_zero_bubble(count, options.chunks_of_stage, micro_batches)
+    if options.stages_in_v:
+        return zero_bubble_in_v(count, micro_batches)
     if options.is_interleaved:
         return interleaved(count, options.chunks_of_stage, micro_batches)
     places = (StagePlace(index=index, stages=count) for index in range(count))
@@ -97,6 +100,8 @@ def _need_micro_batches(strategy: Strategy) -> None:
     if not strategy.options(FSDP2).is_interleaved:
         if micro_batches < count:  # Schedule1F1B.__init__
             raise ModelError(f"{name} at least parallel.pipeline = {count} for 1F1B")
+        return
+    if strategy.options(FSDP2).stages_in_v:  # any number goes
         return
     rounds = micro_batches // turn_of(micro_batches, count)
     if micro_batches % rounds:  # ScheduleInterleaved1F1B.__init__

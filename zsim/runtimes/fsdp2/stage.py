@@ -19,8 +19,8 @@ from zsim.model.pipeline_stages import Chunk, Stage
 from zsim.runtimes.fsdp2.gather import COPY_IN
 from zsim.runtimes.fsdp2.order import Action, Reshard, Unshard, WeightTask
 from zsim.runtimes.fsdp2.schedule import FSDP2Step, padded_rows, shards
-from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, Task
-from zsim.runtimes.stage_messages import StageMessages, offset_of
+from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
+from zsim.runtimes.stage_messages import StageMessages
 from zsim.runtimes.waiting_writer import WaitingWriter
 from zsim.runtimes.wrapping import groups
 from zsim.schedule.layout import Layout
@@ -69,6 +69,12 @@ class FSDP2Stage(FSDP2Step):
         )
         self.stage = stage
         self.actions = actions
+        self.place = StagePlace(
+            index=stage.index,
+            stages=strategy.parallel.pipeline,
+            chunks=len(stage.chunks),
+            in_v=self.options.stages_in_v,
+        )
         count = strategy.train.gradient_accumulation_steps
         slots = chunk_slots(
             self.writer,
@@ -135,9 +141,9 @@ class FSDP2Stage(FSDP2Step):
                     (Direction.FORWARD, slot.given),
                     (Direction.BACKWARD, slot.sent),
                 ):
-                    if value is None:
-                        continue
                     task = Task(direction, chunk, number)
+                    if value is None or not self.place.is_given(task):
+                        continue
                     name = self.messages.buffer(task, is_sent=False)
                     writer.prefix = f"setup/received/mb{number}"
                     writer.buffer(name, value.elements, value.dtype, Kind.WORKSPACE)
@@ -218,7 +224,7 @@ class FSDP2Stage(FSDP2Step):
         self._whole_backward(slot, task)
         if slot.sent is not None:
             self._free_sent(Task(Direction.FORWARD, task.chunk, task.micro_batch))
-        self._hand_back(task, slot)
+        self._hand_back(task)
 
     def _whole_backward(self, slot: ChunkSlot, task: Task) -> None:
         slot.begin_backward()
@@ -229,10 +235,10 @@ class FSDP2Stage(FSDP2Step):
         self.end_backward()
         slot.end_backward()
 
-    def _hand_back(self, task: Task, slot: ChunkSlot) -> None:
+    def _hand_back(self, task: Task) -> None:
         """Keep the gradient that a backward has made for the stage before, and no other one."""
         self._free_gradient()
-        self._gradient = task if slot.given is not None else None
+        self._gradient = task if self.place.hands_on(task) else None
 
     def end_backward(self) -> None:
         """Add up gradients of the root, and of blocks whose inputs have none."""
@@ -240,7 +246,8 @@ class FSDP2Stage(FSDP2Step):
             self.after_backward(bucket)
 
     def _free_sent(self, task: Task) -> None:
-        self.writer.free(self.messages.buffer(task, is_sent=True), uses=(self._sent[task],))
+        uses = (self._sent[task],) if self.place.hands_on(task) else ()
+        self.writer.free(self.messages.buffer(task, is_sent=True), uses=uses)
 
     def _free_gradient(self) -> None:
         """Give back the gradient that the last backward has sent."""
@@ -280,9 +287,10 @@ class FSDP2Stage(FSDP2Step):
     ) -> str:
         if together:
             return self.messages.move(task, is_sent=is_sent, stream=PIPELINE)[1]
-        offset, count = offset_of(task, is_sent=is_sent), self.strategy.parallel.pipeline
-        pair = pair_of(self.stage.index, (self.stage.index + offset) % count)
-        stream = WITH_NEXT if offset > 0 or count == 2 else WITH_PREVIOUS
+        own, count = self.stage.index, self.strategy.parallel.pipeline
+        other, _ = self.place.other_end(task, is_sent=is_sent)
+        pair = pair_of(own, other)
+        stream = WITH_NEXT if other == (own + 1) % count else WITH_PREVIOUS
         if pair not in self.writer.groups:
             self.writer.groups.append(pair)
         return self.messages.move(

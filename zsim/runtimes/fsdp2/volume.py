@@ -125,6 +125,8 @@ def messages(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     exchanged = (0, 0)
     if not strategy.options(FSDP2).is_interleaved:
         exchanged = (total - ahead + 1, total - ahead)
+    if strategy.options(FSDP2).stages_in_v:
+        return _messages_in_v(stage, count, total)
     forward = sum(each.sent.size_bytes for each in stage.chunks if each.sent is not None)
     backward = sum(each.given.size_bytes for each in stage.chunks if each.given is not None)
     found: list[WireBytes] = []
@@ -135,6 +137,23 @@ def messages(stage: Stage, strategy: Strategy) -> list[WireBytes]:
         pair = f"pipeline{min(index, other)}_{max(index, other)}"
         for group, times in (("pipeline", many), (pair, total - many)):
             found.append(WireBytes(group=group, collective="send", bytes=times * size))
+    return found
+
+
+def _messages_in_v(stage: Stage, count: int, total: int) -> list[WireBytes]:
+    """Return the same where the second chunk goes back, and the last stage sends itself nothing."""
+    index, (there, back) = stage.index, stage.chunks
+    found: list[WireBytes] = []
+    for value, other in (
+        (there.sent, index + 1),
+        (there.given, index - 1),
+        (back.sent, index - 1),
+        (back.given, index + 1),
+    ):
+        if value is not None and 0 <= other < count:
+            pair = f"pipeline{min(index, other)}_{max(index, other)}"
+            size = total * value.size_bytes
+            found.append(WireBytes(group=pair, collective="send", bytes=size))
     return found
 
 

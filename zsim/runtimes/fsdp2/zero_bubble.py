@@ -64,7 +64,7 @@ class ZeroBubbleStage(FSDP2Stage):
         if self.root is not None:  # FSDPState._root_post_backward_final_callback
             self.reductions.add_up_left(self.root)
         slot.end_backward()
-        self._hand_back(task, slot)
+        self._hand_back(task)
 
     def _weights(self, task: WeightTask) -> None:
         """Run the second part, in the order of forward; on the first stage all of backward."""
