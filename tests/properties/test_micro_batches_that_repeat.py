@@ -169,4 +169,4 @@ def test_many_edits_have_the_same_findings(
 ) -> None:
     schedule, model = made(name)
     assert callable(draw)
-    judge(schedule, draw(schedule, SEED + 1), model, 120, monkeypatch)
+    judge(schedule, draw(schedule, SEED + 1), model, 40, monkeypatch)
