@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from zsim.model.generator import Draw
-from zsim.schedule.access import COMPUTE_ACCESS, RUNS_SEGMENT
+from zsim.schedule.access import COMPUTE_ACCESS, recurring
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     Action,
@@ -139,9 +139,6 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
 
 
-COMES_AGAIN = frozenset[type[Operation]]({Copy, Compute})
-"""What may be the same of the very same views in each micro-batch."""
-
 HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
 """What an edge cannot name: it is done when the host has passed it."""
 
@@ -166,37 +163,26 @@ class _Inspector:
     def inspect(self) -> None:
         """Raise on the first fault of the program."""
         self._inspect_buffers()
-        self._inspect_part(self.program.setup)
+        self._inspect_part(self.program.setup, self.program.setup_work)
         self.in_step = True
-        self._inspect_part(self.program.step)
+        self._inspect_part(self.program.step, self.program.step_work)
 
-    def _inspect_part(self, operations: Sequence[Operation]) -> None:
+    def _inspect_part(self, operations: Sequence[Operation], work: Sequence[Operation]) -> None:
         """Raise on the first fault of a list; most operations need no more than a look."""
-        every, by_name = list(walk(operations)), self.program.by_name
-        self.awaitable = {each.id for each in every if not isinstance(each, HOST_ACTIONS)}
-        for operation in every:
+        self.awaitable = {each.id for each in work if not isinstance(each, HOST_ACTIONS)}
+        for operation in walk(operations):
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
-                if operation.buffer in by_name:
-                    continue
-            elif type(operation) in COMES_AGAIN and self._comes_again(operation):
-                continue
-            self._inspect_operation(operation)
+                self._need_buffer(operation.id, operation.buffer)
+            elif not (isinstance(operation, Copy | Compute) and self._comes_again(operation)):
+                self._inspect_operation(operation)
 
-    def _comes_again(self, operation: Operation) -> bool:
+    def _comes_again(self, operation: Copy | Compute) -> bool:
         """Return whether nothing can be wrong: the same was inspected of another micro-batch."""
-        key: tuple[object, ...]
-        if type(operation) is Copy:
-            key = (id(operation.source), id(operation.target), operation.by_parameter)
-        elif isinstance(operation, Compute) and operation.action in RUNS_SEGMENT:
-            if operation.scalars or operation.draw is not None:
-                return False
-            key = (id(operation.operands), operation.action)
-        else:
-            return False
-        if key in self.good:
-            return not operation.after and operation.stream in self.streams
+        key = recurring(operation)
+        says_more = isinstance(operation, Compute) and (operation.scalars or operation.draw)
+        known = key in self.good and not operation.after and operation.stream in self.streams
         self.good.add(key)  # it is inspected next, and raises if it is not
-        return False
+        return bool(key) and known and not says_more
 
     def _inspect_buffers(self) -> None:
         for buffer in self.program.buffers:

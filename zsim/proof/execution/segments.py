@@ -79,8 +79,7 @@ class Departure:
 class Segments:
     """Runs segments. `departures` are the first that read something else than in the plain step.
 
-    `departed` if any ever did that, or is none of the plain step; the last one `is_plain` if it
-    read the very arrays that it reads there.
+    `departed` if any did, or is none of it; the last one `is_plain` if it read its very arrays.
     """
 
     def __init__(self, contents: Contents, random: Random, plain: PlainStep) -> None:
@@ -89,8 +88,7 @@ class Segments:
         self.plain = plain
         self.dimensions = len(contents.tensors.grid.axes) + 2
         self.departures: list[Departure] = []
-        self.departed = False
-        self.is_plain = False
+        self.departed = self.is_plain = False
         self._equal: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
         self._saved: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
         self._by_operands: dict[tuple[int, Action], tuple[tuple[Operand, ...], OperandPlaces]] = {}
@@ -219,18 +217,17 @@ class Segments:
         if run is None:
             return None
         at = self.positions(compute)
+        saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
         wanted: tuple[Sequence[Numbers], ...]
         if compute.action is Action.BACKWARD:
             if bool(at.saved) != (run.saved is not None):
                 return None
-            saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
             wanted = (run.kept, saved, run.parameters, run.slopes)
             made = run.made
         elif at.saved and run.saved is None:
             return None
         else:
             wanted = (run.inputs, run.parameters)
-            saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
             made = [*run.outputs, *saved]
         if len(at.makes) != len(made) or at.counts != tuple(map(len, wanted)):
             return None
@@ -362,9 +359,8 @@ class Segments:
 
 def _wide(array: NDArray[Any], count: int) -> NDArray[Any]:
     """Return one number, or mark, of each rank in so many places."""
-    if array.shape[-1] == count:
-        return array
-    return np.broadcast_to(array, (*array.shape[:-1], count))
+    wide = (*array.shape[:-1], count)
+    return array if array.shape == wide else np.broadcast_to(array, wide)
 
 
 def _parts(
