@@ -154,8 +154,7 @@ class _Inspector:
         self.pools = {pool.name: pool for pool in schedule.pools}
         self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
-        self.good_views: set[int] = set()
-        self.good: set[tuple[object, ...]] = set()
+        self.good: set[object] = set()  # of views, and of what comes again
         self.in_step = False
         self.setup = {operation.id for operation in walk(program.setup)}
         self.awaitable: set[Edge] = set()
@@ -313,7 +312,7 @@ class _Inspector:
                 with at(where):
                     for axis in operand.partial:
                         self.mesh.axis_size(axis)
-            if id(operand.view) not in self.good_views:
+            if id(operand.view) not in self.good:
                 self._inspect_view(where, operand.view)
         for scalar in compute.scalars:
             self._need_scalar(where, scalar)
@@ -387,10 +386,10 @@ class _Inspector:
             raise ScheduleError(f"{where}: {view.buffer} has {view.size} elements, not {needed}")
 
     def _inspect_view(self, where: str, view: View) -> None:
-        if id(view) not in self.good_views:
+        if id(view) not in self.good:
             self._need_buffer(where, view.buffer)
             inspect_view(self.schedule, self.program.by_name[view.buffer], where, view)
-            self.good_views.add(id(view))
+            self.good.add(id(view))
 
     def _need_buffer(self, where: str, name: str) -> None:
         if name not in self.program.by_name:
