@@ -18,7 +18,7 @@ to go through them takes as long as a quarter of making them.
 
 
 class _OldObjects:
-    """Objects that were kept since the collector went through all, and whether others froze some."""
+    """Objects kept since the collector went through all, and whether others froze some."""
 
     def __init__(self) -> None:
         self.unseen = 0

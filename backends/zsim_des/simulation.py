@@ -254,14 +254,12 @@ class SimBackend:
                 f"{job.schedule.mesh.size} ranks need as many"
             )
         kept, gpu = self._lowered, job.cluster.gpu
-        if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
-            kept.used.need_hosts(job.cluster)
-            return kept
-        programs, worst = self._courses(job, asks=False), WorstCases(self.overflow_steps)
-        made = LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
-        made.used.need_hosts(job.cluster)
-        self._lowered = made
-        return made
+        if kept is None or kept.schedule is not job.schedule or kept.gpu != gpu:
+            programs, worst = self._courses(job, asks=False), WorstCases(self.overflow_steps)
+            kept = LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
+        kept.used.need_hosts(job.cluster)
+        self._lowered = kept
+        return kept
 
     def _courses(self, job: Job, *, asks: bool) -> dict[str, Courses]:
         """Return what the hosts of each role issue; with `asks` they ask for memory."""

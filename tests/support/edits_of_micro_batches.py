@@ -77,7 +77,7 @@ def with_other_operands(
         operands[other] = replace(operands[other], view=views[0])
     else:
         operands[one] = replace(
-            operands[one], view=_elsewhere(operands[one].view, program, rng.integers(1 << 30))
+            operands[one], view=_elsewhere(operands[one].view, program, int(rng.integers(1 << 30)))
         )
     return replace(operation, operands=tuple(operands))
 
@@ -88,7 +88,7 @@ def moved_elsewhere(
     """A copy to another buffer of the same size, or from one."""
     if not isinstance(operation, Copy):
         return operation
-    number = rng.integers(1 << 30)
+    number = int(rng.integers(1 << 30))
     if rng.integers(2):
         return replace(operation, source=_elsewhere(operation.source, program, number))
     return replace(operation, target=_elsewhere(operation.target, program, number))

@@ -70,7 +70,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
             if way is not first and way.since > history.numbers[-1]:
                 continue
             lasts = name in persistent
-            if not _is_ordered(way, history, lasts=lasts):
+            if not _is_ordered(way, history, boundary if lasts else None):
                 if name not in exact:
                     exact[name] = Collisions(order, name, overlap, boundary=boundary, known=known)
                 races += exact[name].find(way, lasts=lasts)
@@ -79,18 +79,24 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
     return [finding for _, finding in sorted(found.items(), key=lambda item: item[0])]
 
 
-def _is_ordered(way: Way, history: History, *, lasts: bool) -> bool:
-    """Return whether each access knows the last of every stream, as if all views overlapped."""
+def _is_ordered(way: Way, history: History, boundary: StepBoundary | None) -> bool:
+    """Return whether each access knows the last of every stream, as if all views overlapped.
+
+    With a `boundary`, also those of the steps before.
+    """
     numbered, known_at = way.numbered, way.known
     streams, positions = numbered.stream, numbered.position
     touched: dict[int, int] = {}
     written: dict[int, int] = {}
-    if lasts:
+    before: dict[int, int] = {}  # the last of each stream in the step before, if that is one
+    knowing: set[tuple[int, int]] = set()  # streams that know those of another one
+    if boundary is not None:
         for number, code in zip(history.numbers, history.codes, strict=True):
             stream = streams[number]
             if stream != HOST:
                 position = positions[number] - len(numbered.entries[stream])
                 touched[stream] = position
+                before[stream] = number
                 if code != READ:
                     written[stream] = position
     for number, code in zip(history.numbers, history.codes, strict=True):
@@ -103,8 +109,15 @@ def _is_ordered(way: Way, history: History, *, lasts: bool) -> bool:
             continue
         stream = streams[number]
         for other, position in (written if code == READ else touched).items():
-            if known[other] < position and other != stream:
+            if known[other] >= position or other == stream:
+                continue
+            if position > 0 or boundary is None or numbered.sides or stream == HOST:
                 return False
+            # Of the step before: what a stream knows once, it knows from then on.
+            if (stream, other) not in knowing:
+                if not boundary.knows(way, number, before[other]):
+                    return False
+                knowing.add((stream, other))
         if stream != HOST:
             touched[stream] = positions[number]
             if code != READ:

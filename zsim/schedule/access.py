@@ -156,32 +156,26 @@ def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
             yield operation
 
 
-def distinct(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Yield those in `touching`, of what comes again with each micro-batch the first.
+def recurring(operation: Operation) -> tuple[object, ...]:
+    """Return what a segment or copy has in common with the same of another micro-batch.
 
-    Copies come again, and segments that run forward or backward: the same of the very same views,
-    with another id, stream, edges, micro-batch, or costs.
+    They touch the very same views. Ids, streams, edges, what is drawn and what it costs may differ.
+    Nothing is returned of other operations.
     """
+    if type(operation) is Copy:
+        views = id(operation.source), id(operation.target)
+        return (*views, operation.accumulate, operation.divisor, operation.by_parameter)
+    if type(operation) is Compute and operation.action in OF_SEGMENTS:
+        return id(operation.operands), operation.action, operation.unit, operation.segment
+    return ()
+
+
+def distinct(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield those in `touching`, the first of what is `recurring`."""
     seen: set[tuple[object, ...]] = set()
     for operation in touching(operations):
-        if type(operation) is Copy:
-            key: tuple[object, ...] = (
-                id(operation.source),
-                id(operation.target),
-                operation.accumulate,
-                operation.divisor,
-                operation.by_parameter,
-            )
-        elif type(operation) is Compute and operation.action in OF_SEGMENTS:
-            key = (
-                id(operation.operands),
-                operation.action,
-                operation.unit,
-                operation.segment,
-            )
-        else:
-            yield operation
-            continue
+        key = recurring(operation)
         if key not in seen:
-            seen.add(key)
+            if key:
+                seen.add(key)
             yield operation

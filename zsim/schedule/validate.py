@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from zsim.model.generator import Draw
-from zsim.schedule.access import COMPUTE_ACCESS
+from zsim.schedule.access import COMPUTE_ACCESS, recurring
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     OF_SEGMENTS,
@@ -140,9 +140,6 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
 
 
-COMES_AGAIN = frozenset[type[Operation]]({Copy, Compute})
-"""What may be the same of the very same views in each micro-batch."""
-
 HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
 """What an edge cannot name: it is done when the host has passed it."""
 
@@ -158,8 +155,7 @@ class _Inspector:
         self.pools = {pool.name: pool for pool in schedule.pools}
         self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
-        self.good_views: set[int] = set()
-        self.good: set[tuple[object, ...]] = set()
+        self.good: set[object] = set()  # of views, and of what comes again
         self.in_step = False
         self.setup = {operation.id for operation in walk(program.setup)}
         self.awaitable: set[Edge] = set()
@@ -167,37 +163,26 @@ class _Inspector:
     def inspect(self) -> None:
         """Raise on the first fault of the program."""
         self._inspect_buffers()
-        self._inspect_part(self.program.setup)
+        self._inspect_part(self.program.setup, self.program.setup_work)
         self.in_step = True
-        self._inspect_part(self.program.step)
+        self._inspect_part(self.program.step, self.program.step_work)
 
-    def _inspect_part(self, operations: Sequence[Operation]) -> None:
+    def _inspect_part(self, operations: Sequence[Operation], work: Sequence[Operation]) -> None:
         """Raise on the first fault of a list; most operations need no more than a look."""
-        every, by_name = list(walk(operations)), self.program.by_name
-        self.awaitable = {each.id for each in every if not isinstance(each, HOST_ACTIONS)}
-        for operation in every:
+        self.awaitable = {each.id for each in work if not isinstance(each, HOST_ACTIONS)}
+        for operation in walk(operations):
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
-                if operation.buffer in by_name:
-                    continue
-            elif type(operation) in COMES_AGAIN and self._comes_again(operation):
-                continue
-            self._inspect_operation(operation)
+                self._need_buffer(operation.id, operation.buffer)
+            elif not (isinstance(operation, Copy | Compute) and self._comes_again(operation)):
+                self._inspect_operation(operation)
 
-    def _comes_again(self, operation: Operation) -> bool:
+    def _comes_again(self, operation: Copy | Compute) -> bool:
         """Return whether nothing can be wrong: the same was inspected of another micro-batch."""
-        key: tuple[object, ...]
-        if type(operation) is Copy:
-            key = (id(operation.source), id(operation.target), operation.by_parameter)
-        elif isinstance(operation, Compute) and operation.action in OF_SEGMENTS:
-            if operation.scalars or operation.draw is not None:
-                return False
-            key = (id(operation.operands), operation.action)
-        else:
-            return False
-        if key in self.good:
-            return not operation.after and operation.stream in self.streams
+        key = recurring(operation)
+        says_more = isinstance(operation, Compute) and (operation.scalars or operation.draw)
+        known = key in self.good and not operation.after and operation.stream in self.streams
         self.good.add(key)  # it is inspected next, and raises if it is not
-        return False
+        return bool(key) and known and not says_more
 
     def _inspect_buffers(self) -> None:
         for buffer in self.program.buffers:
@@ -328,7 +313,7 @@ class _Inspector:
                 with at(where):
                     for axis in operand.partial:
                         self.mesh.axis_size(axis)
-            if id(operand.view) not in self.good_views:
+            if id(operand.view) not in self.good:
                 self._inspect_view(where, operand.view)
         for scalar in compute.scalars:
             self._need_scalar(where, scalar)
@@ -402,10 +387,10 @@ class _Inspector:
             raise ScheduleError(f"{where}: {view.buffer} has {view.size} elements, not {needed}")
 
     def _inspect_view(self, where: str, view: View) -> None:
-        if id(view) not in self.good_views:
+        if id(view) not in self.good:
             self._need_buffer(where, view.buffer)
             inspect_view(self.schedule, self.program.by_name[view.buffer], where, view)
-            self.good_views.add(id(view))
+            self.good.add(id(view))
 
     def _need_buffer(self, where: str, name: str) -> None:
         if name not in self.program.by_name:

@@ -44,8 +44,17 @@ class SlotForwardBackward(ForwardBackward):
         super().__init__(writer, model, strategy, buckets=buckets, held=held)
         self._slot = slot
         self._kept = kept
+        self._transients: dict[tuple[int, int], str] = {}
         if first is not None and self.shares_gradients:
             self._views, self._of_parameters = first._views, first._of_parameters
+            self._transients = first._transients
+
+    def transient(self, unit: int, position: int) -> str:
+        """Return the buffer of gradients of a unit's run, declared once for all slots."""
+        key = unit, position
+        if key not in self._transients:
+            self._transients[key] = super().transient(unit, position)
+        return self._transients[key]
 
     def begin_gradient(self, value: str) -> None:
         """Note that the gradient of `value` has come from elsewhere."""

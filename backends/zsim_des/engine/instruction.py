@@ -54,8 +54,7 @@ class Enqueue:
     In `moving_ps` of its `time_ps` kernels run that only move memory; 0 where no collective can
     take anything from them.
     `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
-    is what passes the host side of the node: a copy to or from it, a kernel on its threads. One
-    that `is_recorded` takes the time that was recorded, whatever runs beside it.
+    is what passes the host side of the node: a copy to or from it, a kernel on its threads.
     """
 
     slot: int
@@ -68,7 +67,12 @@ class Enqueue:
     operation: StreamOperation | None
     members: tuple[tuple[Communication, int], ...]
     carries: Carried | None = None
-    is_recorded: bool = False
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if its time was recorded: it takes that, whatever runs beside it."""
+        operation = self.operation
+        return isinstance(operation, Compute) and any(k.recorded_ps for k in operation.kernels)
 
 
 @dataclass(slots=True)
@@ -203,25 +207,22 @@ class _Lowering:
             self._noted = (Allocate, Free, SetScalar)
         elif asks:
             self._noted = (Free,)
-        # Most operations take memory or give it back, which mostly is no instruction and costs the
-        # host nothing.
-        self._silent = frozenset[type[Operation]]({Allocate, Free}) - frozenset(self._noted)
-        if asks or measured is not None:
-            self._silent = frozenset()
+        # Most operations take memory or give it back, and mostly cost the host nothing.
+        taken: set[type[Operation]] = {Allocate, Free} if not asks and measured is None else set()
+        self._silent = frozenset(taken.difference(self._noted))
         self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
         self._seen: set[str] = set()
         step = program.step_work
         read = {each.scalar for each in step if isinstance(each, Branch) and each.scalar}
         counters = {each.counter for each in step if isinstance(each, SetScalar) and each.counter}
         self.decides = frozenset(read | counters if read else ())
-        self._timed: dict[tuple[int, ...], tuple[int, int, bool]] = {}
+        self._timed: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
         """Instructions of setup or of the step."""
-        slots = self.slots
         for operation in walk(operations):
             if type(operation) is not Allocate and _takes_a_slot(operation):
-                slots[operation.id] = len(slots)
+                self.slots[operation.id] = len(self.slots)
         made = self._list(operations)
         measured = self._gpu.measured
         if measured is not None and self._runs:  # at its end it waits for all that it handed over
@@ -238,9 +239,8 @@ class _Lowering:
 
     def _list(self, operations: tuple[Operation, ...]) -> list[Instruction]:
         found: list[Instruction] = []
-        silent, seen = self._silent, self._seen
         for operation in operations:
-            if type(operation) in silent and not (type(operation) is Free and operation.uses):
+            if type(operation) in self._silent and not (type(operation) is Free and operation.uses):
                 continue
             made = self._instruction(operation)
             if made is None:  # no instruction, which costs a host that was measured something
@@ -254,7 +254,7 @@ class _Lowering:
             counts = isinstance(operation, SetScalar) and operation.scalar in self.decides
             if counts or isinstance(operation, self._noted):
                 found.append(HostNote(operation.id, operation))
-            seen.add(operation.id)
+            self._seen.add(operation.id)
         return found
 
     def _taken_ps(self) -> int:
@@ -326,18 +326,15 @@ class _Lowering:
             carries = carried_by(
                 operation, self._program, self._schedule, self._places, access=self._access
             )
+        time_ps = moving = 0
         if carries is None or carries.kernel is None:
-            time_ps, moving, is_recorded = self._times(operation)
-        else:
-            time_ps, moving, is_recorded = 0, 0, _is_recorded(operation)
+            time_ps, moving = self._times(operation)
         made = self._enqueue(operation, time_ps=time_ps, moving_ps=moving)
-        made.carries, made.is_recorded = carries, is_recorded
+        made.carries = carries
         return made
 
-    def _times(self, operation: Compute | Copy | Fill) -> tuple[int, int, bool]:
+    def _times(self, operation: Compute | Copy | Fill) -> tuple[int, int]:
         """Return how long an operation takes alone, and how much of that only moves memory.
-
-        And whether that was recorded.
 
         Segments of all micro-batches have the same kernels, and copies the same views: they are
         timed once.
@@ -351,13 +348,12 @@ class _Lowering:
         known = self._timed.get(key)
         if known is not None:
             return known
-        recorded = _is_recorded(operation)
         time_ps, moving = operation_ps(operation, self._program, self._gpu), 0
         if self._gpu.collective_share:
             moving = moving_ps(operation, self._program, self._gpu)
         if key:
-            self._timed[key] = time_ps, moving, recorded
-        return time_ps, moving, recorded
+            self._timed[key] = time_ps, moving
+        return time_ps, moving
 
     def _free(self, free: Free) -> Instruction | None:
         if not free.uses or free.mode is FreeMode.DEFERRED:
@@ -395,10 +391,6 @@ class _Lowering:
                 here.append(self.slots[edge])
         made = self._waits[edges] = After(tuple(here), tuple(earlier))
         return made
-
-
-def _is_recorded(operation: StreamOperation) -> bool:
-    return isinstance(operation, Compute) and any(each.recorded_ps for each in operation.kernels)
 
 
 def _takes_a_slot(operation: Operation) -> bool:

@@ -38,7 +38,7 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
-from zsim.specification.residues import Numbers, added, number
+from zsim.specification.residues import Numbers, number
 from zsim.specification.step import Application
 
 Host = Generator[CollectiveOperation | Receive, Datum, None]
@@ -250,12 +250,14 @@ class Interpreter:
 
     def _host(self, ranks: RankArray, operations: Iterable[Operation]) -> Host:
         memory = self.memory[ranks.index]
+        buffers = memory.buffers
         for operation in operations:
+            if type(operation) is Allocate or type(operation) is Free:  # most of them
+                buffers.pop(operation.buffer, None)
+                continue
             match operation:
-                case Allocate(buffer=name):
-                    memory.buffers.pop(name, None)
-                case Free(buffer=name):
-                    memory.buffers.pop(name, None)
+                case Allocate() | Free():
+                    pass
                 case Compute():
                     self._compute(ranks, operation, memory.scalars)
                 case Copy():
@@ -339,15 +341,6 @@ class Interpreter:
 
     def _copy(self, ranks: RankArray, copy: Copy) -> None:
         index = self.tensors.index(ranks, copy.target)
-        if copy.accumulate and not copy.by_parameter and index.is_whole:
-            buffers = self.memory[ranks.index].buffers
-            added_to, more = buffers.get(copy.target.buffer), buffers.get(copy.source.buffer)
-            if added_to is not None and more is not None and more.count == added_to.count:
-                whole = self.tensors.index(ranks, copy.source).is_whole
-                if whole and not (more.is_marked or added_to.is_marked):
-                    made = added(added_to.values, more.values, divisor=copy.divisor)
-                    buffers[copy.target.buffer] = Datum(made)
-                    return
         source = self.read(ranks, copy.source)
         counts = copy.accumulate or copy.by_parameter
         held = self._read(ranks, copy.target.buffer, index) if counts else None

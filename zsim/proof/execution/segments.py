@@ -45,8 +45,7 @@ class Departure:
 class Segments:
     """Runs segments. `departures` are the first that read something else than in the plain step.
 
-    `departed` if any ever did that, or is none of the plain step; the last one `is_plain` if it
-    read the very arrays that it reads there.
+    `departed` if any did, or is none of it; the last one `is_plain` if it read its very arrays.
     """
 
     def __init__(self, contents: Contents, random: Random, plain: PlainStep) -> None:
@@ -55,8 +54,7 @@ class Segments:
         self.plain = plain
         self.dimensions = len(contents.tensors.grid.axes) + 2
         self.departures: list[Departure] = []
-        self.departed = False
-        self.is_plain = False
+        self.departed = self.is_plain = False
         self._equal: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
         self._saved: dict[tuple[int, int], tuple[Numbers, Numbers]] = {}
         self._by_operands: dict[tuple[int, Action], tuple[tuple[Operand, ...], OperandPlaces]] = {}
@@ -185,11 +183,11 @@ class Segments:
         if run is None:
             return None
         at = self.positions(compute)
+        saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
         wanted: tuple[Sequence[Numbers], ...]
         if compute.action in BACKWARDS:
             if bool(at.saved) != (run.saved is not None):
                 return None
-            saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
             left = self.repeated(run.slope, [operands[each].count for each in at.intermediates])
             wanted = (run.kept, saved, run.parameters, run.slopes)
             made = run.made
@@ -201,7 +199,6 @@ class Segments:
             return None
         else:
             wanted = (run.inputs, run.parameters)
-            saved = self.repeated(run.saved, [operands[place].count for place in at.saved])
             made = [*run.outputs, *saved]
         if len(at.makes) != len(made) or at.counts != tuple(map(len, wanted)):
             return None
@@ -334,9 +331,8 @@ class Segments:
 
 def wide(array: NDArray[Any], count: int) -> NDArray[Any]:
     """Return one number, or mark, of each rank in so many places."""
-    if array.shape[-1] == count:
-        return array
-    return np.broadcast_to(array, (*array.shape[:-1], count))
+    wide = (*array.shape[:-1], count)
+    return array if array.shape == wide else np.broadcast_to(array, wide)
 
 
 def parts_of(

@@ -117,6 +117,7 @@ class NanotronStep(Step):
         self.shared = shared_parameters(model)
         self._left = UnitsLeft(buckets)
         self._written = [""] * len(buckets.all)
+        self._gradients: dict[int, str] = {}
 
     def write_setup(self) -> None:
         """Take memory for gradients and buckets, which live as long as the parameters."""
@@ -130,7 +131,11 @@ class NanotronStep(Step):
 
     def _gradient(self, bucket: Bucket) -> str:
         # FP32GradientAccumulator.build_grad_buffers (optim/gradient_accumulator.py): whole, in fp32
-        return bucket.buffer(self.writer, "gradient", DType.FP32, Kind.GRADIENT)
+        known = self._gradients.get(bucket.index)
+        if known is None:
+            known = bucket.buffer(self.writer, "gradient", DType.FP32, Kind.GRADIENT)
+            self._gradients[bucket.index] = known
+        return known
 
     def _staging(self, bucket: Bucket) -> str:
         """Return DistributedDataParallel's own bucket."""
