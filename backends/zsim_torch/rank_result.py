@@ -31,10 +31,7 @@ def observed_by(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ..
         ("booked_bytes_peak/state", state_peak(bench.program, on_device)),
         ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
         *bench.pools.figures(),
-        *(
-            (f"booked_bytes_peak/pool/{name}", peak_bytes(book, name))
-            for name in bench.pools.names
-        ),
+        *((f"booked_bytes_peak/pool/{name}", peak_bytes(book, name)) for name in bench.pools.names),
     )
 
 
