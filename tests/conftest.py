@@ -55,7 +55,7 @@ _preload = forkserver.set_forkserver_preload
 
 
 def _with_what_ranks_load(modules: list[str]) -> None:
-    _preload([*modules, *RANKS_LOAD])
+    _preload([*RANKS_LOAD, *modules])  # the last of the first freezes what was imported
 
 
 pytest.MonkeyPatch().setattr(forkserver, "set_forkserver_preload", _with_what_ranks_load)

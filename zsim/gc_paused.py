@@ -18,7 +18,7 @@ to go through them takes as long as a quarter of making them.
 
 
 class _OldObjects:
-    """Objects kept since the collector went through all, and whether others froze some."""
+    """Objects kept since the collector went through all of them, unless others froze some."""
 
     def __init__(self) -> None:
         self.unseen = 0
@@ -29,17 +29,17 @@ class _OldObjects:
 
         When the collector is let go on it would first go through all that was made meanwhile, which
         is a tenth of the time that it takes to make a schedule. Whoever has frozen objects wants
-        them to stay so. To count those takes a walk through all of them (54 ms for two million), as
-        long as a small proof: what was found holds until all objects are gone through.
+        them to stay so: there the collector does that. To count what is frozen takes a walk through
+        all of it (54 ms for two million), as long as a small proof: it is found out once.
         """
+        self.others_froze = self.others_froze or gc.get_freeze_count() > 0
+        if self.others_froze:
+            return
         self.unseen += gc.get_count()[0]
         if self.unseen > UNSEEN_MAX:
             self.unseen = 0
-            self.others_froze = False
             gc.collect()
-            return
-        self.others_froze = self.others_froze or gc.get_freeze_count() > 0
-        if not self.others_froze:
+        else:
             gc.freeze()
             gc.unfreeze()
 

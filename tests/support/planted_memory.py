@@ -137,11 +137,13 @@ def memory_is_taken_in_another_format(right: Function, memory: LiveMemory, buffe
 
 @fault(ZERO3, LiveMemory, "_take")
 def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
+    """A pool of one size: of what stays alive, each free is waited for."""
     kept: dict[int, torch.Tensor] = {}
 
     def wrong(memory: LiveMemory, buffer: Buffer) -> Any:
         made = right(memory, buffer)
-        return kept.setdefault(made.numel(), made) if "gathered" in buffer.name else made
+        own = "gathered" in buffer.name and made.numel() in (kept or {made.numel()})
+        return kept.setdefault(made.numel(), made) if own else made
 
     return wrong
 

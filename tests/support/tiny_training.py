@@ -270,7 +270,8 @@ def whole_grid(ranks: int) -> list[Case]:
                     optimizer=optimizer,
                     precision=precision,
                 ),
-            )
+            ),
+            steps=STEPS,
         )
         for stage in (0, 1, 2, 3)
         for micro_batches in (1, 3)
@@ -279,6 +280,9 @@ def whole_grid(ranks: int) -> list[Case]:
         for precision in (Precision.FP32, Precision.FP64)
     ]
 
+
+STEPS = 3
+"""Of a training that is compared: one from the first state, one from what it left, one after it."""
 
 BOUND = {Precision.PURE_BF16: 2**-6, Precision.FP32: 1e-4, Precision.FP64: 1e-10}
 """Largest distance of two ways to train, relative to the change; a sum in bf16 is off by 2^-9."""

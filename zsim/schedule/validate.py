@@ -10,7 +10,6 @@ from zsim.model.generator import Draw
 from zsim.schedule.access import COMPUTE_ACCESS, recurring
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
-    OF_SEGMENTS,
     Action,
     Allocate,
     Branch,
