@@ -25,7 +25,7 @@ from zsim_torch.module.unit import resolve
 RANKS, STEPS = 2, 2
 SEED = 5
 LEFT: Mapping[str, float] = {
-    "kept": STEPS * (4 * 4 + 8 * 7 + 4 * 20 + 4 * 10 + 8 * 22 + 8 * 26),
+    "kept": STEPS * (4 * 4 + 8 * 7 + 2 * 4 * 20 + 4 * 10 + 8 * 22 + 8 * 26),
 }
 """Sum of what each persistent buffer holds after the steps, on either rank."""
 
@@ -56,6 +56,7 @@ def flying() -> Schedule:
         step.copy("add part", part.all, kept[0:4], accumulate=True, after=[summed]),
         step.copy("add whole", whole.all, kept.all, accumulate=True),
         step.copy("add sums", sums.all, kept.all, accumulate=True),
+        step.copy("add middle", sums[2:6], kept[0:4], accumulate=True),
     ]
     step.free(whole, sums, part, own, uses=[summed, ends[-1]])
     # The group's order alone tells that the first of two has ended.

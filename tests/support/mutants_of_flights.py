@@ -18,7 +18,10 @@ from zsim_torch.execute.collectives import OwnGroup
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.flights import BufferAccess, Flights
 from zsim_torch.execute.gloo_exchange import Exchanged, GlooExchange
-from zsim_torch.execute.reserve import Reserve, _ReservedBlock
+from zsim_torch.execute.reserve import (
+    Reserve,
+    _ReservedBlock,  # pyright: ignore[reportPrivateUsage]  # what is changed is private
+)
 from zsim_torch.execute.streams import CpuStreams
 
 MUTANTS_OF_FLIGHTS = (

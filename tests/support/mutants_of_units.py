@@ -38,7 +38,7 @@ MUTANTS_OF_UNITS = (
     ),
     Mutant(
         "a piece of a buffer begins one element early",
-        RANKS_3,
+        FLYING,
         LiveMemory,
         "pieces",
         "self._flat[view.buffer][start : start + size]",
@@ -158,7 +158,7 @@ MUTANTS_OF_UNITS = (
     # What autograd saves.
     Mutant(
         "a parameter is saved as it is in forward",
-        STAGE_3,
+        VALUES,
         Saving,
         "pack",
         "return _Handle(index, start - low, tensor.shape, tensor.stride())",
