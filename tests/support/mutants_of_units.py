@@ -116,7 +116,8 @@ MUTANTS_OF_UNITS = (
         autograd,
         "backward",
         "of_trained = iter(found[:count])",
-        "sums = [each.node.metadata for each in trained]\n"
+        "own = [each.node.name().endswith('AccumulateGrad') for each in trained]\n"
+        "    sums = [each.node.metadata if leaf else {} for each, leaf in zip(trained, own)]\n"
         "    for each, one in zip(sums, found):\n"
         "        each['sum'] = one + each['sum'] if 'sum' in each else one\n"
         "    of_trained = iter([each['sum'] for each in sums])",
