@@ -27,7 +27,7 @@ DRAWN = {
     "gradients are not clipped",
     "flights touch nothing",
     "a leaf of autograd adds its gradients up",
-    "nobody waits for a message",
+    "messages go through the default group",
 }
 """Mutants of the suite; the others are under `long`."""
 
