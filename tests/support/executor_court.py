@@ -11,19 +11,34 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from tempfile import gettempdir
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 from crossed_streams import crossed
 from executor_jobs import job
-from pinned_by_hand import FIRST, pinned
+from executor_mutant import (
+    ADDING,
+    CROSSED,
+    DROPPED,
+    LENT,
+    NVME,
+    PINNED,
+    PLAIN,
+    SLICED,
+    STAYING,
+    VALUES,
+)
+from pinned_by_hand import FIRST, lent, pinned
 from recorded_executor import recorded, recorded_schedule
-from tiny_training import BOUND, Case, by_plain_loop, by_schedule, distance
+from shared_gradients import by_adding
+from tiny_training import BOUND, Case, Middle, by_plain_loop, by_schedule, distance
 from torch import nn
+from torch.nn import functional
 
-from zsim.backend.backend import Job
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
@@ -45,7 +60,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.host_memory import HostPools
@@ -53,7 +68,7 @@ from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.module.unit import resolve
 from zsim_torch.record.pretended_streams import PretendedStream
-from zsim_torch.record.tape import Tape
+from zsim_torch.record.tape import Tape, UnrecordableError
 
 KIND: dict[type[Communication], str] = {
     AllGather: "allgather_base",
@@ -62,20 +77,25 @@ KIND: dict[type[Communication], str] = {
     Broadcast: "broadcast",
 }
 REDUCTION = {Reduction.SUM: "sum", Reduction.AVERAGE: "avg", Reduction.MAX: "max"}
-CROSSED, PINNED = "by hand", "threads by hand"
 STEPS = 3
 LATE_S = 2e-3
 Issued = tuple[str, int, str]
 """Kind, elements of the whole tensor, and reduction of a collective."""
 
 
-def case(offload: Offload | None = None, *, stage: int = 3) -> Case:
+def case(
+    offload: Offload | None = None,
+    *,
+    stage: int = 3,
+    checkpointing: Checkpointing = Checkpointing.NONE,
+) -> Case:
     """A module of one rank whose gradients add up, are clipped, and go through Adam."""
     return Case(
         Strategy(
             parallel=Parallel(data=1),
             zero=Zero(stage=stage, bucket_elements=60),
             offload=offload or Offload(),
+            activations=Activations(checkpointing=checkpointing),
             train=Train(
                 optimizer=Adam(learning_rate=0.01, epsilon=1e-5),
                 clip_norm=0.05,
@@ -89,9 +109,12 @@ def case(offload: Offload | None = None, *, stage: int = 3) -> Case:
 
 
 CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
-    "values": (case(), ("",)),
-    "values without poison": (replace(case(), poison=False), ("",)),
-    "values from files": (
+    VALUES: (case(), ("",)),
+    PLAIN: (replace(case(), poison=False), ("",)),
+    STAYING: (replace(case(stage=1), poison=False), ("",)),
+    SLICED: (case(), ("",)),
+    DROPPED: (case(checkpointing=Checkpointing.FULL), ("",)),
+    NVME: (
         case(Offload(optimizer=MemoryTier.NVME, parameters=MemoryTier.NVME, sub_group_elements=7)),
         ("cpu", "nvme_read", "nvme_write"),
     ),
@@ -99,29 +122,79 @@ CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
 """What is trained, and the streams that are late, in a run for each."""
 
 
-def verdict(run: str) -> str:
-    """Return what is wrong with the executor in a run, by name; nothing if nothing is found."""
+def sliced(middle: Middle, hidden: torch.Tensor) -> torch.Tensor:
+    """Do what the layer does with two slices of its weight, which autograd saves."""
+    low, high = middle.linear.weight[:2], middle.linear.weight[2:]
+    return torch.tanh(torch.cat([hidden @ low.T, hidden @ high.T], -1) + middle.linear.bias)
+
+
+def dropping(middle: Middle, hidden: torch.Tensor) -> torch.Tensor:
+    """Drop half of what the layer makes."""
+    return functional.dropout(torch.tanh(middle.linear(hidden)), 0.5)
+
+
+Forward = Callable[[Middle, torch.Tensor], torch.Tensor]
+FORWARD: dict[str, Forward] = {SLICED: sliced, DROPPED: dropping}
+"""What the layer of a run does instead."""
+
+
+class Judged(NamedTuple):
+    """What is wrong in a run, nothing if nothing is found, and the bytes that lived at most."""
+
+    found: str
+    most_bytes: int = 0
+
+
+def verdict(run: str, most_bytes: int | None = None) -> str:
+    """Return what is wrong with the executor in a run, by name; nothing if nothing is found.
+
+    With `most_bytes`, no more may live at any time: as many as `bytes_of` says of the executor as
+    it is.
+
+    Raises:
+        UnrecordableError: this process cannot record any more.
+    """
     try:
-        if run in CASES:
-            trained, streams = CASES[run]
-            return next(filter(None, (by_values(trained, each) for each in streams)), "")
-        if run == PINNED:
-            return next(filter(None, map(by_threads, ("writer", "reader", "filler"))), "")
-        if run == CROSSED:
-            judged = crossed()
-            tapes = Steps(judged)
-            return tapes.verdict(recorded_schedule(judged, steps=STEPS, on_step=tapes.look))
-        name, _, how = run.partition(", ")
-        return by_recording(job(name), traced=how == "traced", has_caller=how == "with a caller")
+        judged = _judged(run)
+    except UnrecordableError as error:
+        if "in this process" in str(error):
+            raise
+        return f"error: UnrecordableError: {str(error)[:60]}"
     except Exception as error:
         return f"error: {type(error).__name__}: {str(error)[:60]}"
+    if not judged.found and most_bytes is not None and judged.most_bytes > most_bytes:
+        return f"memory: a peak of {judged.most_bytes} bytes, not {most_bytes}"
+    return judged.found
 
 
-def by_recording(judged: Job, *, traced: bool, has_caller: bool) -> str:
-    """Judge the executor for CUDA by what a recording has of it."""
-    steps = Steps(judged.schedule)
-    tape = recorded(judged, keeps_trace=traced, has_caller=has_caller, on_step=steps.look)
-    return steps.verdict(tape)
+@cache
+def bytes_of(run: str) -> int:
+    """Return the bytes that live at most in a run; nothing may be planted."""
+    judged = _judged(run)
+    assert not judged.found
+    return judged.most_bytes
+
+
+def _judged(run: str) -> Judged:
+    if run in CASES:
+        trained, streams = CASES[run]
+        found = [by_values(trained, each, FORWARD.get(run)) for each in streams]
+        return next((each for each in found if each.found), found[0])
+    if run == ADDING:
+        return Judged(by_adding())
+    if run == PINNED:
+        return Judged(next(filter(None, map(by_threads, ("writer", "reader", "filler"))), ""))
+    if run in (CROSSED, LENT):
+        judged = crossed() if run == CROSSED else lent()
+        steps = Steps(judged)
+        return steps.judged(recorded_schedule(judged, steps=STEPS, on_step=steps.look))
+    name, _, how = run.partition(", ")
+    made = job(name)
+    steps = Steps(made.schedule)
+    traced, has_caller = how == "traced", how == "with a caller"
+    return steps.judged(
+        recorded(made, keeps_trace=traced, has_caller=has_caller, on_step=steps.look)
+    )
 
 
 @dataclass
@@ -140,6 +213,10 @@ class Steps:
         streams: dict[str, PretendedStream] = vars(executor.machine.streams)["_streams"]
         lines = {name: each.timeline for name, each in streams.items()}
         self.idle = {name for name, line in lines.items() if not line.clock[line.number]}
+
+    def judged(self, tape: Tape) -> Judged:
+        """Judge a recording."""
+        return Judged(self.verdict(tape), tape.peak_bytes)
 
     def verdict(self, tape: Tape) -> str:
         """Return what is wrong, if anything is."""
@@ -264,20 +341,22 @@ def by_threads(stream: str) -> str:
     return "" if right else "values: not those that were written first"
 
 
-def by_values(judged: Case, stream: str = "") -> str:
+def by_values(judged: Case, stream: str = "", forward: Forward | None = None) -> Judged:
     """Judge the executor on the CPU by a plain loop, and by storages that live."""
-    with late(stream):
-        found = by_schedule(judged)
-    before, parameters, losses = by_plain_loop(judged)
+    with patch.object(Middle, "forward", forward or Middle.forward):
+        with late(stream):
+            found = by_schedule(judged)
+        before, parameters, losses = by_plain_loop(judged)
+    observed = found.observed
+    most = int(observed["live_bytes_peak/all"])
     if not distance(found.parameters, parameters, before) <= BOUND[judged.strategy.train.precision]:
-        return "values: not those of a plain loop"
+        return Judged("values: not those of a plain loop", most)
     if not all(
         abs(one - other) <= 1e-5 * abs(other)  # not so either of what is no number
         for one, other in zip(found.losses, losses, strict=True)
     ):
-        return "values: other losses than a plain loop"
-    observed = found.observed
+        return Judged("values: other losses than a plain loop", most)
     booked = observed["booked_bytes_peak/state"]
-    if observed["live_bytes_peak/state"] != booked:
-        return f"memory: {observed['live_bytes_peak/state']} bytes live, {booked} are booked"
-    return ""
+    if (live := observed["live_bytes_peak/state"]) != booked:
+        return Judged(f"memory: {live} bytes live, {booked} are booked", most)
+    return Judged("", most)

@@ -1,8 +1,10 @@
 """Mutants of the executor: memory, threads of the host, operands and values."""
 
 from executor_mutant import (
+    ADDING,
     CROSSED,
     DEFERRED,
+    LENT,
     NVME,
     OFFLOAD,
     PINNED,
@@ -134,7 +136,7 @@ MUTANTS_OF_MEMORY = (
     ),
     Mutant(
         "a gradient that shares its memory is written in place",
-        VALUES,
+        ADDING,
         LiveMemory,
         "_is_alone",
         "] == 1",
@@ -175,7 +177,7 @@ MUTANTS_OF_MEMORY = (
     ),
     Mutant(
         "a free of lent memory marks nothing",
-        OFFLOAD,
+        LENT,
         CudaStreams,
         "home_waits",
         "if not lent:",

@@ -1,6 +1,7 @@
 """A step by hand that takes host memory and a range of a file again while a thread uses them."""
 
 from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.operation import Previous
 from zsim.schedule.schedule import Place, Pool, Schedule
 
 ELEMENTS = 1024
@@ -55,4 +56,28 @@ def pinned() -> Schedule:
     step.free(again, uses=[last])
     step.host_wait("wait", read)
     step.copy("see", held.all, seen.all, stream="compute")
+    return build.schedule()
+
+
+def lent() -> Schedule:
+    """A slot of pinned memory that the device reads is freed, and a thread fills it at once."""
+    build = ScheduleBuilder.of("lent", data=1)
+    filler, other = build.host_thread("filler"), build.host_thread("other")
+    size = 4 * ELEMENTS
+    build.pools.append(
+        Pool(name="slots", place=Place.HOST, slot_bytes=size, capacity_bytes=size),
+    )
+    seen = build.buffer("seen", ELEMENTS, home="compute", persistent=True)
+    build.setup.allocate(seen)
+    step = build.step
+    one = build.buffer("one", ELEMENTS, pool="slots", home="compute")
+    step.allocate(one)
+    made = step.fill("one", one.all, FIRST, stream=filler, after=[Previous("step/see")])
+    step.host_wait("wait", made)
+    step.copy("see", one.all, seen.all, stream="compute", after=[made])
+    step.free(one)
+    two = build.buffer("two", ELEMENTS, pool="slots", home=other)
+    step.allocate(two)
+    step.fill("two", two.all, SECOND, stream=other)
+    step.free(two)
     return build.schedule()

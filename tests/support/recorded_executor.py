@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from thread_clocks import ThreadClocks
 from torch import nn
 
 from zsim.backend.backend import Job
@@ -52,7 +53,10 @@ def recorded(
         lambda name: initial_value(shape, name, sizes[name], seed=0),
         feed(job, rank, data=None, seed=0),
     )
-    with recording(world=job.schedule.mesh.size, rank=rank, cuda=True) as tape:
+    with (
+        recording(world=job.schedule.mesh.size, rank=rank, cuda=True) as tape,
+        ThreadClocks(tape).kept(),
+    ):
         executor = run.start(keeps_trace=keeps_trace)
         for step in range(job.steps):
             run.step(step, has_caller=has_caller)
@@ -126,7 +130,7 @@ def recorded_schedule(
     run = RecordedRun(
         schedule, 0, resolve(nn.Identity(), ("",)), dict[str, torch.Tensor]().__getitem__, iter(())
     )
-    with recording(world=schedule.mesh.size, rank=0, cuda=True) as tape:
+    with recording(world=schedule.mesh.size, rank=0, cuda=True) as tape, ThreadClocks(tape).kept():
         executor = run.start(keeps_trace=False)
         for step in range(steps):
             run.step(step, has_caller=False)

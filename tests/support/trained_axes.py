@@ -18,6 +18,7 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.execution import ContextExchange
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
@@ -93,6 +94,16 @@ def on(
     for name, value in more.items():
         changes[f"{'train' if name == 'clip_norm' else 'zero'}.{name}"] = value
     return made.but(changes)
+
+
+def sharing(made: Strategy, data: int, context: int, **zero: object) -> Strategy:
+    """`made` on ranks that share sequences, and gather each other's keys and values."""
+    changes: dict[str, object] = {
+        "parallel": Parallel(
+            data=data, context=context, context_exchange=ContextExchange.ALL_GATHER
+        )
+    }
+    return made.but(changes | {f"zero.{name}": value for name, value in zero.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from zsim_torch.execute.host_workers import Awaitable
 from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains
 from zsim_torch.execute.range_file import aligned
 from zsim_torch.execute.reserve import Reserve
+from zsim_torch.observe.watchers import see_taken
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 _SETTLE_S: Final = 0.2
@@ -91,6 +92,7 @@ class LiveMemory:
         with self.setting.making(), self.setting.on_home(buffer.home):
             if device.type == "cpu":
                 made = self._reserve.take(buffer.elements, dtype)
+                see_taken(made)
             else:
                 made = torch.empty(buffer.elements, dtype=dtype, device=device)
             if self.setting.poison:

@@ -241,6 +241,10 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.traffic.see_exchange(exchange)
         return lambda: None
 
+    def see_memory(self, tensor: torch.Tensor) -> None:
+        """Note memory that was taken, perhaps by no operator."""
+        self.meter.see(tensor, self._maker)
+
     def see_host(self, tensor: torch.Tensor) -> None:
         """Note memory of a pool of the host: it is not of the device, whatever looks at it."""
         self.meter.see(tensor, Maker.HOST)

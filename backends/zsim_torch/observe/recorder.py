@@ -266,6 +266,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             opened = self._hand_over(shared, exchange.source, exchange.target)
         return partial(self._finish, [opened])
 
+    def see_memory(self, tensor: torch.Tensor) -> None:
+        """Note memory that is taken here, though an operator may have been given it before."""
+        number = self._number(tensor, made=self._tick)
+        if number is not None and self._storages[number].made is None:
+            self._storages[number] = replace(self._storages[number], made=self._tick)
+
     def _hand_over(
         self, shared: WitnessedCollective, source: torch.Tensor | None, target: torch.Tensor | None
     ) -> _Open:

@@ -1,7 +1,8 @@
-"""Watchers of collectives that are made of several calls of torch.distributed.
+"""Watchers of collectives that are made of several calls of torch.distributed, and of memory.
 
 A mode under torch's dispatcher sees calls. Where the executor makes one collective of several, it
-says so to those who watch, with the tensors that the collective reads and writes.
+says so to those who watch, with the tensors that the collective reads and writes; and where it
+takes memory by no operator of torch, that too.
 """
 
 from collections.abc import Callable, Generator
@@ -26,10 +27,14 @@ class Exchange(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Somebody who notes collectives."""
+    """Somebody who notes collectives and memory."""
 
     def see_exchange(self, exchange: Exchange) -> Callable[[], object]:
         """Note one that is handed over; what is returned is called when its target is whole."""
+        ...
+
+    def see_memory(self, tensor: torch.Tensor) -> None:
+        """Note memory that was taken, perhaps by no operator."""
         ...
 
 
@@ -49,6 +54,12 @@ def watching(watcher: Watcher) -> Generator[None]:
 def seen(exchange: Exchange) -> list[Callable[[], object]]:
     """Tell all who watch of an exchange; returns what is to be called at its end."""
     return [watcher.see_exchange(exchange) for watcher in _watching]
+
+
+def see_taken(tensor: torch.Tensor) -> None:
+    """Tell all who watch of memory that was taken."""
+    for watcher in _watching:
+        watcher.see_memory(tensor)
 
 
 unwatched = _disable_current_modes

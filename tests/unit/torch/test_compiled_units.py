@@ -112,6 +112,7 @@ def test_a_module_is_described_as_it_is_written_and_compiled_again_afterwards() 
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_inductor_trains_but_for_rounding() -> None:
     for strategy in STRATEGIES.values():
         losses, left = trained(strategy, "inductor", UNITS)

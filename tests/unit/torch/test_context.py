@@ -15,13 +15,12 @@ from trained_axes import (
     AxesCase,
     by_plain_loop,
     by_ranks,
+    sharing,
     whole,
 )
 
 from zsim.model.architecture import Architecture
 from zsim.proof import against_trace as refinement
-from zsim.strategy.execution import ContextExchange
-from zsim.strategy.strategy import Parallel, Strategy
 from zsim_torch.backend import TorchBackend
 from zsim_torch.module.context_place import ContextPlace
 from zsim_torch.rank_result import merged
@@ -29,15 +28,6 @@ from zsim_torch.supervise.ranks import RankPool
 
 LLAMA = replace(SMALL_LLAMA, sequence_length=8)
 GPT: Architecture = replace(SMALL_GPT, sequence_length=12, parallel_residual=True)
-
-
-def sharing(made: Strategy, data: int, context: int, **zero: object) -> Strategy:
-    changes: dict[str, object] = {
-        "parallel": Parallel(
-            data=data, context=context, context_exchange=ContextExchange.ALL_GATHER
-        )
-    }
-    return made.but(changes | {f"zero.{name}": value for name, value in zero.items()})
 
 
 CASES = {

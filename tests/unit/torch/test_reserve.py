@@ -1,5 +1,6 @@
 """Memory of freed buffers serves others, and neither bits nor what lives tell."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_training import Case, Parameters, by_schedule
 
+from zsim.proof import against_trace as refinement
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.trace.trace import Trace
 from zsim_torch.execute import reserve
 from zsim_torch.execute.reserve import LARGE_BYTES, Reserve
+from zsim_torch.rank_result import merged
 from zsim_torch.supervise.ranks import RankPool
 
 SIZES = st.sampled_from([1, LARGE_BYTES, 2 * LARGE_BYTES, 3 * LARGE_BYTES])
@@ -94,10 +98,15 @@ def trained(found: list[Case], large_bytes: int) -> list[tuple[Parameters, tuple
     return results
 
 
-def test_memory_that_serves_again_changes_no_bit() -> None:
-    with RankPool(2) as pool:
-        plain = pool.run(trained, cases(2), LARGE_BYTES)
-        again = pool.run(trained, cases(2), 1)
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(2) as started:
+        yield started
+
+
+def test_memory_that_serves_again_changes_no_bit(pool: RankPool) -> None:
+    plain = pool.run(trained, cases(2), LARGE_BYTES)
+    again = pool.run(trained, cases(2), 1)
     for one, other in zip(plain, again, strict=True):
         for (left, losses, none), (right, same, some) in zip(one, other, strict=True):
             assert none == 0 < some
@@ -113,3 +122,17 @@ def test_what_is_seen_to_live_does_not_count_what_waits(monkeypatch: pytest.Monk
     again = by_schedule(case).observed
     assert again["live_bytes_peak/state"] == plain["live_bytes_peak/state"]
     assert again["booked_bytes_peak/state"] == plain["booked_bytes_peak/state"]
+
+
+def witnessed(case: Case) -> Trace:
+    """Train on this rank under witnesses, with buffers of any size in memory that serves again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reserve, "LARGE_BYTES", 1)
+        return by_schedule(case).trace
+
+
+@pytest.mark.parametrize("case", cases(2), ids=lambda case: f"stage {case.strategy.zero.stage}")
+def test_witnesses_see_memory_that_serves_again_as_taken(case: Case, pool: RankPool) -> None:
+    """It is taken by no operator of torch."""
+    told = merged(pool.run(witnessed, replace(case, poison=False, witness=True)))
+    assert refinement.examine(case.schedule(), told) == []
