@@ -53,6 +53,10 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
         raise MistakeError(f"--config: torchtitan cannot keep shards over {reshard} ranks")
     if options.get("enable_sequence_parallel", True) is not True:
         raise MistakeError("--config: torchtitan's tensor axis always cuts tokens")
+    if options.get("input_gathers", "module") != "module":
+        raise MistakeError("--config: torchtitan's modules gather what their layers read")
+    if options.get("reshard_root_after_forward", False):
+        raise MistakeError("--config: torchtitan keeps the root until its backward")
     offloads = options.get("offload_policy", "none") == "cpu"
     context = asked.number("parallel.context")
     checkpoints = MODES.get(asked.checkpointing)

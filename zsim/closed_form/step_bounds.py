@@ -131,8 +131,10 @@ class _Clock:
         if not self.strategy.activations.early_stop:
             again = recomputed(model, self.strategy)
         for unit in model.units:
+            is_left = False
             for segment in unit.segments:
-                exchanged = self._forward_s(model, segment)
+                exchanged = self._forward_s(model, segment, is_left=is_left)
+                is_left = segment.leaves_whole
                 found.kernels[self.kernels(segment.forward)] += 1
                 found.tensor_s += exchanged
                 if unit.name in again:
@@ -143,11 +145,14 @@ class _Clock:
                     found.tensor_s += self._backward_s(model, segment)
         return found
 
-    def _forward_s(self, model: Model, segment: Segment) -> float:
-        """Return the seconds in which inputs are gathered and outputs summed."""
+    def _forward_s(self, model: Model, segment: Segment, *, is_left: bool) -> float:
+        """Return the seconds in which inputs are gathered and outputs summed.
+
+        With `is_left` the segment before has left them whole.
+        """
         if model.tensor == 1:
             return 0.0
-        total = self._read_s(model, segment)
+        total = 0.0 if is_left else self._read_s(model, segment)
         if segment.reduces_output:
             total += sum(self._summed_s(model, value) for value in segment.outputs)
         return total

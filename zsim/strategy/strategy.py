@@ -288,18 +288,21 @@ class Strategy(Table):
     @cached_property
     def execution(self) -> Execution:
         """Return how blocks are executed."""
+        runtime = self.zero.emulate
         return Execution(
             operations=self.activations.checkpointing is Checkpointing.OPERATIONS,
             early_stop=self.activations.early_stop,
             compiled=self.train.compile,
             float8=self.train.float8,
             context=self.parallel.context,
-            exchange=self.parallel.exchange(self.zero.emulate),
-            merges=self.zero.emulate is not None and self.zero.emulate.merges_context,
+            exchange=self.parallel.exchange(runtime),
+            merges=runtime is not None and runtime.merges_context,
             loss=self.train.loss,
             metrics=self.train.metrics,
             holds_logits=self.train.holds_logits,
             whole_logits=self.gathers_logits,
+            gathers_each=runtime is not None and runtime.gathers_each,
+            rearranges=runtime is not None and runtime.rearranges,
             tiles=self.zero.tiles,
         )
 
