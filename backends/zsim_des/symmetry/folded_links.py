@@ -103,7 +103,8 @@ class FoldedLinkTable:
         own = FoldedLinks(
             ("between",), Fraction(1), Fraction(link.bytes_per_s), carries_bytes=False
         )
-        for each in (*groups, *senders):
+        either: list[int | SendKey] = [*groups, *senders]
+        for each in either:
             if each not in self._between:
                 self._between[each] = self._add(own)
         for sender, load in senders.items():
