@@ -117,7 +117,8 @@ def sharded(
             mp_policy=policy,
             reshard_after_forward=options.reshard_after_forward,
         )
-    fully_shard(module, mesh=mesh, mp_policy=policy)
+    of_root = True if options.reshard_root_after_forward else None
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=of_root)
     cast("FSDPModule", module).set_reduce_scatter_max_input_buffers(
         options.reduce_scatter_max_input_buffers
     )

@@ -119,12 +119,14 @@ def _fsdp2(asked: ConfigQuestion) -> str:
         names.insert(0, "CPUOffloadPolicy")
         arguments.append("offload_policy=CPUOffloadPolicy()")
     after = options.get("reshard_after_forward", True)
+    is_freed = options.get("reshard_root_after_forward", False)
+    of_root = ["reshard_after_forward=True"] if is_freed else []
     lines = [
         *_torch_head(asked, names),
         f"mp_policy = MixedPrecisionPolicy(param_dtype={TORCH_DTYPE[asked.precision]})",
         "for block in model.layers:",
         f"    fully_shard(block, reshard_after_forward={after}, {', '.join(arguments)})",
-        f"fully_shard(model, {', '.join(arguments)})",
+        f"fully_shard(model, {', '.join([*of_root, *arguments])})",
     ]
     ahead = options.get("forward_prefetch", 0)
     if ahead:

@@ -37,6 +37,14 @@ def _rotated(asked: ConfigQuestion) -> list[str]:
     return [f'context_parallel_rotate_method = "{methods[str(exchange)]}"']
 
 
+def _need_its_own_plan(options: Mapping[str, object]) -> None:
+    """Check that what FSDP2 is asked for around a tensor axis and the root is torchtitan's own."""
+    if options.get("input_gathers", "module") != "module":
+        raise MistakeError("--config: torchtitan's modules gather what their layers read")
+    if options.get("reshard_root_after_forward", False):
+        raise MistakeError("--config: torchtitan keeps the root until its backward")
+
+
 def torchtitan_text(asked: ConfigQuestion) -> str:
     """Return the setting as torchtitan's file.
 
@@ -53,6 +61,7 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
         raise MistakeError(f"--config: torchtitan cannot keep shards over {reshard} ranks")
     if options.get("enable_sequence_parallel", True) is not True:
         raise MistakeError("--config: torchtitan's tensor axis always cuts tokens")
+    _need_its_own_plan(options)
     offloads = options.get("offload_policy", "none") == "cpu"
     context = asked.number("parallel.context")
     checkpoints = MODES.get(asked.checkpointing)

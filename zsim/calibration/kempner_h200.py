@@ -3,8 +3,9 @@
 FSDP2 over the data axis, DTensor's tensor and sequence parallelism inside a node of four GPUs,
 `torch.compile` of the whole model, checkpoints of whole blocks. Where rows are silent the trainer's
 code of that day speaks (KempnerForge at 01b461a): gradients are reduced in fp32 with the last
-micro-batch alone (`maybe_no_sync`) and clipped at 1.0, logits are gathered on every tensor rank
-(`tensor_parallel.py`), and attention is PyTorch's own: its lock file has PyTorch 2.11 with cuDNN
+micro-batch alone (`maybe_no_sync`) and clipped at 1.0, each linear layer gathers the tokens that
+it reads (`_build_block_tp_plan`), logits are gathered on every tensor rank, the root is freed after
+forward (`apply_fsdp2`), and attention is PyTorch's own: its lock file has PyTorch 2.11 with cuDNN
 9.19, which that version prefers on Hopper. Parameters, gradients and moments are bf16, with no
 master beside them (`build_parallel_model`: `.to(dtype=param_dtype)`). Peaks of memory are not read:
 the copies below are as large as what is missing of them.
@@ -58,11 +59,9 @@ class _KempnerRow(RunRow):
         return sequences * self.seq_len_tokens / self.tokens_per_s
 
     def incomplete(self) -> str:
-        # DTensor gathers and scatters along the first axis, and tokens are the second: each hidden
-        # state of several sequences is copied once more.
-        if self.tp == 1 or self.batch_size_per_dp_rank == 1:
-            return ""
-        return "copies around gathers along the tokens of several sequences are not simulated"
+        # `apply_tensor_parallel`: no style parallelizes the embedding, whose parameters are
+        # gathered and whose gradients are reduced as a whole on every tensor rank
+        return "" if self.tp == 1 else "each tensor rank has rows of the embedding, not all of it"
 
     def scenario(self) -> Mapping[str, object]:
         if gpu_in(self.gpu) != GPU or self.gpus_per_node != GPUS_PER_NODE:
@@ -92,6 +91,8 @@ class _KempnerRow(RunRow):
                     "reduce_dtype": "fp32",
                     "gradient_sync": "last",
                     "disable_loss_parallel": self.tp > 1,
+                    "input_gathers": "linear" if self.tp > 1 else "module",
+                    "reshard_root_after_forward": True,
                 },
             },
             "activations": {

@@ -127,12 +127,12 @@ class _Clock:
 
     def work(self, model: Model, *, backward: bool = True) -> _RankWork:
         """Return what a model, or a stage, does for one micro-batch: forward, again, backward."""
-        found, again = _RankWork(), set[str]()
-        if not self.strategy.activations.early_stop:
-            again = recomputed(model, self.strategy)
+        found, early = _RankWork(), self.strategy.activations.early_stop
+        again = set[str]() if early else recomputed(model, self.strategy)
         for unit in model.units:
-            for segment in unit.segments:
-                exchanged = self._forward_s(model, segment)
+            for before, segment in zip((None, *unit.segments), unit.segments, strict=False):
+                is_left = before is not None and before.leaves_whole
+                exchanged = self._forward_s(model, segment, is_left=is_left)
                 found.kernels[self.kernels(segment.forward)] += 1
                 found.tensor_s += exchanged
                 if unit.name in again:
@@ -143,11 +143,11 @@ class _Clock:
                     found.tensor_s += self._backward_s(model, segment)
         return found
 
-    def _forward_s(self, model: Model, segment: Segment) -> float:
-        """Return the seconds in which inputs are gathered and outputs summed."""
+    def _forward_s(self, model: Model, segment: Segment, *, is_left: bool) -> float:
+        """Return the seconds in which outputs are summed, and inputs not left whole gathered."""
         if model.tensor == 1:
             return 0.0
-        total = self._read_s(model, segment)
+        total = 0.0 if is_left else self._read_s(model, segment)
         if segment.reduces_output:
             total += sum(self._summed_s(model, value) for value in segment.outputs)
         return total

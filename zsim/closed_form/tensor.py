@@ -54,11 +54,12 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
     gathered = scattered = 0
     again = recomputed(model, strategy)
     for unit in model.units:
-        runs = 2 if unit.name in again else 1
+        runs, is_left = 2 if unit.name in again else 1, False
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
             scattered += runs * made
-            gathered += runs * read
+            gathered += 0 if is_left else runs * read
+            is_left = segment.leaves_whole
             if model.runs_backward(segment):
                 scattered += _read(model, segment, differentiable=True)
                 gathered += made + (read if segment.saves_input else 0)

@@ -241,6 +241,8 @@ class Cluster:
         board_link: what the two baseboards send each other, where a node has two: each has half of
             the GPUs and of the NICs. Its latency comes on top of the way within a board.
         network: fitted constants of collectives; without them, rings at the speed of links.
+        has_switch: whether the GPUs of a node meet on a switch. Where they do not, each two have an
+            equal part of their links to each other, and `switch_link` is all of a GPU's together.
     """
 
     name: str
@@ -261,6 +263,7 @@ class Cluster:
     drives: Drives | None = None
     board_link: Link | None = None
     network: NetworkProfile | None = None
+    has_switch: bool = True
 
     def __post_init__(self) -> None:
         for name in (
@@ -279,6 +282,8 @@ class Cluster:
                 f"{per_switch}"
             )
         self._refuse_fast_copies()
+        if not self.has_switch and (self.pcie_link is None or self.nodes_per_domain > 1):
+            raise ClusterError("nvswitch: false needs [pcie], by which bytes leave, and one node")
         if self.board_link is not None and (self.gpus_per_node % 2 or self.nodes_per_domain > 1):
             raise ClusterError("board_link: two boards need an even number of GPUs and one node")
         for tier in self.fabric.tiers:
@@ -316,6 +321,16 @@ class Cluster:
     def domains(self) -> int:
         """NVSwitch domains; the last one may have fewer nodes than the others."""
         return -(-self.nodes // self.nodes_per_domain)
+
+    def link_share(self, ranks: int | Fraction) -> Fraction:
+        """Return the part of a GPU's links that leads to others of a group with `ranks` on a node.
+
+        Where there is no switch, two GPUs have no more than the links between them.
+        """
+        others = self.gpus_per_node - 1
+        if self.has_switch or ranks <= 1 or not others:
+            return Fraction(1)
+        return min(Fraction(1), (Fraction(ranks) - 1) / others)
 
     @property
     def pcie_switches(self) -> int:

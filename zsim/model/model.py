@@ -105,6 +105,8 @@ class Segment:
             backward.
         gathers_input: every rank of the tensor axis makes the same of inputs that are whole, and
             the same gradient of them.
+        leaves_whole: what its forward reads whole is read by that of the next segment, too, for
+            which it is not gathered again.
         gathers_context: the last input is read as all ranks that share a sequence have it, one
             after the other, and its gradient is a summand over these ranks.
         context_offset: the last input is that of the rank which stands so many places before among
@@ -130,6 +132,7 @@ class Segment:
     reduces_output: bool = False
     reduces_input_gradient: bool = False
     gathers_input: bool = False
+    leaves_whole: bool = False
     gathers_context: bool = False
     context_offset: int | None = None
     adds: bool = False

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zsim.cluster.cluster import Cluster
+from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.installed_algorithms import algorithms, check
+from zsim.network.algorithm.nvls import NVLS
 from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import CollectiveOperation
 from zsim.suggestion import one_of
@@ -88,7 +90,7 @@ class LinkLoads:
         measured = self._measured(operation.name, size_bytes, ring_bytes, shape)
         if measured is not None:
             return measured
-        activity = self._activity(Collective(operation.name), size_bytes, shape)
+        activity = self.activity(Collective(operation.name), size_bytes, shape)
         if activity is None:
             return None
         per_ring_byte = Fraction(size_bytes, ring_bytes)
@@ -111,15 +113,23 @@ class LinkLoads:
         taken = max(1, round(seconds * self.cluster.switch_link.bytes_per_s))
         return LinkLoad(latency_ps=0, near=Fraction(taken, ring_bytes), far=Fraction(0))
 
+    def _network(self) -> NetworkProfile | None:
+        """Return the constants; without a switch nothing is reduced in one."""
+        network = self.cluster.network
+        if network is None or self.cluster.has_switch or NVLS.name not in network.numbers:
+            return network
+        return network.changed(**{NVLS.name: 0.0})
+
     def _wait_ps(self, operation: CollectiveOperation, shape: GroupShape) -> int:
         if operation.group != TENSOR or shape.nodes == 1:
             return 0
         return operation.laps * shape.ranks * self.decision.tensor_wait_ps
 
-    def _activity(
+    def activity(
         self, collective: Collective, size_bytes: int, shape: GroupShape
     ) -> Activity | None:
-        network = self.cluster.network
+        """Return the collective as it is chosen or forced; None if it is a plain ring."""
+        network = self._network()
         request = Request(
             collective=collective,
             size_bytes=size_bytes,
@@ -139,12 +149,13 @@ class LinkLoads:
 
 
 def bandwidths(cluster: Cluster, shape: GroupShape) -> Bandwidths:
-    """Return those of a GPU's link, and of the NICs of a domain that a group of `shape` uses."""
+    """Return those of a GPU's links, and of the NICs of a domain, that a group of `shape` uses."""
     gpus = cluster.gpus_per_node * cluster.nodes_per_domain
     nics = cluster.nics_per_node * cluster.nodes_per_domain * cluster.nic_link.bytes_per_s
     used = min(Fraction(1), shape.ranks_per_node / gpus)
+    share = cluster.link_share(shape.ranks_per_node)
     return Bandwidths(
-        gpu=cluster.switch_link.bytes_per_s,
+        gpu=max(1, int(cluster.switch_link.bytes_per_s * share)),
         node=max(1, int(nics * used)),
         pair=max(cluster.nics_per_node // cluster.gpus_per_node, 1) * cluster.nic_link.bytes_per_s,
     )

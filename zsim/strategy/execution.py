@@ -73,6 +73,11 @@ class Execution:
         whole_logits: with a tensor axis, logits of the whole vocabulary are gathered: every rank
             computes the loss of all (`disable_loss_parallel` of torchtitan).
         splits: backward is in two parts: what the loss saves is not kept for the second.
+        gathers_each: with hidden states cut by tokens over a tensor axis, each linear layer of a
+            block gathers what it reads, and scatters the gradient of it, by itself. Where blocks
+            are compiled, layers that read the same gather it once.
+        rearranges: collectives along the tokens of several sequences copy: what was gathered lies
+            rank by rank, and what is to be scattered has to.
         tiles: linear layers of blocks are cut along their outputs into so many, each a unit that is
             gathered, used and freed on its own (memory-centric tiling, Rajbhandari et al. 2021,
             section 5.1.3).
@@ -90,6 +95,8 @@ class Execution:
     holds_logits: bool = False
     whole_logits: bool = False
     splits: bool = False
+    gathers_each: bool = False
+    rearranges: bool = False
     tiles: int = 1
 
     def __post_init__(self) -> None:

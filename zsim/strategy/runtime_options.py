@@ -99,6 +99,16 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def gathers_each(self) -> bool:
+        """True if each linear layer gathers the tokens that it reads, by itself."""
+        return False
+
+    @property
+    def rearranges(self) -> bool:
+        """True if collectives along tokens copy what is whole, since sequences come first."""
+        return False
+
+    @property
     def in_place_loss(self) -> bool:
         """True if the gradient of the logits takes the place of their softmax, on any rank."""
         return False

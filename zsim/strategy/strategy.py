@@ -302,6 +302,8 @@ class Strategy(Table):
             metrics=self.train.metrics,
             holds_logits=self.train.holds_logits,
             whole_logits=self.gathers_logits,
+            gathers_each=runtime is not None and runtime.gathers_each,
+            rearranges=runtime is not None and runtime.rearranges,
             tiles=self.zero.tiles,
         )
 
@@ -333,10 +335,7 @@ class Strategy(Table):
 
     @property
     def keeps_whole(self) -> bool:
-        """True if what was gathered of such a state is kept for backward.
-
-        Checkpointing by operations gathers it again with the products that read it.
-        """
+        """True if what was gathered of such a state is kept: not where operations run again."""
         by_operations = self.activations.checkpointing is Checkpointing.OPERATIONS
         runtime = self.zero.emulate
         return runtime is not None and runtime.keeps_whole and not by_operations

@@ -5,11 +5,12 @@ a reduce-scatter where summands end, and an all-gather where attention, MLP or h
 has them the other way round. All are on the compute stream: what follows needs them at once.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable
 from itertools import accumulate
 
 from zsim.model.model import Model, Segment
-from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation import Action, Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
@@ -52,6 +53,19 @@ def sum_over_tokens(
     return done
 
 
+def _gathers(model: Model) -> dict[tuple[str, int], int]:
+    """Return which gather of a value a segment reads, where others have gathered it before."""
+    found: dict[tuple[str, int], int] = {}
+    for unit in model.units:
+        counts, is_left = Counter[str](), False
+        for place, segment in enumerate(unit.segments):
+            for name in segment.inputs if segment.reads_whole else ():
+                counts[name] += not (is_left and counts[name])
+                found[name, place] = counts[name] - 1
+            is_left = segment.leaves_whole
+    return found
+
+
 class Tokens:
     """Writes these collectives into a writer, and names the buffers of what is whole.
 
@@ -71,18 +85,22 @@ class Tokens:
             if value.tensor_sharded
         )
         self.shared = shared_parameters(model)
+        self._gathers = _gathers(model)
 
     def gathers(self, segment: Segment, value: str) -> bool:
         """Tell whether `segment` reads the tokens of all ranks of its input `value`."""
         return segment.reads_whole and self.model.values[value].tensor_sharded
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
-        """Gather what `segment` reads whole; the buffers that hold it, taken here."""
-        return tuple(
-            self._gather(each.value, self.read(part, each), each.buffer, part)
-            for each in part.reads
-            if self.gathers(segment, each.value)
-        )
+        """Gather what `segment` reads whole; the buffers that hold it and end with the segment."""
+        found = {
+            self.read(part, each): each for each in part.reads if self.gathers(segment, each.value)
+        }
+        for whole, each in found.items():
+            if whole not in self.writer.alive:  # the segment before has left it
+                self._gather(each.value, whole, each.buffer, part)
+        is_left = segment.leaves_whole and part.action is not Action.BACKWARD
+        return () if is_left else tuple(found)
 
     def gather_gradients(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
@@ -118,7 +136,8 @@ class Tokens:
 
     def read(self, part: SegmentVisit, instance: ValueInstance) -> str:
         """Return the buffer of all tokens of what `part` reads, one for each pass."""
-        name = f"{instance.buffer}/{part.action}/whole"
+        number = self._gathers.get((instance.value, part.segment), 0)
+        name = f"{instance.buffer}/{part.action}/whole{number or ''}"
         return self._all_tokens(instance.value, name, produced=False)
 
     def gradient(self, value: str) -> str:

@@ -1,5 +1,6 @@
 """Link classes of a folded cluster, and what each communicator puts on them."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -15,7 +16,7 @@ from zsim.cluster.host_links import (
     need_drives,
     path,
 )
-from zsim.cluster.links import LinkClass
+from zsim.cluster.links import FROM_SWITCH, TO_SWITCH, LinkClass
 from zsim.compute.drive import drive_bytes_per_s
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.ring import RingShape
@@ -72,11 +73,15 @@ class FoldedLinkTable:
             self.neighbours.append(tuple({own: Fraction(1)} for _ in range(self._count)))
         found = directions(cluster)
         none = Fraction(0)
+        self._between: dict[int | SendKey, int] = {}
         for each in fold.links:
             names, links = found[each.kind]
             number, multiple = self._of(names, each.count, links), links.multiple
             self.slow += [(number, factor, window) for factor, window in each.slow]
+            is_own = not cluster.has_switch and bool(set(names) & {TO_SWITCH, FROM_SWITCH})
             for state, taken in enumerate(each.states):
+                if is_own:
+                    self._add_between(taken.near, taken.sends, state)
                 for owner in taken.near.keys() | taken.far.keys():
                     near, far = taken.near.get(owner, none), taken.far.get(owner, none)
                     of = self._rings.setdefault(owner, [{} for _ in range(self._count)])
@@ -86,6 +91,25 @@ class FoldedLinkTable:
                     sent[state][number] = load / multiple
                 for index, load in taken.neighbours.items():
                     self.neighbours[index][state][number] = load
+
+    def _add_between(
+        self, groups: Iterable[int], senders: Mapping[SendKey, Fraction], state: int
+    ) -> None:
+        """Add what GPUs without a switch have to each other alone, for each group and sender.
+
+        It limits one group, or one sender, and carries what their own links do.
+        """
+        link = self._cluster.switch_link
+        own = FoldedLinks(
+            ("between",), Fraction(1), Fraction(link.bytes_per_s), carries_bytes=False
+        )
+        either: list[int | SendKey] = [*groups, *senders]
+        for each in either:
+            if each not in self._between:
+                self._between[each] = self._add(own)
+        for sender, load in senders.items():
+            sent = self._sends.setdefault(sender, tuple({} for _ in range(self._count)))
+            sent[state][self._between[sender]] = load / self._cluster.link_share(2)
 
     def _of(self, names: tuple[str, ...], count: Fraction, links: LinkClass) -> int:
         return self._add(FoldedLinks(names, count, links.bytes_per_s, links.carries_bytes))
@@ -114,6 +138,9 @@ class FoldedLinkTable:
         found: list[Loads] = []
         for parts in self._rings.get(communicator.index, [{}] * self._count):
             loads = {link: one * near + other * far for link, (one, other) in parts.items()}
+            if (between := self._between.get(communicator.index)) is not None:
+                shape = GroupShape(ranks=communicator.ranks, nodes=communicator.domains)
+                loads[between] = near / self._cluster.link_share(shape.ranks_per_node)
             found.append({link: load for link, load in sorted(loads.items()) if load > 0})
         return tuple(found)
 

@@ -132,7 +132,7 @@ def test_days_are_those_of_commits_and_of_pages_with_a_month_in_their_name() -> 
 def test_what_is_not_simulated_of_a_run_keeps_it_from_fitting() -> None:
     assert not run_of(fsdp2_llama.TABLE, FSDP2).incomplete
     assert "keys and values" in run_of(fsdp2_llama.TABLE, FSDP2, cp="2", dp_shard="4").incomplete
-    assert "copies" in run_of(kempner_h200.TABLE, KEMPNER).incomplete
+    assert "embedding" in run_of(kempner_h200.TABLE, KEMPNER).incomplete
     assert not run_of(kempner_h200.TABLE, KEMPNER, tp="1").incomplete
 
 
@@ -143,6 +143,9 @@ def test_a_row_of_the_kempner_institute_has_its_throughput_and_its_trainer() -> 
     assert scenario.model.intermediate_size == 14_336  # of Llama 3 8B, by the same rule
     assert scenario.cluster.nodes is None
     assert scenario.parallel.tensor == 4
+    told = cast("dict[str, Any]", run.scenario)["zero"]["fsdp2"]
+    assert told["input_gathers"] == "linear"
+    assert told["reshard_root_after_forward"]
     wide = run_of(kempner_h200.TABLE, KEMPNER, d_model="8192", n_heads="64")
     assert scenario_of(wide).model.intermediate_size == 28_672
     assert "not 4 H200" in run_of(kempner_h200.TABLE, KEMPNER, gpus_per_node="8").reason

@@ -24,6 +24,10 @@ OPTIONS = {
     "one all-reduce": FSDP2(all_reduce=Sync.LAST),
     "prefetch of two": FSDP2(forward_prefetch=2),
     "reduced in fp32": FSDP2(reduce_dtype=DType.FP32),
+    "root freed": FSDP2(reshard_root_after_forward=True),
+    "root and no block freed": FSDP2(
+        reshard_root_after_forward=True, reshard_after_forward=False, reshard_after_backward=False
+    ),
     "three inputs": FSDP2(reduce_scatter_max_input_buffers=3),
 }
 
@@ -31,7 +35,7 @@ OPTIONS = {
 STAGED = FSDP2(reshard_after_forward=False, reduce_dtype=DType.FP32)
 """As torchtitan wraps the stages of a pipeline."""
 
-MANY = ("default", "kept after forward", "sharded over two", "no sync")
+MANY = ("default", "kept after forward", "sharded over two", "no sync", "root freed")
 """Options that are recorded at 1,024 ranks with awkward sizes, and with replicas, in the suite."""
 
 

@@ -124,6 +124,8 @@ class _CountsTable(FileTable):
     nics: Count
     nodes_per_domain: Count = 1
     nodes_per_domain_source: str | None = None
+    nvswitch: bool = True
+    nvswitch_source: str | None = None
 
 
 class NodeFile(Plain):
@@ -186,6 +188,7 @@ def node_of(name: str, table: dict[str, Any]) -> Cluster:
             host=host.host(file.cpu) if host else None,
             drives=drives.drives() if drives else None,
             board_link=file.boards.link() if file.boards else None,
+            has_switch=file.node.nvswitch,
         )
     except ClusterError as error:
         raise TopologyError(f"{name}: {error}") from None

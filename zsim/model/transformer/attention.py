@@ -14,6 +14,7 @@ from zsim.model.kernel import (
     streaming,
 )
 from zsim.model.model import Value
+from zsim.model.transformer.gathered_layers import each_gathered
 from zsim.model.transformer.linear import layer, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
 from zsim.model.transformer.shared_attention import shared
@@ -29,18 +30,28 @@ def attention(
     ranks share a sequence it is cut where they exchange keys and values.
     """
     attended = size.rows(f"{name}/attended", size.query_width)
-    operators, projected = _projections(size, source, name)
+    layers = _projections(size, source, name)
+    projected = {part: operators[-1].makes for part, operators in layers.items()}
+    operators = tuple(each for layer in layers.values() for each in layer)
     if size.shape.execution.context > 1:
         rotary, turned = _turned(size, projected)
         return shared(size, (source, target), name, (*operators, *rotary), turned=turned)
+    core = (
+        *attend(size, projected, attended, name, local=local),
+        *layer(size, attended, size.whole(target), f"{name}.proj"),
+    )
+    if size.gathers_each:
+        rest = Stretch(
+            inputs=tuple(each.name for each in projected.values()),
+            outputs=(target,),
+            operators=core,
+            reduces_output=True,
+        )
+        return (*each_gathered(size, source, layers.values()), rest)
     whole = Stretch(
         inputs=(source.name,),
         outputs=(target,),
-        operators=(
-            *operators,
-            *attend(size, projected, attended, name, local=local),
-            *layer(size, attended, size.whole(target), f"{name}.proj"),
-        ),
+        operators=(*operators, *core),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
@@ -77,23 +88,19 @@ def projections(size: Size) -> dict[str, int]:
     return {"q": queries, "k": keys, "v": keys}
 
 
-def _projections(
-    size: Size, source: Value, name: str
-) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
-    """Return the linear layers before attention, and their outputs."""
-    operators: list[Operator] = []
-    made: dict[str, Tensor] = {}
+def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operator, ...]]:
+    """Return the linear layers before attention by name; the last operator makes the output."""
+    found: dict[str, tuple[Operator, ...]] = {}
     whole, kept, biased = size.whole(source), size.kept(source), size.shape.biased_qkv
     for part, width in projections(size).items():
         target = size.rows(f"{name}/{part}", width)
-        operators += layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
+        found[part] = layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
         if size.shape.qk_norm is not None and part != "v":
             each = size.shape.head_width if size.shape.qk_norm is QKNorm.HEAD else width
             normed = size.rows(f"{name}/{part}/normed", width)
-            operators.append(normalize(size, target, normed, f"{name}.ln_{part}", width=each))
-            target = normed
-        made[part] = target
-    return tuple(operators), made
+            turned = normalize(size, target, normed, f"{name}.ln_{part}", width=each)
+            found[part] = (*found[part], turned)
+    return found
 
 
 def _rotary(size: Size, source: Tensor) -> Operator:

@@ -7,6 +7,7 @@ from zsim.model.architecture import Activation, NormPlacement
 from zsim.model.kernel import Kernel, KernelKind, dropout, streaming
 from zsim.model.model import Unit, Value
 from zsim.model.transformer.attention import attention
+from zsim.model.transformer.gathered_layers import each_gathered, rearranged
 from zsim.model.transformer.linear import column_sum, layer, normalize
 from zsim.model.transformer.operator import (
     Operator,
@@ -39,7 +40,7 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
     parameters = parameters_of(stretches)
     if not size.cut:
         stretches = _between_exchanges(stretches)
-    made = segments(stretches, (source,), size.shape.execution)
+    made = segments(rearranged(size, stretches), (source,), size.shape.execution)
     return Unit(name=name, parameters=parameters, segments=made)
 
 
@@ -67,7 +68,7 @@ def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple
         norm(size, source, normed, f"{name}.ln1"),
         *attention(size, normed, attended, name, local=local),
         *(() if shared else (norm(size, source, normed2, f"{name}.ln2"),)),
-        perceptron(size, normed if shared else normed2, transformed, name),
+        *perceptron(size, normed if shared else normed2, transformed, name),
         add(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
     )
 
@@ -88,7 +89,7 @@ def _one_after_the_other(
         *after,
         add(size, (source, added), middle, (f"{name}.proj",)),
         *before2,
-        perceptron(size, read2, transformed, name),
+        *perceptron(size, read2, transformed, name),
         *after2,
         add(size, (middle, added2), output, (f"{name}.down",)),
     )
@@ -151,26 +152,35 @@ def like(
     )
 
 
-def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
+def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
     """Return the MLP of the block `name`; its output's bias stands in the residual sum."""
     wide = size.inner_width
     normed, kept = size.whole(source), size.kept(source)
     gated = size.shape.gated
-    operators: list[Operator] = []
+    layers: list[tuple[Operator, ...]] = []
     for part in ("gate", "up") if gated else ("up",):
         rows = size.rows(f"{name}/{part}", wide)
         biased = size.shape.bias
-        operators += layer(size, normed, rows, f"{name}.{part}", biased=biased, kept=kept)
+        layers.append(layer(size, normed, rows, f"{name}.{part}", biased=biased, kept=kept))
     up = size.rows(f"{name}/up", wide)
-    operators += activate(size, size.rows(f"{name}/gate", wide) if gated else None, up, name)
-    operators += layer(size, operators[-1].makes, size.whole(target), f"{name}.down")
-    return Stretch(
+    core = activate(size, size.rows(f"{name}/gate", wide) if gated else None, up, name)
+    core += layer(size, core[-1].makes, size.whole(target), f"{name}.down")
+    if size.gathers_each:
+        rest = Stretch(
+            inputs=tuple(each[-1].makes.name for each in layers),
+            outputs=(target,),
+            operators=core,
+            reduces_output=True,
+        )
+        return (*each_gathered(size, source, layers), rest)
+    whole = Stretch(
         inputs=(source.name,),
         outputs=(target,),
-        operators=tuple(operators),
+        operators=(*(each for operators in layers for each in operators), *core),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
+    return (whole,)
 
 
 def activate(size: Size, gate: Tensor | None, up: Tensor, name: str) -> tuple[Operator, ...]:

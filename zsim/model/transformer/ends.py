@@ -5,6 +5,7 @@ from dataclasses import replace
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import BATCH, Parameter, Unit, Value
+from zsim.model.transformer.gathered_layers import rearranged
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
 from zsim.model.transformer.segment import segments
@@ -43,7 +44,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         return Unit(
             name="embedding",
             parameters=(words,),
-            segments=segments((only,), (batch,)),
+            segments=segments(rearranged(size, (only,)), (batch,)),
             checkpoint=False,
         )
     places = size.copied(PLACES, size.shape.places, size.hidden)
@@ -68,7 +69,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     return Unit(
         name="embedding",
         parameters=(words, places),
-        segments=segments(stretches, (batch,)),
+        segments=segments(rearranged(size, stretches), (batch,)),
         checkpoint=False,
     )
 
@@ -118,10 +119,11 @@ def head(size: Size, source: Value) -> Unit:
             segments=segments(stretches, (source,)),
             checkpoint=False,
         )
+    end = _end(size, statistics, loss)
     return Unit(
         name="head",
         parameters=parameters,
-        segments=segments((first, scores, _end(size, statistics, loss)), (source,)),
+        segments=segments(rearranged(size, (first, scores, end)), (source,)),
         checkpoint=False,
     )
 
@@ -231,7 +233,7 @@ def _whole_vocabulary(size: Size, source: Value) -> Unit:
     return Unit(
         name="head",
         parameters=(*norm.parameters, *project.parameters),
-        segments=segments(stretches, (source,)),
+        segments=segments(rearranged(size, stretches), (source,)),
         checkpoint=False,
     )
 
@@ -350,7 +352,7 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
     return Unit(
         name="head",
         parameters=(*norm.parameters, *project.parameters),
-        segments=segments(stretches, (source,)),
+        segments=segments(rearranged(size, stretches), (source,)),
         checkpoint=False,
     )
 

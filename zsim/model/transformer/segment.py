@@ -61,6 +61,7 @@ def _segment(
         reduces_output=stretch.reduces_output,
         reduces_input_gradient=stretch.reduces_input_gradient,
         gathers_input=stretch.gathers_input,
+        leaves_whole=stretch.leaves_whole,
         gathers_context=stretch.gathers_context,
         context_offset=stretch.context_offset,
         adds=stretch.adds,

@@ -101,6 +101,16 @@ class Size:
         )
 
     @property
+    def gathers_each(self) -> bool:
+        """Return whether each linear layer of a block gathers the tokens that it reads."""
+        return self.cut and self.sequence and self.shape.execution.gathers_each
+
+    @property
+    def rearranges(self) -> bool:
+        """Return whether collectives along tokens need copies of what is whole."""
+        return self.cut and self.sequence and self.shape.execution.rearranges
+
+    @property
     def draws(self) -> Draws | None:
         """Way in which ranks of the tensor axis drop elements of a hidden state, if they do."""
         if not self.shape.dropout:

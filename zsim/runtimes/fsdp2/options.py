@@ -35,13 +35,22 @@ class PipelineSchedule(StrEnum):
     ZERO_BUBBLE_IN_V = "ZBVZeroBubble"
 
 
+class InputGathers(StrEnum):
+    """What gathers hidden states that are cut by tokens over a tensor axis."""
+
+    MODULE = "module"
+    """Attention and MLP, once for their linear layers: `PrepareModuleInput`, as in torchtitan."""
+    LINEAR = "linear"
+    """Each of these layers: `ColwiseParallel` with `input_layouts=Shard(1)`."""
+
+
 class FSDP2(RuntimeOptions):
     """Options of `fully_shard` and of the setters of `FSDPModule`.
 
     Attributes:
         reshard_after_forward: of blocks: true frees after forward and gathers again for backward,
             false keeps; a number keeps that much sharded: over so many ranks, the last gathered
-            first. The root is always kept.
+            first.
         reshard_after_backward: false keeps parameters from one micro-batch to the next.
         reduce_dtype: format in which gradients are reduced; None is that of the parameters.
         gradient_sync: last is `set_requires_gradient_sync(False)` before the last micro-batch:
@@ -58,9 +67,13 @@ class FSDP2(RuntimeOptions):
         disable_loss_parallel: with it, logits of the whole vocabulary are gathered on every rank of
             the tensor axis, which computes the loss of all; without, each has a part of them
             (`torch.distributed.tensor.parallel.loss_parallel`). Torchtitan's key, too.
+        input_gathers: with `enable_sequence_parallel`, what gathers the tokens that linear layers
+            read, and scatters their gradients: the module around them, or each by itself.
+        reshard_root_after_forward: true frees the parameters of the root after forward, and gathers
+            them again for backward: `fully_shard(model, reshard_after_forward=True)`.
         pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
             last backward, and keeps parameters after backward, whatever `gradient_sync` and
-            `reshard_after_backward` say.
+            `reshard_after_backward` say; it has no root that could be freed.
         pipeline_stages_per_rank: chunks of layers that each stage has; None is 1 for 1F1B, or 2.
         first_stage_less_layers: layers that the embedding counts for where layers are dealt out.
         last_stage_less_layers: layers that norm and head count for.
@@ -85,6 +98,8 @@ class FSDP2(RuntimeOptions):
     pin_memory: Flag = True
     enable_sequence_parallel: Flag = True
     disable_loss_parallel: Flag = False
+    input_gathers: InputGathers = InputGathers.MODULE
+    reshard_root_after_forward: Flag = False
     pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     pipeline_stages_per_rank: Count | None = None
     first_stage_less_layers: Whole = 1
@@ -95,6 +110,9 @@ class FSDP2(RuntimeOptions):
         if self.disable_loss_parallel and not self.enable_sequence_parallel:
             why = "true needs enable_sequence_parallel = true"
             refuse([refusal("disable_loss_parallel", None, why)])
+        if self.gathers_each and not self.enable_sequence_parallel:
+            why = f"{self.input_gathers} needs enable_sequence_parallel = true"
+            refuse([refusal("input_gathers", None, why)])
         chunks, is_interleaved = self.pipeline_stages_per_rank, self.is_interleaved
         if chunks is not None and is_interleaved == (chunks == 1):
             why = f"must be {'at least 2' if is_interleaved else 1} for {self.pipeline_schedule}"
@@ -144,6 +162,16 @@ class FSDP2(RuntimeOptions):
     @property
     def keeps_whole(self) -> bool:
         """True: autograd keeps what linear layers read, which `PrepareModuleInput` gathered."""
+        return True
+
+    @property
+    def gathers_each(self) -> bool:
+        """True if each linear layer gathers the tokens that it reads, by itself."""
+        return self.input_gathers is InputGathers.LINEAR
+
+    @property
+    def rearranges(self) -> bool:
+        """True: tensors of DTensor's `SequenceParallel` have sequences first, tokens second."""
         return True
 
     @property

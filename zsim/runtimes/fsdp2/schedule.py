@@ -141,7 +141,7 @@ class FSDP2Step(WrappedStep):
         return self.gathers.whole(self.buckets.all[bucket])
 
     def begin_forward(self) -> None:
-        """Gather the root, which is kept until its backward."""
+        """Gather the root, which is kept until its backward where it is not freed after forward."""
         self._position = 0
         if self.root is not None:
             self.enter_root()
@@ -165,13 +165,20 @@ class FSDP2Step(WrappedStep):
             gathers.after_forward(block)  # post_forward
         if visit.unit == self.last_unit:
             gathers.end_forward()  # FSDPState._post_forward of the root
+            if self.root is not None and self.options.reshard_root_after_forward:
+                gathers.reshard(self.root)  # its FSDPParamGroup.post_forward
 
     def begin_backward(self) -> None:
         """Enter the backward of the root, which gathers the block that ran last."""
         self._ahead = [*self.order]
         self._late = []
-        if self.root is not None and self._ahead:
-            self.enter_root()
+        if self.root is None:
+            return
+        self.enter_root()
+        if self.options.reshard_root_after_forward:  # pre_backward: unshard, wait_for_unshard
+            self.gathers.gather(self.root)
+            self.gathers.copy_out(self.root, forward=False)
+        if self._ahead:
             self.gathers.gather(self._ahead[-1])  # pre_backward, _backward_prefetch
 
     def backward(self, visit: UnitVisit) -> None:

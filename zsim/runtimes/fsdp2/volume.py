@@ -2,8 +2,9 @@
 
 A group per block and one for all other parameters. With W ranks a parameter of d rows takes
 ceil(d / W) W rows on the wire. Blocks are gathered for forward and, where they were freed, again
-for backward; the root once. Frozen parameters are gathered and not reduced. A block before the
-first gradient has no backward; the last of these is gathered for it all the same.
+for backward; the root once, unless it is freed as well. Frozen parameters are gathered and not
+reduced. A block before the first gradient has no backward; the last of these is gathered for it all
+the same.
 
 In a pipeline every group is gathered once, and reduced once. Where blocks are freed after forward,
 a stage gathers them in the m - w + 1 backwards that follow a forward and, as it keeps them after
@@ -85,7 +86,8 @@ def gathers(model: Model, strategy: Strategy, *, times: int = 1) -> list[Gathers
         again = micro_batches + 1 if options.reshard_after_forward else times
         return [Gathers(root, times), *(Gathers(block, again) for block in blocks)]
     kept = not options.reshard_after_backward
-    found = [Gathers(root, 1 if kept else micro_batches)]
+    again = micro_batches if options.reshard_root_after_forward else 0
+    found = [Gathers(root, (1 if kept else micro_batches) + again)]
     for block in blocks:
         stays = options.reshard_after_forward is False
         again = 0 if stays or not block.again else micro_batches

@@ -1,0 +1,90 @@
+"""Linear layers that gather what they read, and copies around collectives along tokens.
+
+With hidden states cut by tokens, either attention and MLP gather what they read, once for all their
+linear layers, or each of these does: DTensor's `ColwiseParallel` gathers the input of its module,
+and scatters the gradient of it, by itself (torch 2.13, `_prepare_input_fn`,
+torch/distributed/tensor/parallel/style.py). Where a block is compiled, equal gathers are one
+(`fx_graph_cse`, torch/_functorch/compile_utils.py); gradients differ, and each is scattered.
+
+Collectives work along the first axis, and tokens are the second, behind sequences. What was
+gathered of several sequences is put in order by a copy, and so is what is to be scattered, of any
+number (`all_gather_single`, `_maybe_view_chunk_cat` and `reduce_scatter_single`, torch 2.13,
+torch/distributed/_functional_collectives.py).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from zsim.model.kernel import Kernel, KernelKind, streaming
+from zsim.model.model import Value
+from zsim.model.transformer.operator import Operator, Stretch
+from zsim.model.transformer.size import Size
+
+
+def each_gathered(
+    size: Size, source: Value, layers: Collection[Sequence[Operator]]
+) -> tuple[Stretch, ...]:
+    """Return a stretch of the operators of each layer, which gathers `source` for it.
+
+    The last operator makes what the layer hands on.
+    """
+    kept, found = size.kept(source), list[Stretch]()
+    shares = size.shape.execution.compiled
+    for number, operators in enumerate(layers):
+        own = tuple(operators)
+        if shares and number:  # the first has saved it for all
+            own = tuple(
+                replace(each, saves=tuple(saved for saved in each.saves if saved != kept))
+                for each in own
+            )
+        made = own[-1].makes
+        output = Value(name=made.name, elements=made.elements, dtype=made.dtype)
+        found.append(
+            Stretch(
+                inputs=(source.name,),
+                outputs=(output,),
+                operators=own,
+                reduces_input_gradient=True,
+                leaves_whole=shares and number < len(layers) - 1,
+            )
+        )
+    return tuple(found)
+
+
+def rearranged(size: Size, stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """Return stretches with the copies that their collectives along tokens need."""
+    found, is_left = list[Stretch](), False
+    for each in stretches:
+        found.append(_rearranged(size, each, is_left=is_left) if size.rearranges else each)
+        is_left = each.leaves_whole
+    return tuple(found)
+
+
+def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
+    first = stretch.operators[0]
+    several = size.sequences > 1
+    before = [_copy(size)] * (stretch.reduces_input_gradient and several and not is_left)
+    # of the gradient; and of the input, where it was not kept whole
+    after = [_copy(size, backward=True)] * stretch.reduces_input_gradient
+    saved = {tensor.name for each in stretch.operators for tensor in each.saves}
+    if several and stretch.reduces_input_gradient and stretch.inputs[0] in saved:
+        after.append(_copy(size))
+    if stretch.reduces_input_gradient:
+        first = replace(
+            first, forward=(*before, *first.forward), backward=(*first.backward, *after)
+        )
+    operators = (first, *stretch.operators[1:])
+    if stretch.reduces_output and stretch.outputs[0].tensor_sharded:
+        last = operators[-1]
+        gathered = [_copy(size, backward=True)] * several
+        last = replace(
+            last, forward=(*last.forward, _copy(size)), backward=(*gathered, *last.backward)
+        )
+        operators = (*operators[:-1], last)
+    return replace(stretch, operators=operators)
+
+
+def _copy(size: Size, *, backward: bool = False) -> Kernel:
+    """Return the copy of the hidden states of all tokens."""
+    shape = (size.tokens, size.hidden)
+    return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=2, backward=backward)
