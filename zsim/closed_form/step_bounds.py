@@ -125,10 +125,11 @@ class _Clock:
     kernels: KernelTimes
     tensor: TensorSeconds
 
-    def work(self, model: Model, *, backward: bool = True) -> _RankWork:
-        """Return what a model, or a stage, does for one micro-batch: forward, again, backward."""
-        found, early = _RankWork(), self.strategy.activations.early_stop
-        again = set[str]() if early else recomputed(model, self.strategy)
+    def work(self, model: Model, *, ahead: bool = False) -> _RankWork:
+        """Return what is done for one micro-batch: all, or what other stages wait for at least."""
+        found, again = _RankWork(), set[str]()
+        if not self.strategy.activations.early_stop:
+            again = recomputed(model, self.strategy)
         for unit in model.units:
             for before, segment in zip((None, *unit.segments), unit.segments, strict=False):
                 is_left = before is not None and before.leaves_whole
@@ -138,7 +139,7 @@ class _Clock:
                 if unit.name in again:
                     found.kernels[self.kernels(segment.forward_kernels(again=True))] += 1
                     found.tensor_s += exchanged
-                if backward and model.runs_backward(segment):
+                if not (ahead and self.strategy.execution.splits) and model.runs_backward(segment):
                     found.kernels[self.kernels(segment.backward)] += 1
                     found.tensor_s += self._backward_s(model, segment)
         return found
@@ -203,16 +204,14 @@ def busy_time(
 
     Collectives of the data axis, which take `exchanged_s` or more, slow kernels beside them. In a
     pipeline, a stage waits for the first micro-batch to come down, and the first stage for the last
-    one to come back, through one chunk of each (Narayanan et al. 2021, section 2.2). Where backward
-    is in two parts it may be at gradients of parameters meanwhile.
+    one to come back, through one chunk of each (Narayanan et al. 2021, section 2.2).
     """
     clock = _Clock(strategy=strategy, kernels=speeds.kernels, tensor=speeds.tensor)
-    splits = strategy.execution.splits
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count > 1:
         made = stages(model, strategy)
         each = [clock.work(stage.model).seconds for stage in made]
-        first = [clock.work(stage.chunks[0].model, backward=not splits).seconds for stage in made]
+        first = [clock.work(stage.chunks[0].model, ahead=True).seconds for stage in made]
         copies = [copied(stage.model).compute / speeds.copied_bytes_per_s for stage in made]
         kernels = [times * own + sum(first[:index]) for index, own in enumerate(each)]
         whole = max(own + copied for own, copied in zip(kernels, copies, strict=True))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
@@ -109,6 +109,7 @@ def test_no_run_goes_below_the_bounds_of_its_group(
     length=st.sampled_from([256, 2048]),
     words=st.sampled_from([512, 32_000]),
 )
+@example(schedule="ZBVZeroBubble", pipeline=8, rounds=1, length=8192, words=128_000)
 def test_no_run_of_stages_of_several_chunks_goes_below_its_bounds(
     *, schedule: str, pipeline: int, rounds: int, length: int, words: int
 ) -> None:
