@@ -55,7 +55,7 @@ class Size:
     @property
     def bucket_elements(self) -> int:
         """Elements of zsim's buckets: those of a layer, so that backward overlaps reductions."""
-        return max(8 * self.width * self.width, 1 << 16)
+        return max(8 * self.width * self.width, 1 << 18)
 
 
 SIZES = {"tiny": Size(4, 64), "10M": Size(4, 512), "100M": Size(12, 1024)}

@@ -142,7 +142,7 @@ class ProcessGroups:
         ]
         return [work for work in works if work is not None]
 
-    def _exchanged(self, one: IssuedCollective, member: OwnGroup) -> Exchanged | None:
+    def _exchanged(self, one: IssuedCollective, member: OwnGroup) -> Work | Exchanged | None:
         """Hand a collective of Gloo over in calls that copy less than torch's, if there are any."""
         operation, source, target = one
         group = member.process_group
@@ -150,6 +150,9 @@ class ProcessGroups:
             return None
         if source is None or target is None:
             return None
+        if isinstance(operation, AllReduce) and _same(source, target):
+            how = REDUCE_OPERATION[operation.reduction]
+            return self._exchange.all_reduce(target, group, how)
         if isinstance(operation, AllGather):
             return self._exchange.all_gather(target, source, group)
         if isinstance(operation, ReduceScatter) and operation.reduction in SUMS:

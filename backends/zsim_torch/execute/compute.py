@@ -16,7 +16,7 @@ from zsim_torch.execute.memory_part import ProducedPart
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import Initial, ShardComputer
 from zsim_torch.module import autograd
-from zsim_torch.module.autograd import Record
+from zsim_torch.module.autograd import Link, Record
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.saving import InputEntry, version
@@ -26,6 +26,9 @@ from zsim_torch.torch_dtype import entering
 
 RUNS_UNITS: Final = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
+CHECKED: Final = 8
+"""Forwards of a unit that are looked at, what its outputs depend on; later on each so manieth."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
@@ -33,7 +36,8 @@ class RankCompute:
 
     `next_batch` gives the next micro-batch. `on_loss` is told each loss, which the segment `last`
     makes if this rank runs it; `on_norm` the square of the norm of gradients before they are
-    clipped, and what they were scaled by then.
+    clipped, and what they were scaled by then. Only where it is `observed` is memory counted that
+    gradients share.
     """
 
     schedule: Schedule
@@ -46,6 +50,7 @@ class RankCompute:
     next_batch: Callable[[], object]
     on_loss: Callable[[torch.Tensor], None]
     on_norm: Callable[[torch.Tensor, float], None]
+    observed: bool
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ class Computer:
     """Units that have had a backward: what they save was looked at once."""
     _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
     _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
+    _links: dict[str, Link] = field(default_factory=dict[str, Link])
     _shapes: dict[str, torch.Size] = field(default_factory=dict[str, torch.Size])
     _entered: dict[tuple[str, int, int], torch.Size] = field(
         default_factory=dict[tuple[str, int, int], torch.Size]
@@ -121,6 +127,7 @@ class Computer:
 
     def forget(self, buffer: str) -> None:
         """`buffer` was freed: what a forward saved in it is gone."""
+        self._links.pop(buffer, None)
         visit = self._saved.pop(buffer, None)
         if visit is not None:
             self._records.pop(visit, None)
@@ -164,6 +171,8 @@ class Computer:
         unit, entries = self._unit(known), self._entries(known)
         views = self._parameters(known)
         steady = known.steady is not None and unit.key in self._looked_at and not entries
+        link = self._link(known, wanted) if steady else None
+        known.visits += 1
         outputs, record = autograd.forward(
             unit,
             views,
@@ -171,12 +180,23 @@ class Computer:
             wanted,
             entries=entries,
             leaves=self._leaves(known, views) if steady else None,
+            link=link,
+            is_checked=not steady or known.visits < CHECKED or known.visits % CHECKED == 0,
         )
         self._records[visit] = record
         for view in known.views[Role.SAVED]:
             memory.bind(view.buffer, [])
             self._saved[view.buffer] = visit
-        self._bind_outputs(known, outputs)
+        self._bind_outputs(known, [output.detach() for output in outputs])
+        if steady and (made := Link.of(record, outputs, link.length if link else 0)):
+            self._links[known.views[Role.OUTPUT][0].buffer] = made
+
+    def _link(self, known: Operands, wanted: Sequence[int]) -> Link | None:
+        """Return the output of another unit that is the only input with a gradient, if it is."""
+        if len(wanted) != 1 or self._unit(known).is_compiled:
+            return None
+        link = self._links.get(known.inputs[wanted[0]][0].buffer)
+        return link if link is not None and link.holds else None
 
     def _leaves(self, known: Operands, views: Sequence[torch.Tensor]) -> Leaves:
         """Return the parameters of an operation as leaves, made once."""
@@ -225,16 +245,21 @@ class Computer:
                 f"buffer {view.buffer}: a gradient of {size} elements, "
                 f"the schedule says {view.size}"
             )
-        # What a storage holds beyond or short of this gradient belongs to others too.
-        part = ProducedPart.of(view.start, gradient)
-        missing = size * gradient.element_size() if size else 0
-        if size and not memory.holds(part.address):
+        if self.work.observed:
+            self._count_shared(view.buffer, gradient)
+        part = ProducedPart(view.start, gradient)
+        memory.bind(view.buffer, [part])
+
+    def _count_shared(self, buffer: str, gradient: torch.Tensor) -> None:
+        """Count what a storage holds beyond or short of a gradient: it belongs to others too."""
+        size = gradient.numel()
+        missing = size * gradient.element_size()
+        if size and not self.work.memory.holds(_start(gradient)):
             missing -= gradient.untyped_storage().nbytes()
         if missing:
-            self._shared[view.buffer] = self._shared.get(view.buffer, 0) + missing
+            self._shared[buffer] = self._shared.get(buffer, 0) + missing
             self.shared_bytes += missing
             self.shared_bytes_peak = max(self.shared_bytes_peak, self.shared_bytes)
-        memory.bind(view.buffer, [part])
 
     def _bind_outputs(self, known: Operands, outputs: list[torch.Tensor]) -> None:
         unit, views = known.compute.unit, known.views[Role.OUTPUT]
@@ -250,17 +275,16 @@ class Computer:
                     f"the schedule has room for {view.size}"
                 )
             self._shapes[view.buffer] = output.shape
-            self.work.memory.bind(view.buffer, [ProducedPart.of(view.start, output)])
+            self.work.memory.bind(view.buffer, [ProducedPart(view.start, output)])
 
     def _inputs(self, known: Operands) -> list[object]:
         """Return inputs in the shapes in which they were made; stored ones have that of forward."""
-        memory, batches = self.work.memory, self.work.forecast.batches
+        memory = self.work.memory
         found: list[object] = []
-        for place, view in enumerate(known.views[Role.INPUT]):
-            if view.buffer in batches:
+        for view, key in known.inputs:
+            if key is None:
                 found.append(memory.batch(view.buffer))
                 continue
-            key = (known.compute.unit, known.compute.segment, place)
             shape = self._shapes.get(view.buffer, self._entered.get(key))
             tensor = memory.operand(view)
             if shape is not None:
@@ -275,11 +299,13 @@ class Computer:
 
         That is memory of the executor: what units have made lives as long as autograd holds it.
         """
+        if not known.stored:
+            return {}
         again = known.visit in self.work.forecast.given_again
         entry = InputEntry.BOUND if again else InputEntry.COPIED
         return {
             position: entry
-            for position, view in enumerate(known.views[Role.INPUT])
+            for position, view in known.stored
             if self.work.memory.is_allocated(view.buffer)
         }
 
@@ -288,11 +314,11 @@ class Computer:
 
         No batch has one, no whole numbers, nor what comes from frozen parameters alone.
         """
-        memory, views = self.work.memory, known.views[Role.INPUT]
+        memory = self.work.memory
         return [
             position
-            for position in known.differentiable
-            if memory.part(views[position].buffer).is_floating_point()
+            for position, view in known.differentiable
+            if memory.operand(view).is_floating_point()
         ][:count]
 
     def _parameters(self, known: Operands) -> list[torch.Tensor]:
@@ -328,7 +354,9 @@ class Computer:
         """Return what is known of an operation from one step to the next."""
         found = self._operands.get(compute.id)
         if found is None or found.compute is not compute:
-            found = self._operands[compute.id] = Operands.of(compute, self.work.forecast)
+            work = self.work
+            found = Operands.of(compute, work.forecast, work.memory.program)
+            self._operands[compute.id] = found
         return found
 
 

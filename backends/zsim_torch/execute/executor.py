@@ -41,7 +41,7 @@ from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_book import SETUP, RankBook
 from zsim_torch.execute.sightings import Sightings
 from zsim_torch.execute.streams import Completion, Streams
-from zsim_torch.supervise.progress_record import note
+from zsim_torch.supervise.progress_record import noting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,14 @@ class RankMachine:
     communicators: ProcessGroups
     computer: Computer
     poison: Poison
+
+
+class _Line(NamedTuple):
+    """An operation in the order of issue: its id, and the start of the line that is noted of it."""
+
+    name: str
+    line: bytes
+    operation: Operation
 
 
 class _Deferred(NamedTuple):
@@ -74,16 +82,20 @@ class Executor:
     it is issued first. Every operation is a call of its own, so that no local variable keeps memory
     alive past it. `on_issue` is told the step and id of each operation before it is issued, and at
     the end of a step an empty id. Without `keeps_trace`, the book is that of the step that runs,
-    and there are no events.
+    and there are no events; without `keeps_book` it has no lines of memory.
     """
 
     machine: RankMachine
     scalars: dict[str, float]
     on_issue: Callable[[int, str], None] | None = None
     keeps_trace: bool = True
+    keeps_book: bool = True
     step: int = SETUP
     operation: str = ""
     _issues: dict[str, Callable[[], None]] = field(default_factory=dict[str, Callable[[], None]])
+    _lines: dict[int, tuple[Iterable[Operation], list[_Line]]] = field(
+        default_factory=dict[int, tuple[Iterable[Operation], list[_Line]]]
+    )
     _waits: NeededWaits = field(init=False)
     _awaited: set[str] = field(init=False)
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
@@ -145,14 +157,31 @@ class Executor:
         self.machine.streams.forget()
 
     def _run(self, operations: Iterable[Operation]) -> None:
-        step = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
-        for operation in operations:
-            name = operation.id
-            note(name + step)
-            if self.on_issue is not None:
-                self.on_issue(self.step, name)
+        where = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
+        step, write, on_issue = where.encode(), noting(), self.on_issue
+        for name, line, operation in self._lines_of(operations):
+            if write is not None and line:
+                write(line + step)
+            if on_issue is not None:
+                on_issue(self.step, name)
             self.operation = name
             self._issue(operation)
+
+    def _lines_of(self, operations: Iterable[Operation]) -> "list[_Line]":
+        """Return the ids of operations, and what is noted of each; of a list in a schedule once.
+
+        Of what the host does by itself, without waiting, nothing is noted.
+        """
+        known = self._lines.get(id(operations))
+        if known is not None and known[0] is operations:
+            return known[1]
+        made = [
+            _Line(each.id, each.id.encode() if _may_last(each) else b"", each)
+            for each in operations
+        ]
+        if isinstance(operations, tuple):
+            self._lines[id(operations)] = operations, made
+        return made
 
     def _issue(self, operation: Operation) -> None:
         issue = self._issues.get(operation.id)
@@ -190,7 +219,8 @@ class Executor:
         if self._deferred:
             self._return_deferred(line.operation)
         self.machine.memory.allocate(buffer)
-        self.book.enter(self.step, line)
+        if self.keeps_book:
+            self.book.enter(self.step, line)
 
     def _branch(self, branch: Branch, edges: tuple[Edge, ...]) -> None:
         self.machine.streams.host_waits(edges)
@@ -295,7 +325,25 @@ class Executor:
     def _bound_free(self, free: Free) -> Callable[[], None]:
         buffer, uses = free.buffer, self._needed(free, free.uses)
         line = self.book.entry(free.id, buffer, -1)
-        return partial(self._free, self.machine.program.by_name[buffer].home, free, uses, line)
+        home = self.machine.program.by_name[buffer].home
+        if free.mode is FreeMode.WAITED and self.machine.program.by_name[buffer].produced:
+            return self._bound_free_of_produced(home, buffer, uses, line)
+        return partial(self._free, home, free, uses, line)
+
+    def _bound_free_of_produced(
+        self, home: str, buffer: str, uses: tuple[Edge, ...], line: BookEntry
+    ) -> Callable[[], None]:
+        """Return what `_free` does of memory that autograd made: half of all operations are it."""
+        forget, home_waits = self.machine.computer.forget, self.machine.streams.home_waits
+        take_away = self.machine.memory.take_away
+
+        def free() -> None:
+            forget(buffer)
+            home_waits(home, buffer, uses, take_away(buffer).parts.clear, lent=False)
+            if self.keeps_book:
+                self.book.enter(self.step, line)
+
+        return free
 
     def _free(self, home: str, free: Free, uses: tuple[Edge, ...], line: BookEntry) -> None:
         machine, buffer = self.machine, free.buffer
@@ -311,7 +359,8 @@ class Executor:
         busy = machine.streams.home_waits(home, buffer, uses, drop, lent=lent)
         if lent:
             machine.memory.give_back(buffer, remains, busy)
-        self.book.enter(self.step, line)
+        if self.keeps_book:
+            self.book.enter(self.step, line)
 
     def _dropping(self, buffer: str, remains: Remains) -> Callable[[], None]:
         travelled = buffer in self._travelled
@@ -355,6 +404,13 @@ class Executor:
         for access in accesses(operation):
             start, size = self.machine.memory.extent(access.view)
             yield BufferAccess(access.view.buffer, start, start + size, access.writes)
+
+
+def _may_last(operation: Operation) -> bool:
+    """Return whether the host may spend time at an operation: it computes, or waits."""
+    return not isinstance(operation, Allocate | SetScalar) and (
+        not isinstance(operation, Free) or bool(operation.uses)
+    )
 
 
 def _fill(target: torch.Tensor, value: float) -> None:

@@ -50,6 +50,14 @@ class GlooExchange:
 
     _reserve: Reserve = field(default_factory=Reserve)
 
+    def all_reduce(
+        self, target: torch.Tensor, group: distributed.ProcessGroup, reduction: distributed.ReduceOp
+    ) -> distributed.Work:
+        """Sum `target` over all ranks, without what torch's function does around the call."""
+        options = distributed.AllreduceOptions()
+        options.reduceOp = reduction
+        return group.allreduce([target], options)
+
     def all_gather(
         self, target: torch.Tensor, source: torch.Tensor, group: distributed.ProcessGroup
     ) -> Exchanged:

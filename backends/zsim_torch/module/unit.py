@@ -68,7 +68,7 @@ class TorchUnit:
     def call(
         self,
         parameters: Sequence[torch.Tensor],
-        args: tuple[object, ...],
+        args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> object:
         """Call the module with `parameters`, in its order, in place of its own.
