@@ -166,37 +166,46 @@ class Computer:
         self._bind_outputs(known, outputs)
 
     def _differentiate(self, known: Operands) -> None:
-        visit, memory = known.visit, self.work.memory
-        wanted = self._differentiated(known, self.work.forecast.input_gradients.get(visit, 0))
-        unit, entries = self._unit(known), self._entries(known)
-        views = self._parameters(known)
-        steady = known.steady is not None and unit.key in self._looked_at and not entries
-        link = self._link(known, wanted) if steady else None
-        known.visits += 1
-        outputs, record = autograd.forward(
-            unit,
-            views,
-            self._inputs(known),
-            wanted,
-            entries=entries,
-            leaves=self._leaves(known, views) if steady else None,
-            link=link,
-            is_checked=not steady or known.visits < CHECKED or known.visits % CHECKED == 0,
-        )
+        visit, leaves = known.visit, None if known.steady is None else known.steady.leaves
+        if leaves is not None:  # all else was found when they were made
+            outputs, record = self._go_on(known, leaves)
+        else:
+            count = self.work.forecast.input_gradients.get(visit, 0)
+            wanted = known.wanted = self._differentiated(known, count)
+            unit, entries, views = self._unit(known), self._entries(known), self._parameters(known)
+            if known.steady is not None and unit.key in self._looked_at and not known.stored:
+                outputs, record = self._go_on(known, self._leaves(known, views))
+            else:
+                outputs, record = autograd.forward(
+                    unit, views, self._inputs(known), wanted, entries=entries
+                )
         self._records[visit] = record
         for view in known.views[Role.SAVED]:
-            memory.bind(view.buffer, [])
+            self.work.memory.bind(view.buffer, [])
             self._saved[view.buffer] = visit
         self._bind_outputs(known, [output.detach() for output in outputs])
-        if steady and (made := Link.of(record, outputs, link.length if link else 0)):
-            self._links[known.views[Role.OUTPUT][0].buffer] = made
 
-    def _link(self, known: Operands, wanted: Sequence[int]) -> Link | None:
-        """Return the output of another unit that is the only input with a gradient, if it is."""
-        if len(wanted) != 1 or self._unit(known).is_compiled:
-            return None
-        link = self._links.get(known.inputs[wanted[0]][0].buffer)
-        return link if link is not None and link.holds else None
+    def _go_on(self, known: Operands, leaves: Leaves) -> tuple[tuple[torch.Tensor, ...], Record]:
+        """Run a unit whose parameters stay, on the output of another one as it is if it can."""
+        unit, wanted, link = self._unit(known), known.wanted, None
+        known.visits += 1
+        if len(wanted) == 1 and not unit.is_compiled:
+            link = self._links.get(known.inputs[wanted[0]][0].buffer)
+            if link is not None and not link.holds:
+                link = None
+        outputs, record = autograd.forward(
+            unit,
+            (),
+            self._inputs(known),
+            wanted,
+            leaves=leaves,
+            link=link,
+            is_checked=known.visits < CHECKED or known.visits % CHECKED == 0,
+        )
+        made = Link.of(record, outputs, link.length if link else 0)
+        if made is not None:
+            self._links[known.views[Role.OUTPUT][0].buffer] = made
+        return outputs, record
 
     def _leaves(self, known: Operands, views: Sequence[torch.Tensor]) -> Leaves:
         """Return the parameters of an operation as leaves, made once."""

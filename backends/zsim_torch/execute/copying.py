@@ -54,12 +54,13 @@ class Copier:
             return []
         memory = self.memory
         parts = memory.parts(copy.source.buffer)
-        if len(parts) < 2 or not memory.is_allocated(copy.target.buffer):  # noqa: PLR2004
+        if len(parts) < 2 or not memory.is_allocated(copy.target.buffer):
             return []
         start, size = memory.extent(copy.source)
-        target, end, found = memory.part(copy.target.buffer), start, list[torch.Tensor]()
+        target, end = memory.part(copy.target.buffer), start
+        dtype, device, found = target.dtype, target.device, list[torch.Tensor]()
         for first, piece in sorted(parts, key=itemgetter(0)):
-            if first != end or piece.dtype != target.dtype or piece.device != target.device:
+            if first != end or piece.dtype != dtype or piece.device != device:
                 return []
             end += piece.numel()
             found.append(piece)

@@ -159,13 +159,17 @@ class Executor:
     def _run(self, operations: Iterable[Operation]) -> None:
         where = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
         step, write, on_issue = where.encode(), noting(), self.on_issue
+        issues = self._issues
         for name, line, operation in self._lines_of(operations):
-            if write is not None and line:
+            if line and write is not None:
                 write(line + step)
             if on_issue is not None:
                 on_issue(self.step, name)
             self.operation = name
-            self._issue(operation)
+            if name in issues:
+                issues[name]()
+            else:
+                self._issue(operation)
 
     def _lines_of(self, operations: Iterable[Operation]) -> "list[_Line]":
         """Return the ids of operations, and what is noted of each; of a list in a schedule once.
@@ -184,9 +188,8 @@ class Executor:
         return made
 
     def _issue(self, operation: Operation) -> None:
-        issue = self._issues.get(operation.id)
-        if issue is None:
-            issue = self._issues[operation.id] = self._bound(operation)
+        """Issue an operation for the first time."""
+        issue = self._issues[operation.id] = self._bound(operation)
         issue()
 
     def _bound(self, operation: Operation) -> Callable[[], None]:

@@ -97,7 +97,8 @@ class LiveMemory:
 
     def bind(self, name: str, parts: list[ProducedPart]) -> None:
         """Give the promised buffer `name` these parts, beside those it has."""
-        self._need_promise(name)
+        if name not in self._promised:
+            self._need_promise(name)
         known = self._parts.get(name)
         if known is None:
             self._parts[name] = parts

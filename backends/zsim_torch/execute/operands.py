@@ -1,6 +1,6 @@
 """Operands of a `Compute`: what is known of an operation from one step to the next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,7 +34,8 @@ class Operands:
     `inputs` have a key each, but for batches. Of those, by place, `stored` may be in memory of the
     executor, and `differentiable` may have gradients. `steady` is there where memory of parameters
     is the same in every forward and its backward. `trained` are places of the parameters that have
-    gradients, in the order of `order`; `visits` counts forwards that had one to come.
+    gradients, in the order of `order`; `wanted` those of inputs that have; `visits` counts forwards
+    in memory that stays.
     """
 
     compute: Compute
@@ -47,6 +48,7 @@ class Operands:
     unit: TorchUnit | None = None
     order: tuple[int, ...] = ()
     trained: tuple[int, ...] = ()
+    wanted: Sequence[int] = ()
     visits: int = 0
 
     @classmethod

@@ -13,13 +13,13 @@ parameters stay in their memory, that is done in a unit's first visit alone, to 
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Never
 
 import torch
-from torch.autograd.function import BackwardCFunction
 from torch.autograd import Variable
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import (
     GradientEdge,
     Node,
@@ -233,28 +233,25 @@ def forward(
     What the outputs depend on is looked at if it `is_checked`.
     """
     record = Record(unit)
-    with torch.enable_grad():
+    with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
         given = list(inputs)
-        read: list[torch.Tensor] = []
-        for position in differentiated:
-            value = given[position]
-            if not isinstance(value, torch.Tensor):
-                raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
-            read.append(value)
-        if leaves is None:
-            kept = {place: (entry, given[place]) for place, entry in (entries or {}).items()}
-            parameters, entered = _enter_all(record, views, read, kept)
-        else:
+        if leaves is not None:
             parameters, record.parameters = leaves.tensors, leaves.edges
-            if link is None:
+        if leaves is not None and link is not None:
+            record.link, record.inputs = link.edge, [link.edge]
+            (place,) = differentiated
+            given[place] = link.output
+        else:
+            read = _tensors_at(unit, given, differentiated)
+            if leaves is None:
+                kept = {place: (entry, given[place]) for place, entry in (entries or {}).items()}
+                parameters, entered = _enter_all(record, views, read, kept)
+            else:
                 entered = enter(read)
                 record.inputs = edges_of(entered)
-            else:
-                entered, record.link = (link.output,), link.edge
-                record.inputs = [link.edge]
-        for position, own in zip(differentiated, entered, strict=True):
-            given[position] = own
-        del entered, read
+            for position, own in zip(differentiated, entered, strict=True):
+                given[position] = own
+            del entered, read
         saving = record.saving
         if saving is None:
             with _ForwardOf(unit):
@@ -267,6 +264,23 @@ def forward(
     if is_checked:
         _need_own_inputs(record)
     return outputs, record
+
+
+def _tensors_at(
+    unit: TorchUnit, inputs: Sequence[object], places: Sequence[int]
+) -> list[torch.Tensor]:
+    """Return inputs that have gradients.
+
+    Raises:
+        UnitRunError: one is no tensor.
+    """
+    found: list[torch.Tensor] = []
+    for place in places:
+        value = inputs[place]
+        if not isinstance(value, torch.Tensor):
+            raise UnitRunError(f"unit {unit.name}: its input {place} is no tensor")
+        found.append(value)
+    return found
 
 
 def _hooks(unit: TorchUnit, saving: Saving) -> AbstractContextManager[object]:
