@@ -25,7 +25,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     Together,
 )
-from zsim_torch.execute.gloo_exchange import SUMS, Exchanged, GlooExchange
+from zsim_torch.execute.gloo_exchange import SUMS, Exchanged, GlooExchange, all_reduced
 from zsim_torch.supervise.process_group import backends
 
 Work = distributed.Work
@@ -142,7 +142,7 @@ class ProcessGroups:
         ]
         return [work for work in works if work is not None]
 
-    def _exchanged(self, one: IssuedCollective, member: OwnGroup) -> Work | Exchanged | None:
+    def _exchanged(self, one: IssuedCollective, member: OwnGroup) -> Exchanged | None:
         """Hand a collective of Gloo over in calls that copy less than torch's, if there are any."""
         operation, source, target = one
         group = member.process_group
@@ -150,9 +150,6 @@ class ProcessGroups:
             return None
         if source is None or target is None:
             return None
-        if isinstance(operation, AllReduce) and _same(source, target):
-            how = REDUCE_OPERATION[operation.reduction]
-            return self._exchange.all_reduce(target, group, how)
         if isinstance(operation, AllGather):
             return self._exchange.all_gather(target, source, group)
         if isinstance(operation, ReduceScatter) and operation.reduction in SUMS:
@@ -234,6 +231,8 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
             if not _same(source, target):
                 target.copy_(source)
             how = REDUCE_OPERATION[reduction]
+            if asynchronous and group is not None:
+                return all_reduced(target, group, how)
             work = distributed.all_reduce(target, op=how, group=group, async_op=asynchronous)
         case Broadcast(root=root):
             assert source is not None

@@ -48,14 +48,6 @@ class GlooExchange:
 
     _reserve: Reserve = field(default_factory=Reserve)
 
-    def all_reduce(
-        self, target: torch.Tensor, group: distributed.ProcessGroup, reduction: distributed.ReduceOp
-    ) -> distributed.Work:
-        """Sum `target` over all ranks, without what torch's function does around the call."""
-        options = distributed.AllreduceOptions()
-        options.reduceOp = reduction
-        return group.allreduce([target], options)
-
     def all_gather(
         self, target: torch.Tensor, source: torch.Tensor, group: distributed.ProcessGroup
     ) -> Exchanged:
@@ -94,3 +86,12 @@ class GlooExchange:
                 target.div_(ranks)
 
         return Exchanged([work], at_end, finish)
+
+
+def all_reduced(
+    target: torch.Tensor, group: distributed.ProcessGroup, reduction: distributed.ReduceOp
+) -> distributed.Work:
+    """Sum `target` over all ranks, without what `torch.distributed.all_reduce` does around it."""
+    options = distributed.AllreduceOptions()
+    options.reduceOp = reduction
+    return group.allreduce([target], options)

@@ -255,7 +255,7 @@ def forward(
         saving = record.saving
         if saving is None:
             with _ForwardOf(unit):
-                outputs = _outputs(unit, unit.call(parameters, given, {}))
+                outputs = call(unit, parameters, given)
         else:
             with _ForwardOf(unit), _hooks(unit, saving):
                 outputs = call(unit, parameters, given)

@@ -68,7 +68,7 @@ class TorchUnit:
     def call(
         self,
         parameters: Sequence[torch.Tensor],
-        args: Sequence[object],
+        args: tuple[object, ...],
         kwargs: Mapping[str, object],
     ) -> object:
         """Call the module with `parameters`, in its order, in place of its own.
