@@ -34,6 +34,7 @@ from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
 from zsim_torch.execute.flights import BufferAccess, PendingWork, StreamEntry
 from zsim_torch.execute.host_workers import Awaitable, worker_streams
+from zsim_torch.execute.issue_lines import IssueLines
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.memory_part import Remains
 from zsim_torch.execute.needed_waits import NeededWaits
@@ -56,14 +57,6 @@ class RankMachine:
     communicators: ProcessGroups
     computer: Computer
     poison: Poison
-
-
-class _Line(NamedTuple):
-    """An operation in the order of issue: its id, and the start of the line that is noted of it."""
-
-    name: str
-    line: bytes
-    operation: Operation
 
 
 class _Deferred(NamedTuple):
@@ -93,9 +86,7 @@ class Executor:
     step: int = SETUP
     operation: str = ""
     _issues: dict[str, Callable[[], None]] = field(default_factory=dict[str, Callable[[], None]])
-    _lines: dict[int, tuple[Iterable[Operation], list[_Line]]] = field(
-        default_factory=dict[int, tuple[Iterable[Operation], list[_Line]]]
-    )
+    _lines: IssueLines = field(default_factory=IssueLines)
     _waits: NeededWaits = field(init=False)
     _awaited: set[str] = field(init=False)
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
@@ -159,37 +150,18 @@ class Executor:
     def _run(self, operations: Iterable[Operation]) -> None:
         where = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
         step, write, on_issue = where.encode(), noting(), self.on_issue
-        issues = self._issues
-        for name, line, operation in self._lines_of(operations):
+        for name, line, operation in self._lines.of(operations):
             if line and write is not None:
                 write(line + step)
             if on_issue is not None:
                 on_issue(self.step, name)
             self.operation = name
-            if name in issues:
-                issues[name]()
-            else:
-                self._issue(operation)
-
-    def _lines_of(self, operations: Iterable[Operation]) -> "list[_Line]":
-        """Return the ids of operations, and what is noted of each; of a list in a schedule once.
-
-        Of what the host does by itself, without waiting, nothing is noted.
-        """
-        known = self._lines.get(id(operations))
-        if known is not None and known[0] is operations:
-            return known[1]
-        made = [
-            _Line(each.id, each.id.encode() if _may_last(each) else b"", each)
-            for each in operations
-        ]
-        if isinstance(operations, tuple):
-            self._lines[id(operations)] = operations, made
-        return made
+            self._issue(operation)
 
     def _issue(self, operation: Operation) -> None:
-        """Issue an operation for the first time."""
-        issue = self._issues[operation.id] = self._bound(operation)
+        issue = self._issues.get(operation.id)
+        if issue is None:
+            issue = self._issues[operation.id] = self._bound(operation)
         issue()
 
     def _bound(self, operation: Operation) -> Callable[[], None]:
@@ -407,13 +379,6 @@ class Executor:
         for access in accesses(operation):
             start, size = self.machine.memory.extent(access.view)
             yield BufferAccess(access.view.buffer, start, start + size, access.writes)
-
-
-def _may_last(operation: Operation) -> bool:
-    """Return whether the host may spend time at an operation: it computes, or waits."""
-    return not isinstance(operation, Allocate | SetScalar) and (
-        not isinstance(operation, Free) or bool(operation.uses)
-    )
 
 
 def _fill(target: torch.Tensor, value: float) -> None:

@@ -89,9 +89,11 @@ class GlooExchange:
 
 
 def all_reduced(
-    target: torch.Tensor, group: distributed.ProcessGroup, reduction: distributed.ReduceOp
+    target: torch.Tensor,
+    group: distributed.ProcessGroup,
+    reduction: distributed.ReduceOp.RedOpType,
 ) -> distributed.Work:
     """Sum `target` over all ranks, without what `torch.distributed.all_reduce` does around it."""
     options = distributed.AllreduceOptions()
-    options.reduceOp = reduction
+    options.reduceOp = distributed.ReduceOp(reduction)
     return group.allreduce([target], options)

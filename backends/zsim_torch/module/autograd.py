@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Never
 
 import torch
-from torch.autograd import Variable
+from torch._C import _ImperativeEngine  # pyright: ignore[reportPrivateUsage]
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import (
     GradientEdge,
@@ -41,7 +41,7 @@ LINKS: Final = 8
 
 _FORWARD: Final = "forward"
 _GRAD: Final = torch.autograd.grad
-_ENGINE: Final = Variable._execution_engine
+_ENGINE: Final = _ImperativeEngine()  # it has no state: all are the one of torch
 
 
 class _Output(NamedTuple):
@@ -235,9 +235,8 @@ def forward(
     record = Record(unit)
     with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
         given = list(inputs)
-        if leaves is not None:
-            parameters, record.parameters = leaves.tensors, leaves.edges
         if leaves is not None and link is not None:
+            parameters, record.parameters = leaves.tensors, leaves.edges
             record.link, record.inputs = link.edge, [link.edge]
             (place,) = differentiated
             given[place] = link.output
@@ -247,6 +246,7 @@ def forward(
                 kept = {place: (entry, given[place]) for place, entry in (entries or {}).items()}
                 parameters, entered = _enter_all(record, views, read, kept)
             else:
+                parameters, record.parameters = leaves.tensors, leaves.edges
                 entered = enter(read)
                 record.inputs = edges_of(entered)
             for position, own in zip(differentiated, entered, strict=True):

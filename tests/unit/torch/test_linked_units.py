@@ -82,7 +82,7 @@ def in_a_plain_loop(*how: How, steps: int = 5) -> list[torch.Tensor]:
     for step in range(steps):
         optimizer.zero_grad()
         loss: torch.Tensor = module(batch(step).clone())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.detach())
     return [*losses, *(each.detach() for each in module.parameters())]
