@@ -39,6 +39,7 @@ from zsim_torch.supervise.ranks import run_ranks
 WARM_UP, ROUNDS, STEPS = 2, 6, 2
 VOCABULARY, TOKENS = 512, 64
 RATE = 1e-3
+FIRST_BUCKET = 1 << 18
 TIMEOUT_S = 900.0
 """Seconds in which a comparison must end; one of 100 million parameters takes a minute."""
 
@@ -54,8 +55,12 @@ class Size:
 
     @property
     def bucket_elements(self) -> int:
-        """Elements of zsim's buckets: those of a layer, so that backward overlaps reductions."""
-        return max(8 * self.width * self.width, 1 << 16)
+        """Elements of zsim's buckets: those of a layer, so that backward overlaps reductions.
+
+        They are no smaller than the first bucket of DistributedDataParallel, 1 MiB of fp32
+        (`_DEFAULT_FIRST_BUCKET_BYTES` in torch 2.13): it reduces a small model at once, too.
+        """
+        return max(8 * self.width * self.width, FIRST_BUCKET)
 
 
 SIZES = {"tiny": Size(4, 64), "10M": Size(4, 512), "100M": Size(12, 1024)}

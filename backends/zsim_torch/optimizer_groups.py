@@ -10,6 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,  # pyright: ignore[reportPrivateUsage]
+    _global_optimizer_pre_hooks,  # pyright: ignore[reportPrivateUsage]
+)
 
 from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Action, Compute, walk
@@ -137,8 +141,11 @@ class RateGroups:
                 group["lr"] = rates[name]
 
     def note_step(self) -> None:
-        """Call `step` of the optimizer without parameters: schedulers want to see it."""
-        if self.optimizer is None:
+        """Call `step` of the optimizer without parameters, where somebody wants to see it.
+
+        Schedulers do, and they put a function of theirs in its place.
+        """
+        if self.optimizer is None or not _is_seen(self.optimizer):
             return
         held = [group["params"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
@@ -164,6 +171,17 @@ class RateGroups:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         if number < len(groups) and (name == "lr" or name not in groups[number]):
             groups[number][name] = value
+
+
+def _is_seen(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether somebody learns of a `step`: who has wrapped it, or has a hook."""
+    hooks = (
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+        optimizer._optimizer_step_pre_hooks,  # pyright: ignore[reportPrivateUsage]
+        optimizer._optimizer_step_post_hooks,  # pyright: ignore[reportPrivateUsage]
+    )
+    return "step" in vars(optimizer) or any(hooks)
 
 
 def _groups_of(

@@ -3,8 +3,8 @@
 The module has its parameters again when the run has ended, or has failed.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
@@ -118,6 +118,7 @@ class RankRun:
             poison=Poison(generator),
         )
         executor.keeps_trace = self.option.keep_trace
+        executor.keeps_book = self.option.keep_trace or self._bench.observer is not None
         return executor
 
     def _set_up(self) -> None:
@@ -280,21 +281,19 @@ class RankRun:
         if self.has_ended:
             raise RefusedError("trainer: its training has ended; make another one")
 
-    @contextmanager
-    def guarded(self) -> Generator[None]:
+    def guarded(self) -> "_Guard":
         """Abort the run if what is inside fails."""
-        try:
-            yield
-        except BaseException as error:
-            self.abort(error)
-            raise
+        return _Guard(self)
 
-    @contextmanager
-    def watched(self) -> Generator[None]:
+    def watched(self) -> AbstractContextManager[object]:
         """Let what was asked to watch see what is inside."""
-        observer: Observer | None = self._bench.observer
-        with self._recorder or nullcontext(), observer or nullcontext():
-            yield
+        watching = [each for each in (self._recorder, self._bench.observer) if each is not None]
+        if not watching:
+            return nullcontext()
+        with ExitStack() as inside:
+            for each in watching:
+                inside.enter_context(each)
+            return inside.pop_all()
 
     def _note_norm(self, squares: torch.Tensor, scale: float) -> None:
         if self._norm is None:
@@ -318,6 +317,22 @@ class RankRun:
             return value
 
         return tree_map(move, batch) if device.type == "cuda" else batch
+
+
+class _Guard:
+    """Aborts a run if what is inside fails."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: RankRun) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._run.abort(error)
 
 
 def _runs(program: Program, key: SegmentKey) -> bool:

@@ -25,7 +25,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     Together,
 )
-from zsim_torch.execute.gloo_exchange import SUMS, Exchanged, GlooExchange
+from zsim_torch.execute.gloo_exchange import SUMS, Exchanged, GlooExchange, all_reduced
 from zsim_torch.supervise.process_group import backends
 
 Work = distributed.Work
@@ -231,6 +231,8 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
             if not _same(source, target):
                 target.copy_(source)
             how = REDUCE_OPERATION[reduction]
+            if asynchronous and group is not None:
+                return all_reduced(target, group, how)
             work = distributed.all_reduce(target, op=how, group=group, async_op=asynchronous)
         case Broadcast(root=root):
             assert source is not None

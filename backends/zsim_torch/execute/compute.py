@@ -16,7 +16,7 @@ from zsim_torch.execute.memory_part import ProducedPart
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import Initial, ShardComputer
 from zsim_torch.module import autograd
-from zsim_torch.module.autograd import BackwardPart, Record
+from zsim_torch.module.autograd import BackwardPart, Link, Record
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.saving import InputEntry, version
@@ -30,6 +30,9 @@ PARTS: Final = {
     Action.BACKWARD_WEIGHT: BackwardPart.WEIGHTS,
 }
 
+CHECKED: Final = 8
+"""Forwards of a unit that are looked at, what its outputs depend on; later on each so manieth."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
@@ -37,7 +40,8 @@ class RankCompute:
 
     `next_batch` gives the next micro-batch. `on_loss` is told each loss, which the segment `last`
     makes if this rank runs it; `on_norm` the square of the norm of gradients before they are
-    clipped, and what they were scaled by then.
+    clipped, and what they were scaled by then. Only where it is `observed` is memory counted that
+    gradients share.
     """
 
     schedule: Schedule
@@ -50,6 +54,7 @@ class RankCompute:
     next_batch: Callable[[], object]
     on_loss: Callable[[torch.Tensor], None]
     on_norm: Callable[[torch.Tensor, float], None]
+    observed: bool
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class Computer:
     """Units that have had a backward: what they save was looked at once."""
     _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
     _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
+    _links: dict[str, Link] = field(default_factory=dict[str, Link])
     _shapes: dict[str, torch.Size] = field(default_factory=dict[str, torch.Size])
     _entered: dict[tuple[str, int, int], torch.Size] = field(
         default_factory=dict[tuple[str, int, int], torch.Size]
@@ -125,6 +131,7 @@ class Computer:
 
     def forget(self, buffer: str) -> None:
         """`buffer` was freed: what a forward saved in it is gone."""
+        self._links.pop(buffer, None)
         visit = self._saved.pop(buffer, None)
         if visit is not None:
             self._records.pop(visit, None)
@@ -163,24 +170,46 @@ class Computer:
         self._bind_outputs(known, outputs)
 
     def _differentiate(self, known: Operands) -> None:
-        visit, memory = known.visit, self.work.memory
-        wanted = self._differentiated(known, self.work.forecast.input_gradients.get(visit, 0))
-        unit, entries = self._unit(known), self._entries(known)
-        views = self._parameters(known)
-        steady = known.steady is not None and unit.key in self._looked_at and not entries
-        outputs, record = autograd.forward(
-            unit,
-            views,
-            self._inputs(known),
-            wanted,
-            entries=entries,
-            leaves=self._leaves(known, views) if steady else None,
-        )
+        visit, leaves = known.visit, None if known.steady is None else known.steady.leaves
+        if leaves is not None:  # all else was found when they were made
+            outputs, record = self._go_on(known, leaves)
+        else:
+            count = self.work.forecast.input_gradients.get(visit, 0)
+            wanted = known.wanted = self._differentiated(known, count)
+            unit, entries, views = self._unit(known), self._entries(known), self._parameters(known)
+            if known.steady is not None and unit.key in self._looked_at and not known.stored:
+                outputs, record = self._go_on(known, self._leaves(known, views))
+            else:
+                outputs, record = autograd.forward(
+                    unit, views, self._inputs(known), wanted, entries=entries
+                )
         self._records[visit] = record
         for view in known.views[Role.SAVED]:
-            memory.bind(view.buffer, [])
+            self.work.memory.bind(view.buffer, [])
             self._saved[view.buffer] = visit
-        self._bind_outputs(known, outputs)
+        self._bind_outputs(known, [output.detach() for output in outputs])
+
+    def _go_on(self, known: Operands, leaves: Leaves) -> tuple[tuple[torch.Tensor, ...], Record]:
+        """Run a unit whose parameters stay, on the output of another one as it is if it can."""
+        unit, wanted, link = self._unit(known), known.wanted, None
+        known.visits += 1
+        if len(wanted) == 1 and not unit.is_compiled:
+            link = self._links.get(known.inputs[wanted[0]][0].buffer)
+            if link is not None and not link.holds:
+                link = None
+        outputs, record = autograd.forward(
+            unit,
+            (),
+            self._inputs(known),
+            wanted,
+            leaves=leaves,
+            link=link,
+            is_checked=known.visits < CHECKED or known.visits % CHECKED == 0,
+        )
+        made = Link.of(record, outputs, link.length if link else 0)
+        if made is not None:
+            self._links[known.views[Role.OUTPUT][0].buffer] = made
+        return outputs, record
 
     def _leaves(self, known: Operands, views: Sequence[torch.Tensor]) -> Leaves:
         """Return the parameters of an operation as leaves, made once."""
@@ -246,16 +275,21 @@ class Computer:
                 f"buffer {view.buffer}: a gradient of {size} elements, "
                 f"the schedule says {view.size}"
             )
-        # What a storage holds beyond or short of this gradient belongs to others too.
-        part = ProducedPart.of(view.start, gradient)
-        missing = size * gradient.element_size() if size else 0
-        if size and not memory.holds(part.address):
+        if self.work.observed:
+            self._count_shared(view.buffer, gradient)
+        part = ProducedPart(view.start, gradient)
+        memory.bind(view.buffer, [part])
+
+    def _count_shared(self, buffer: str, gradient: torch.Tensor) -> None:
+        """Count what a storage holds beyond or short of a gradient: it belongs to others too."""
+        size = gradient.numel()
+        missing = size * gradient.element_size()
+        if size and not self.work.memory.holds(_start(gradient)):
             missing -= gradient.untyped_storage().nbytes()
         if missing:
-            self._shared[view.buffer] = self._shared.get(view.buffer, 0) + missing
+            self._shared[buffer] = self._shared.get(buffer, 0) + missing
             self.shared_bytes += missing
             self.shared_bytes_peak = max(self.shared_bytes_peak, self.shared_bytes)
-        memory.bind(view.buffer, [part])
 
     def _bind_outputs(self, known: Operands, outputs: list[torch.Tensor]) -> None:
         unit, views = known.compute.unit, known.views[Role.OUTPUT]
@@ -271,17 +305,16 @@ class Computer:
                     f"the schedule has room for {view.size}"
                 )
             self._shapes[view.buffer] = output.shape
-            self.work.memory.bind(view.buffer, [ProducedPart.of(view.start, output)])
+            self.work.memory.bind(view.buffer, [ProducedPart(view.start, output)])
 
     def _inputs(self, known: Operands) -> list[object]:
         """Return inputs in the shapes in which they were made; stored ones have that of forward."""
-        memory, batches = self.work.memory, self.work.forecast.batches
+        memory = self.work.memory
         found: list[object] = []
-        for place, view in enumerate(known.views[Role.INPUT]):
-            if view.buffer in batches:
+        for view, key in known.inputs:
+            if key is None:
                 found.append(memory.batch(view.buffer))
                 continue
-            key = (known.compute.unit, known.compute.segment, place)
             shape = self._shapes.get(view.buffer, self._entered.get(key))
             tensor = memory.operand(view)
             if shape is not None:
@@ -296,11 +329,13 @@ class Computer:
 
         That is memory of the executor: what units have made lives as long as autograd holds it.
         """
+        if not known.stored:
+            return {}
         again = known.visit in self.work.forecast.given_again
         entry = InputEntry.BOUND if again else InputEntry.COPIED
         return {
             position: entry
-            for position, view in enumerate(known.views[Role.INPUT])
+            for position, view in known.stored
             if self.work.memory.is_allocated(view.buffer)
         }
 
@@ -309,11 +344,11 @@ class Computer:
 
         No batch has one, no whole numbers, nor what comes from frozen parameters alone.
         """
-        memory, views = self.work.memory, known.views[Role.INPUT]
+        memory = self.work.memory
         return [
             position
-            for position in known.differentiable
-            if memory.part(views[position].buffer).is_floating_point()
+            for position, view in known.differentiable
+            if memory.operand(view).is_floating_point()
         ][:count]
 
     def _parameters(self, known: Operands) -> list[torch.Tensor]:
@@ -349,7 +384,9 @@ class Computer:
         """Return what is known of an operation from one step to the next."""
         found = self._operands.get(compute.id)
         if found is None or found.compute is not compute:
-            found = self._operands[compute.id] = Operands.of(compute, self.work.forecast)
+            work = self.work
+            found = Operands.of(compute, work.forecast, work.memory.program)
+            self._operands[compute.id] = found
         return found
 
 

@@ -12,8 +12,11 @@ from zsim.schedule.operation import Copy, Read, View, Write
 from zsim.schedule.parameter_copy import Rearrangement, rearrangement
 from zsim_torch.execute.live_memory import LiveMemory
 
-JOINED: Final = 1 << 14
-"""Elements of a copy up to which its pieces are put together first: calls cost more than bytes."""
+JOINED: Final = 1 << 17
+"""Elements of a copy up to which its pieces are put together first: calls cost more than bytes.
+
+Half a megabyte is in the cache of a core when it is divided, where that is a second pass.
+"""
 
 
 @dataclass(slots=True)
@@ -47,18 +50,21 @@ class Copier:
 
     def _joined(self, copy: Copy) -> list[torch.Tensor]:
         """Return the pieces of a source that are small, and lie in it without gaps; or nothing."""
-        memory = self.memory
-        is_small = copy.source.size <= JOINED and not copy.accumulate and not copy.by_parameter
-        if not is_small or not memory.is_allocated(copy.target.buffer):
+        if copy.source.size > JOINED or copy.accumulate or copy.by_parameter:
             return []
-        size, target = memory.extent(copy.source)[1], memory.part(copy.target.buffer)
-        pieces = sorted(memory.pieces(copy.source), key=itemgetter(0)) if size else []
-        end = 0
-        for start, piece in pieces:
-            if start != end or piece.dtype != target.dtype or piece.device != target.device:
+        memory = self.memory
+        parts = memory.parts(copy.source.buffer)
+        if len(parts) < 2 or not memory.is_allocated(copy.target.buffer):
+            return []
+        start, size = memory.extent(copy.source)
+        target, end = memory.part(copy.target.buffer), start
+        dtype, device, found = target.dtype, target.device, list[torch.Tensor]()
+        for first, piece in sorted(parts, key=itemgetter(0)):
+            if first != end or piece.dtype != dtype or piece.device != device:
                 return []
             end += piece.numel()
-        return [piece for _, piece in pieces] if len(pieces) > 1 and end == size else []
+            found.append(piece)
+        return found if end == start + size else []
 
     def _whole(self, copy: Copy) -> "Iterator[_Move]":
         """Part by part; what autograd made may share its storage, and is never scaled in place."""
@@ -113,6 +119,6 @@ def _move_all(moves: list[_Move], copy: Copy) -> None:
 
 def _join(pieces: list[torch.Tensor], target: torch.Tensor, copy: Copy) -> None:
     """Put small pieces one behind the other, by one call of torch and one that divides."""
-    torch.cat([each.reshape(-1) for each in pieces], out=target)
+    torch.cat([each if each.dim() == 1 else each.reshape(-1) for each in pieces], out=target)
     if copy.divisor != 1:
         target.div_(copy.divisor)

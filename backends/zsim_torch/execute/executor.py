@@ -34,6 +34,7 @@ from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
 from zsim_torch.execute.flights import BufferAccess, PendingWork, StreamEntry
 from zsim_torch.execute.host_workers import Awaitable, worker_streams
+from zsim_torch.execute.issue_lines import IssueLines
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.memory_part import Remains
 from zsim_torch.execute.needed_waits import NeededWaits
@@ -41,7 +42,7 @@ from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_book import SETUP, RankBook
 from zsim_torch.execute.sightings import Sightings
 from zsim_torch.execute.streams import Completion, Streams
-from zsim_torch.supervise.progress_record import note
+from zsim_torch.supervise.progress_record import noting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +75,18 @@ class Executor:
     it is issued first. Every operation is a call of its own, so that no local variable keeps memory
     alive past it. `on_issue` is told the step and id of each operation before it is issued, and at
     the end of a step an empty id. Without `keeps_trace`, the book is that of the step that runs,
-    and there are no events.
+    and there are no events; without `keeps_book` it has no lines of memory.
     """
 
     machine: RankMachine
     scalars: dict[str, float]
     on_issue: Callable[[int, str], None] | None = None
     keeps_trace: bool = True
+    keeps_book: bool = True
     step: int = SETUP
     operation: str = ""
     _issues: dict[str, Callable[[], None]] = field(default_factory=dict[str, Callable[[], None]])
+    _lines: IssueLines = field(default_factory=IssueLines)
     _waits: NeededWaits = field(init=False)
     _awaited: set[str] = field(init=False)
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
@@ -145,12 +148,13 @@ class Executor:
         self.machine.streams.forget()
 
     def _run(self, operations: Iterable[Operation]) -> None:
-        step = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
-        for operation in operations:
-            name = operation.id
-            note(name + step)
-            if self.on_issue is not None:
-                self.on_issue(self.step, name)
+        where = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
+        step, write, on_issue = where.encode(), noting(), self.on_issue
+        for name, line, operation in self._lines.of(operations):
+            if line and write is not None:
+                write(line + step)
+            if on_issue is not None:
+                on_issue(self.step, name)
             self.operation = name
             self._issue(operation)
 
@@ -190,7 +194,8 @@ class Executor:
         if self._deferred:
             self._return_deferred(line.operation)
         self.machine.memory.allocate(buffer)
-        self.book.enter(self.step, line)
+        if self.keeps_book:
+            self.book.enter(self.step, line)
 
     def _branch(self, branch: Branch, edges: tuple[Edge, ...]) -> None:
         self.machine.streams.host_waits(edges)
@@ -295,7 +300,25 @@ class Executor:
     def _bound_free(self, free: Free) -> Callable[[], None]:
         buffer, uses = free.buffer, self._needed(free, free.uses)
         line = self.book.entry(free.id, buffer, -1)
-        return partial(self._free, self.machine.program.by_name[buffer].home, free, uses, line)
+        home = self.machine.program.by_name[buffer].home
+        if free.mode is FreeMode.WAITED and self.machine.program.by_name[buffer].produced:
+            return self._bound_free_of_produced(home, buffer, uses, line)
+        return partial(self._free, home, free, uses, line)
+
+    def _bound_free_of_produced(
+        self, home: str, buffer: str, uses: tuple[Edge, ...], line: BookEntry
+    ) -> Callable[[], None]:
+        """Return what `_free` does of memory that autograd made: half of all operations are it."""
+        forget, home_waits = self.machine.computer.forget, self.machine.streams.home_waits
+        take_away = self.machine.memory.take_away
+
+        def free() -> None:
+            forget(buffer)
+            home_waits(home, buffer, uses, take_away(buffer).parts.clear, lent=False)
+            if self.keeps_book:
+                self.book.enter(self.step, line)
+
+        return free
 
     def _free(self, home: str, free: Free, uses: tuple[Edge, ...], line: BookEntry) -> None:
         machine, buffer = self.machine, free.buffer
@@ -311,7 +334,8 @@ class Executor:
         busy = machine.streams.home_waits(home, buffer, uses, drop, lent=lent)
         if lent:
             machine.memory.give_back(buffer, remains, busy)
-        self.book.enter(self.step, line)
+        if self.keeps_book:
+            self.book.enter(self.step, line)
 
     def _dropping(self, buffer: str, remains: Remains) -> Callable[[], None]:
         travelled = buffer in self._travelled

@@ -72,22 +72,23 @@ class Flight:
 class Flights:
     """Flights of a rank in the order of issue, and by what they are asked for."""
 
-    _by_number: dict[int, Flight] = field(default_factory=dict[int, Flight])
+    alive: dict[int, Flight] = field(default_factory=dict[int, Flight])
+    """Those that have not landed, by number."""
     _by_operation: dict[str, Flight] = field(default_factory=dict[str, Flight])
     _by_stream: dict[str, list[Flight]] = field(default_factory=dict[str, list[Flight]])
     _by_group: dict[str, list[Flight]] = field(default_factory=dict[str, list[Flight]])
     _touched: Counter[str] = field(default_factory=Counter[str])
 
     def __bool__(self) -> bool:
-        return bool(self._by_number)
+        return bool(self.alive)
 
     def __iter__(self) -> Iterator[Flight]:
-        return iter([*self._by_number.values()])
+        return iter([*self.alive.values()])
 
     def add(self, flight: Flight) -> None:
         """Note that `flight` has begun."""
         entry = flight.entry
-        self._by_number[flight.number] = flight
+        self.alive[flight.number] = flight
         self._by_operation[entry.operation] = flight
         self._by_stream.setdefault(entry.stream, []).append(flight)
         self._by_group.setdefault(entry.group, []).append(flight)
@@ -97,7 +98,7 @@ class Flights:
     def remove(self, flight: Flight) -> None:
         """Note that `flight` has landed."""
         entry = flight.entry
-        del self._by_number[flight.number]
+        del self.alive[flight.number]
         self._by_stream[entry.stream].remove(flight)
         self._by_group[entry.group].remove(flight)
         for touch in entry.touches:

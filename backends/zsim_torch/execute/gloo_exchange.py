@@ -10,12 +10,10 @@ Exchanged parts take as much memory as the whole, as the copy of torch's own doe
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import distributed
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from zsim.schedule.operation import Reduction
 from zsim_torch.execute.reserve import Reserve
@@ -38,7 +36,7 @@ class Exchanged:
         for work in self.works:
             work.wait()
         if self.finish is not None:
-            with _apart():
+            with unwatched():
                 self.finish()
         for each in self.at_end:
             each()
@@ -55,7 +53,7 @@ class GlooExchange:
     ) -> Exchanged:
         """Gather the `source` of each rank into its place in `target`."""
         at_end = seen(Exchange("all_gather", group, source, target))
-        with _apart():
+        with unwatched():
             parts = target.chunk(group.size())
             own = parts[group.rank()]
             if own.data_ptr() != source.data_ptr():
@@ -74,7 +72,7 @@ class GlooExchange:
     ) -> Exchanged:
         """Sum the parts of all ranks that are this one's into `target`, when it is waited for."""
         at_end = seen(Exchange("reduce_scatter", group, source, target, SUMS[reduction]))
-        with _apart():
+        with unwatched():
             found = self._reserve.take(source.numel(), source.dtype)
             work = group.alltoall_base(found, source, [], [])
         ranks = group.size()
@@ -90,6 +88,12 @@ class GlooExchange:
         return Exchanged([work], at_end, finish)
 
 
-def _apart() -> AbstractContextManager[object]:
-    """Return a context in which no mode sees parts of an exchange."""
-    return unwatched() if is_in_torch_dispatch_mode() else nullcontext()
+def all_reduced(
+    target: torch.Tensor,
+    group: distributed.ProcessGroup,
+    reduction: distributed.ReduceOp.RedOpType,
+) -> distributed.Work:
+    """Sum `target` over all ranks, without what `torch.distributed.all_reduce` does around it."""
+    options = distributed.AllreduceOptions()
+    options.reduceOp = distributed.ReduceOp(reduction)
+    return group.allreduce([target], options)

@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -62,8 +63,7 @@ class LiveMemory:
         self._parts: dict[str, list[ProducedPart]] = {}
         self._batches: dict[str, object] = {}
         self._promised: set[str] = set()
-        self._storages: dict[int, int] = {}
-        """Buffers, or parts of them, that have their memory in a storage, by its address."""
+        self._buffers = program.by_name
         self._cuts = CutParts(frozenset(program.persistent))
 
     def allocate(self, name: str) -> None:
@@ -74,7 +74,7 @@ class LiveMemory:
         """
         if name in self._flat or name in self._promised or name in self._held:
             raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
-        buffer = self.program.by_name[name]
+        buffer = self._buffers[name]
         if buffer.produced:
             self._promised.add(name)
         elif self.setting.pools.has(buffer.pool):
@@ -82,10 +82,8 @@ class LiveMemory:
             if isinstance(held, HostBlock):
                 made = self._flat[name] = held.tensor(buffer.elements, TORCH_DTYPE[buffer.dtype])
                 self.setting.on_host(made)
-                self._count(_address(made))
         else:
-            made = self._flat[name] = self._take(buffer)
-            self._count(_address(made))
+            self._flat[name] = self._take(buffer)
 
     def _take(self, buffer: Buffer) -> torch.Tensor:
         device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
@@ -101,10 +99,13 @@ class LiveMemory:
 
     def bind(self, name: str, parts: list[ProducedPart]) -> None:
         """Give the promised buffer `name` these parts, beside those it has."""
-        self._need_promise(name)
-        self._parts.setdefault(name, []).extend(parts)
-        for part in parts:
-            self._count(part.address)
+        if name not in self._promised:
+            self._need_promise(name)
+        known = self._parts.get(name)
+        if known is None:
+            self._parts[name] = parts
+        else:
+            known += parts
 
     def bind_batch(self, name: str, batch: object) -> None:
         """Bind a micro-batch, which is any object, to the promised buffer `name`."""
@@ -137,24 +138,12 @@ class LiveMemory:
             self._promised.remove(name)
             self._batches.pop(name, None)
             parts = self._parts.pop(name, [])
-            for part in parts:
-                self._discount(part.address)
             return Remains(None, parts)
         if name not in self._flat and name not in self._held:
             raise MemoryFaultError(f"buffer {name}: freed without memory")
         self._cuts.forget(name)
         flat = self._flat.pop(name, None)
-        if flat is not None:
-            self._discount(_address(flat))
         return Remains(flat, [], self._held.pop(name, None))
-
-    def _count(self, address: int) -> None:
-        self._storages[address] = self._storages.get(address, 0) + 1
-
-    def _discount(self, address: int) -> None:
-        count = self._storages.pop(address, 0) - 1
-        if count > 0:
-            self._storages[address] = count
 
     def drop(
         self, name: str, remains: Remains, held: HostBlock | FileRange | None, *, travelled: bool
@@ -261,8 +250,15 @@ class LiveMemory:
             raise MemoryFaultError(f"buffer {name}: {len(parts)} parts where one is read")
         return parts[0].tensor
 
+    def parts(self, name: str) -> list[ProducedPart]:
+        """Return the parts that a produced buffer has, in the order in which they were bound."""
+        return self._parts.get(name, [])
+
     def operand(self, view: View) -> torch.Tensor:
         """As `part` for a produced buffer, as `flat` for an allocated one."""
+        parts = self._parts.get(view.buffer)
+        if parts is not None and len(parts) == 1:
+            return parts[0].tensor
         return self.flat(view) if view.buffer in self._flat else self.part(view.buffer)
 
     def flat(self, view: View) -> torch.Tensor:
@@ -277,7 +273,7 @@ class LiveMemory:
             return flat if size == flat.numel() else flat[start : start + size]
         if view.buffer in self._promised and view.buffer not in self._parts:  # no unit writes it
             taken = self._take(self.program.by_name[view.buffer])
-            self.bind(view.buffer, [ProducedPart.of(0, taken)])
+            self.bind(view.buffer, [ProducedPart(0, taken)])
         found = [tensor for _, tensor in self.pieces(view)]
         return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
 
@@ -334,9 +330,8 @@ class LiveMemory:
             whole = self._take(buffer)
             for part in parts:
                 whole[part.start : part.end] = part.tensor.reshape(-1)
-            for part in self._parts.pop(view.buffer):
-                self._discount(part.address)
-            self.bind(view.buffer, [ProducedPart.of(0, whole)])
+            del self._parts[view.buffer]
+            self.bind(view.buffer, [ProducedPart(0, whole)])
         return self.flat(view)
 
     def _is_alone(self, parts: list[ProducedPart]) -> bool:
@@ -344,8 +339,19 @@ class LiveMemory:
         return (
             len(parts) == 1
             and parts[0].tensor.is_contiguous()
-            and self._storages[parts[0].address] == 1
+            and Counter(self._storages())[_address(parts[0].tensor)] == 1
         )
+
+    def _storages(self) -> Iterator[int]:
+        """Addresses of the storages in which buffers, or parts of them, have their memory.
+
+        They are looked for where they are needed, which is seldom.
+        """
+        for flat in self._flat.values():
+            yield _address(flat)
+        for parts in self._parts.values():
+            for part in parts:
+                yield _address(part.tensor)
 
     def extent(self, view: View) -> tuple[int, int]:
         """Start and size of `view` in its buffer, on this rank."""
@@ -353,7 +359,7 @@ class LiveMemory:
 
     def holds(self, pointer: int) -> bool:
         """Return whether a buffer's storage starts at the address `pointer`."""
-        return pointer in self._storages
+        return pointer in self._storages()
 
     def _bound(self, name: str) -> list[ProducedPart]:
         if name not in self._parts:

@@ -1,7 +1,7 @@
 """Memory that buffers have beside an allocation: what autograd made, what is freed, in a file."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 
@@ -10,16 +10,10 @@ from zsim_torch.execute.range_file import RangeFile
 
 
 class ProducedPart(NamedTuple):
-    """Elements `start` on of a produced buffer, as autograd made them; where their storage is."""
+    """Elements `start` on of a produced buffer, as autograd made them."""
 
     start: int
     tensor: torch.Tensor
-    address: int
-
-    @classmethod
-    def of(cls, start: int, tensor: torch.Tensor) -> Self:
-        """Return the part that `tensor` is."""
-        return cls(start, tensor, tensor.untyped_storage().data_ptr())
 
     @property
     def end(self) -> int:

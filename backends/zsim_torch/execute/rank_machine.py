@@ -80,6 +80,7 @@ class Bench:
             next_batch=next_batch,
             on_loss=on_loss,
             on_norm=on_norm,
+            observed=self.observer is not None,
         )
         machine = RankMachine(
             schedule=self.schedule,

@@ -142,7 +142,7 @@ class CpuStreams:
 
         A thread cannot wait for a collective: Gloo divides for an average where somebody waits.
         """
-        if self._flying and (before := self._flying.before(entry)):
+        if self._flying.alive and (before := self._flying.before(entry)):
             self._land(before)
         if self.workers.exist:
             if self.workers.takes(entry, self.step, action, awaited):
@@ -159,7 +159,7 @@ class CpuStreams:
         """Hand the collective over; wait first for flights before it that touch what it touches."""
         if self.workers.exist:
             self.workers.wait(self.workers.named(entry.after))
-        before = self._flying.before(entry) if self._flying else []
+        before = self._flying.before(entry) if self._flying.alive else []
         if before and self._flying.touch(entry):
             self._land(
                 [
@@ -195,7 +195,7 @@ class CpuStreams:
         lent: bool = True,
     ) -> Sequence[Awaitable]:
         """Wait on the host: it is the stream, and the memory really goes. Or let a thread wait."""
-        if self._flying:
+        if self._flying.alive:
             uses = tuple(uses)
             if users := self._flying.users(home, buffer, uses):
                 self._land(users)
@@ -210,7 +210,7 @@ class CpuStreams:
     def host_waits(self, edges: Iterable[Edge]) -> None:
         """Wait for the named operations, and what was ordered before them."""
         edges = tuple(edges)
-        if self._flying:
+        if self._flying.alive:
             self._land(self._flying.named(edges))
         if self.workers.exist:
             self.workers.wait(self.workers.named(edges))

@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, Never
 
 import torch
+from torch._C import _ImperativeEngine  # pyright: ignore[reportPrivateUsage]
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import (
     GradientEdge,
@@ -36,8 +37,12 @@ from zsim_torch.module.saving import CHANGED, InputEntry, Saving, changed_in_pla
 from zsim_torch.module.unit import TorchUnit, UnitRunError
 
 RECOMPUTE_INSTEAD: Final = "let the schedule recompute (checkpointing full)"
+LINKS: Final = 8
+"""Units that hang together for autograd at most."""
+
 _FORWARD: Final = "forward"
 _GRAD: Final = torch.autograd.grad
+_ENGINE: Final = _ImperativeEngine()  # it has no state: all are the one of torch
 
 
 class BackwardPart(Enum):
@@ -56,6 +61,33 @@ class _Output(NamedTuple):
     dtype: torch.dtype
 
 
+class Link(NamedTuple):
+    """The only output of a unit, with its history, and how many units in a row go on from it.
+
+    A unit that goes on from it needs no entry: its gradient is taken at `edge`. Autograd looks at
+    all that hangs together in each backward, so after `LINKS` units one enters again.
+    """
+
+    output: torch.Tensor
+    edge: GradientEdge
+    length: int
+
+    @property
+    def holds(self) -> bool:
+        """Return whether nobody has changed the output in place since."""
+        return self.output.grad_fn is self.edge.node
+
+    @classmethod
+    def of(cls, record: "Record", outputs: Sequence[torch.Tensor], before: int) -> "Link | None":
+        """Return the link that the outputs of a forward make, behind `before` others."""
+        if len(outputs) != 1 or before >= LINKS or record.saving is not None:
+            return None
+        (output,), edge = outputs, record.outputs[0].edge
+        if edge is None or output.grad_fn is not edge.node:
+            return None
+        return cls(output, edge, before + 1)
+
+
 @dataclass(slots=True)
 class Record:
     """The record that a forward leaves for its backward: edges of the graph, no tensor of ours."""
@@ -67,6 +99,8 @@ class Record:
     saving: Saving | None = None
     incoming: list[torch.Tensor] | None = None
     """Gradients of the outputs, once the first of two parts has run."""
+    link: GradientEdge | None = None
+    """The output of another unit that this one goes on from, instead of an input that entered."""
 
     @property
     def reads_parameters(self) -> bool:
@@ -80,6 +114,8 @@ class Record:
 
 
 def _outputs(unit: TorchUnit, result: object) -> tuple[torch.Tensor, ...]:
+    if isinstance(result, torch.Tensor):
+        return (result,)
     made = result if isinstance(result, tuple) else (result,)
     tensors = tuple(value for value in made if isinstance(value, torch.Tensor))
     if len(tensors) != len(made):
@@ -133,6 +169,33 @@ class _ForwardOf:
         )
 
 
+class _UnitErrors:
+    """Says of a backward of a unit what is wrong with the unit.
+
+    Raises:
+        UnitRunError: it reads parameters that it was not given, or something that was saved was
+            changed in place.
+    """
+
+    __slots__ = ("_unit",)
+
+    def __init__(self, unit: TorchUnit) -> None:
+        self._unit = unit.name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AbsentParameterError):
+            raise UnitRunError(
+                f"unit {self._unit}: its backward reads {error.what}, which is elsewhere by then "
+                f"(torch.utils.checkpoint? a hook?); {RECOMPUTE_INSTEAD}, save tensors with "
+                "ctx.save_for_backward"
+            ) from error
+        if isinstance(error, RuntimeError) and CHANGED in str(error):
+            raise UnitRunError(changed_in_place(self._unit)) from error
+
+
 @contextmanager
 def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[None]:
     """Bind the parameters of a unit to `views`, and refuse all other reads of them.
@@ -141,26 +204,13 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
         UnitRunError: there is one, or something that was saved was changed in place.
     """
     saving = record.saving
+    assert saving is not None
+    saving.views = views
     try:
-        if saving is None:
+        with _UnitErrors(record.unit), saving.watch(views):
             yield
-        else:
-            saving.views = views
-            with saving.watch(views):
-                yield
-    except AbsentParameterError as error:
-        raise UnitRunError(
-            f"unit {record.unit.name}: its backward reads {error.what}, which is elsewhere by then "
-            f"(torch.utils.checkpoint? a hook?); {RECOMPUTE_INSTEAD}, save tensors with "
-            "ctx.save_for_backward"
-        ) from error
-    except RuntimeError as error:
-        if CHANGED not in str(error):
-            raise
-        raise UnitRunError(changed_in_place(record.unit.name)) from error
     finally:
-        if saving is not None:
-            saving.views = None
+        saving.views = None
 
 
 def evaluate(
@@ -181,47 +231,70 @@ def forward(
     *,
     entries: Mapping[int, InputEntry] | None = None,
     leaves: Leaves | None = None,
-) -> tuple[list[torch.Tensor], Record]:
-    """Run `unit` and return outputs without history, and what its backward needs.
+    link: Link | None = None,
+    is_checked: bool = True,
+) -> tuple[tuple[torch.Tensor, ...], Record]:
+    """Run `unit` and return outputs with their history, and what its backward needs.
 
     `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
     gradients the backward will give. Inputs are kept for it as they are, but for those `entries`.
     With `leaves` instead of `views`, parameters stay in their memory until backward, and autograd
     keeps them itself: what it saves is looked at one by one else, which takes as long as a small
-    layer.
+    layer. With a `link` besides, the only input with a gradient is that output of another unit.
+    What the outputs depend on is looked at if it `is_checked`.
     """
     record = Record(unit)
-    with torch.enable_grad():
+    with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
         given = list(inputs)
-        read: list[torch.Tensor] = []
-        for position in differentiated:
-            value = given[position]
-            if not isinstance(value, torch.Tensor):
-                raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
-            read.append(value)
-        if leaves is None:
-            kept = {place: (entry, given[place]) for place, entry in (entries or {}).items()}
-            parameters, entered = _enter_all(record, views, read, kept)
-        else:
+        if leaves is not None and link is not None:
             parameters, record.parameters = leaves.tensors, leaves.edges
-            entered = enter(read)
-            record.inputs = edges_of(entered)
-        for position, own in zip(differentiated, entered, strict=True):
-            given[position] = own
-        del entered, read
+            record.link, record.inputs = link.edge, [link.edge]
+            (place,) = differentiated
+            given[place] = link.output
+        else:
+            read = _tensors_at(unit, given, differentiated)
+            if leaves is None:
+                kept = {place: (entry, given[place]) for place, entry in (entries or {}).items()}
+                parameters, entered = _enter_all(record, views, read, kept)
+            else:
+                parameters, record.parameters = leaves.tensors, leaves.edges
+                entered = enter(read)
+                record.inputs = edges_of(entered)
+            for position, own in zip(differentiated, entered, strict=True):
+                given[position] = own
+            del entered, read
         saving = record.saving
-        with _ForwardOf(unit), _hooks(unit, saving):
-            outputs = call(unit, parameters, given)
-    if saving is not None:
-        saving.end_forward()
+        if saving is None:
+            with _ForwardOf(unit):
+                outputs = call(unit, parameters, given)
+        else:
+            with _ForwardOf(unit), _hooks(unit, saving):
+                outputs = call(unit, parameters, given)
+            saving.end_forward()
     record.outputs = [_Output(_edge_of(each), each.shape, each.dtype) for each in outputs]
-    _need_own_inputs(record)
-    return [output.detach() for output in outputs], record
+    if is_checked:
+        _need_own_inputs(record)
+    return outputs, record
 
 
-def _hooks(unit: TorchUnit, saving: Saving | None) -> AbstractContextManager[object]:
-    if saving is None:
-        return nullcontext()
+def _tensors_at(
+    unit: TorchUnit, inputs: Sequence[object], places: Sequence[int]
+) -> list[torch.Tensor]:
+    """Return inputs that have gradients.
+
+    Raises:
+        UnitRunError: one is no tensor.
+    """
+    found: list[torch.Tensor] = []
+    for place in places:
+        value = inputs[place]
+        if not isinstance(value, torch.Tensor):
+            raise UnitRunError(f"unit {unit.name}: its input {place} is no tensor")
+        found.append(value)
+    return found
+
+
+def _hooks(unit: TorchUnit, saving: Saving) -> AbstractContextManager[object]:
     pack, unpack = saving.pack, saving.unpack
     if unit.is_compiled:
         pack, unpack = kept_from_compiler(pack), kept_from_compiler(unpack)
@@ -265,20 +338,26 @@ def _need_own_inputs(record: Record) -> None:
     Raises:
         UnitRunError: they depend on what entered another one, whose gradient would be lost.
     """
-    seen = {edge.node for edge in record.parameters if edge is not None}
+    seen: set[Node | None] = {edge.node for edge in record.parameters if edge is not None}
     seen.update(edge.node for edge in record.inputs)
+    seen.add(None)
+    link = record.link
     waiting: list[Node | None] = [each.edge.node for each in record.outputs if each.edge]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if type(node).__name__ in ENTRIES and is_entered(node):
+        before = node.next_functions
+        is_others = link is not None and any(
+            each is link.node and number != link.output_nr for each, number in before
+        )
+        if is_others or (type(node).__name__ in ENTRIES and is_entered(node)):
             raise UnitRunError(
                 f"unit {record.unit.name}: its forward reads what another forward was given or "
                 "made, past its inputs (a module or function that kept it?): the gradient is lost"
             )
-        waiting += [before for before, _ in node.next_functions if before not in seen]
+        waiting += [each for each, _ in before if each not in seen]
 
 
 def backward(
@@ -286,7 +365,7 @@ def backward(
     views: Sequence[torch.Tensor],
     output_gradients: Sequence[torch.Tensor],
     part: BackwardPart = BackwardPart.WHOLE,
-) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+) -> tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]:
     """Gradients of the parameters, in the unit's order, and of the differentiated inputs.
 
     None stands for a zero gradient of something that the outputs do not depend on, and for that of
@@ -309,14 +388,16 @@ def backward(
     wanted = [*trained, *inputs]
     if not edges or not wanted:
         return [None] * len(record.parameters), [None] * len(inputs)
-    with _backward_of(record, views):
+    with _backward_of(record, views) if record.saving is not None else _UnitErrors(record.unit):
         found = _gradients(edges, wanted, seeds, keeps_graph=first)
     count = len(trained)
+    if count == len(record.parameters):
+        return found[:count], found[count:]
     of_trained = iter(found[:count])
     of_parameters = [
         None if edge is None or first else next(of_trained) for edge in record.parameters
     ]
-    return of_parameters, [*found[count:]]
+    return of_parameters, found[count:]
 
 
 def _gradients(
@@ -331,7 +412,9 @@ def _gradients(
         return torch.autograd.grad(
             edges, wanted, seeds, retain_graph=keeps_graph, allow_unused=True
         )
-    return _engine_run_backward(
+    # On a CPU no thread of a device has to see the context that `_engine_run_backward` hands on.
+    run = _ENGINE.run_backward if seeds[0].is_cpu else _engine_run_backward
+    return run(
         tuple(edges),
         tuple(seeds),
         keeps_graph,

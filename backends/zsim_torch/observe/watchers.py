@@ -6,13 +6,14 @@ takes memory by no operator of torch, that too.
 """
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import distributed
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
+    is_in_torch_dispatch_mode,
 )
 
 
@@ -62,5 +63,6 @@ def see_taken(tensor: torch.Tensor) -> None:
         watcher.see_memory(tensor)
 
 
-unwatched = _disable_current_modes
-"""Context in which no mode sees an operator: what tools of ours, or parts of a collective, do."""
+def unwatched() -> AbstractContextManager[object]:
+    """Return a context in which no mode sees an operator of ours, or a part of a collective."""
+    return _disable_current_modes() if is_in_torch_dispatch_mode() else nullcontext()

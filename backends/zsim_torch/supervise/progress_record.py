@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
@@ -118,7 +119,11 @@ class ProgressRecord:
 
     def write(self, text: str) -> None:
         """Write `text` as the last line, and increase the counter."""
-        line = text.encode("utf-8", "replace")[:_TEXT_BYTES_MAX]
+        self.write_line(text.encode("utf-8", "replace"))
+
+    def write_line(self, line: bytes) -> None:
+        """As `write`, of a text that is encoded."""
+        line = line[:_TEXT_BYTES_MAX]
         self._count = count = self._count + 1
         self._length = length = len(line)
         self._map[_TEXT_START : _TEXT_START + length] = line
@@ -218,6 +223,11 @@ def note(text: str) -> None:
     """Say what this rank does next; it counts as progress. Nothing happens outside of a rank."""
     if _own:
         _own[0].write(text)
+
+
+def noting() -> Callable[[bytes], None] | None:
+    """Return what `note` does, for many lines in a row that are encoded; None outside of a rank."""
+    return _own[0].write_line if _own else None
 
 
 def step_done(done: int) -> None:

@@ -79,6 +79,22 @@ def test_learning_rates_are_those_of_any_scheduler_of_torch(
     assert_equal_parameters(mine, theirs)
 
 
+def test_a_hook_of_the_optimizer_sees_every_step() -> None:
+    module = net()
+    optimizer, seen = OPTIMIZERS["groups"](module), list[int]()
+    with Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer) as trainer:
+        trainer.step(batch(0))
+        hook = optimizer.register_step_post_hook(
+            lambda *_: seen.append(sum(len(each["params"]) for each in optimizer.param_groups))
+        )
+        trainer.step(batch(1))
+        trainer.step(batch(2))
+        hook.remove()
+        trainer.step(batch(3))
+    assert seen == [0, 0]
+    assert [len(each["params"]) for each in optimizer.param_groups] == [2, 1, 1]
+
+
 def test_a_scheduler_that_changes_more_than_learning_rates_is_refused() -> None:
     module = net()
     optimizer = OPTIMIZERS["AdamW"](module)

@@ -1,0 +1,47 @@
+"""Lists of operations as a rank issues them: the id of each, and what is noted of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zsim.schedule.operation import Allocate, Free, Operation, SetScalar
+
+
+class IssueLine(NamedTuple):
+    """An operation, its id, and the start of the line that is noted when the host comes to it.
+
+    Of what the host does at once, without computing or waiting, nothing is noted.
+    """
+
+    name: str
+    line: bytes
+    operation: Operation
+
+
+@dataclass(slots=True)
+class IssueLines:
+    """Lines of each list of a schedule, made once."""
+
+    _made: dict[int, tuple[Iterable[Operation], list[IssueLine]]] = field(
+        default_factory=dict[int, tuple[Iterable[Operation], list[IssueLine]]]
+    )
+
+    def of(self, operations: Iterable[Operation]) -> list[IssueLine]:
+        """Return the lines of `operations`, in order."""
+        known = self._made.get(id(operations))
+        if known is not None and known[0] is operations:
+            return known[1]
+        made = [
+            IssueLine(each.id, each.id.encode() if _may_last(each) else b"", each)
+            for each in operations
+        ]
+        if isinstance(operations, tuple):
+            self._made[id(operations)] = operations, made
+        return made
+
+
+def _may_last(operation: Operation) -> bool:
+    """Return whether the host may spend time at an operation: it computes, or waits."""
+    return not isinstance(operation, Allocate | SetScalar) and (
+        not isinstance(operation, Free) or bool(operation.uses)
+    )
