@@ -2,6 +2,7 @@
 
 from drawn import chains, in_groups, models
 from fitting import fitting
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from zsim.dtype import DType
@@ -216,6 +217,9 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
             clip_norm=draw(st.sampled_from([None, 1.0])),
         ),
     )
+    if splits and isinstance(runtime, FSDP2):
+        known = (None, DType.FP32, strategy.train.precision.compute)
+        assume(runtime.reduce_dtype in known)
     heads = 2 * strategy.parallel.tensor
     layers = st.integers(stages, stages + 2)
     if runtime.even_stages:

@@ -56,6 +56,7 @@ def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
             4,
         ),
         (strategy_of(3, 3, SPLIT.but(pipeline_stages_per_rank=4)).but({"parallel.data": 2}), 10),
+        (strategy_of(2, 2, SPLIT).but({"train.precision": Precision.FP64}), 4),
         (strategy_of(2, 1, IN_V).but({"train.clip_norm": None}), 4),
         (
             strategy_of(3, 7, IN_V).but({"parallel.data": 2, "train.precision": Precision.FP16}),
@@ -376,6 +377,10 @@ def test_a_first_part_that_reads_another_gradient_is_found() -> None:
             "parallel.context: 2 with InterleavedZeroBubble: is not",
         ),
         ({"train.float8": "rowwise"}, "train.float8: rowwise with InterleavedZeroBubble: is not"),
+        (
+            {"zero.emulate": SPLIT.but(reduce_dtype=DType.FP16)},
+            "zero.fsdp2.reduce_dtype: fp16 with InterleavedZeroBubble: sums in it and in bf16",
+        ),
         ({"train.gradient_accumulation_steps": 5}, "5 must be a multiple of 2, its rounds of 2"),
     ],
 )

@@ -200,10 +200,11 @@ class FSDP2(RuntimeOptions):
         """
         del stage
         reduction = self.reduce_dtype or compute
+        narrower = min(compute, reduction, key=lambda each: each.size_bytes)
         return Formats(
             compute=compute,
             reduction=reduction,
-            whole=compute if self.splits_backward else reduction,
+            whole=narrower if self.splits_backward else reduction,
             reduced=optimizer,
             optimizer=optimizer,
         )

@@ -154,6 +154,10 @@ def _need_whole_segments(strategy: Strategy) -> None:
             wrong.append((f"parallel.{name}", str(degree), "is not modelled"))
     if train.float8 is not None:
         wrong.append(("train.float8", train.float8, "is not modelled"))
+    reduced, own = strategy.options(FSDP2).reduce_dtype, train.precision.compute
+    if reduced is not None and reduced is not own and reduced.size_bytes == own.size_bytes:
+        why = f"sums in it and in {own} are not modelled"
+        wrong.append(("zero.fsdp2.reduce_dtype", reduced, why))
     for field, value, why in wrong:
         raise ModelError(f"{field}: {value} with {kind}: {why}")
 
