@@ -149,9 +149,8 @@ class _Clock:
         if model.tensor == 1:
             return 0.0
         total = 0.0 if is_left else self._read_s(model, segment)
-        if segment.reduces_output:
-            total += sum(self._summed_s(model, value) for value in segment.outputs)
-        return total
+        made = segment.outputs if segment.reduces_output else ()
+        return total + sum(self._summed_s(model, value) for value in made)
 
     def _backward_s(self, model: Model, segment: Segment) -> float:
         """Return the seconds in which inputs are gathered again and gradients summed."""
@@ -171,7 +170,7 @@ class _Clock:
         """Return the seconds in which what a segment reads whole is gathered."""
         if not segment.reads_whole:
             return 0.0
-        values = [model.values[name] for name in segment.inputs]
+        values = map(model.values.__getitem__, segment.inputs)
         return sum(self._gathered_s(model, value) for value in values if value.tensor_sharded)
 
     def _gathered_s(self, model: Model, value: Value) -> float:

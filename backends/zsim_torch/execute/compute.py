@@ -16,7 +16,7 @@ from zsim_torch.execute.memory_part import ProducedPart
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import Initial, ShardComputer
 from zsim_torch.module import autograd
-from zsim_torch.module.autograd import BackwardPart, Link, Record
+from zsim_torch.module.autograd import BackwardPart, UnitLink, Record
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.saving import InputEntry, version
@@ -29,9 +29,6 @@ PARTS: Final = {
     Action.BACKWARD_INPUT: BackwardPart.INPUTS,
     Action.BACKWARD_WEIGHT: BackwardPart.WEIGHTS,
 }
-
-CHECKED: Final = 8
-"""Forwards of a unit that are looked at, what its outputs depend on; later on each so manieth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +66,7 @@ class Computer:
     """Units that have had a backward: what they save was looked at once."""
     _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
     _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
-    _links: dict[str, Link] = field(default_factory=dict[str, Link])
+    _links: dict[str, UnitLink] = field(default_factory=dict[str, UnitLink])
     _shapes: dict[str, torch.Size] = field(default_factory=dict[str, torch.Size])
     _entered: dict[tuple[str, int, int], torch.Size] = field(
         default_factory=dict[tuple[str, int, int], torch.Size]
@@ -192,21 +189,13 @@ class Computer:
     def _go_on(self, known: Operands, leaves: Leaves) -> tuple[tuple[torch.Tensor, ...], Record]:
         """Run a unit whose parameters stay, on the output of another one as it is if it can."""
         unit, wanted, link = self._unit(known), known.wanted, None
-        known.visits += 1
         if len(wanted) == 1 and not unit.is_compiled:
             link = self._links.get(known.inputs[wanted[0]][0].buffer)
             if link is not None and not link.holds:
                 link = None
-        outputs, record = autograd.forward(
-            unit,
-            (),
-            self._inputs(known),
-            wanted,
-            leaves=leaves,
-            link=link,
-            is_checked=known.visits < CHECKED or known.visits % CHECKED == 0,
-        )
-        made = Link.of(record, outputs, link.length if link else 0)
+        given = self._inputs(known)
+        outputs, record = autograd.forward(unit, (), given, wanted, leaves=leaves, link=link)
+        made = UnitLink.of(record, outputs, link.length if link else 0)
         if made is not None:
             self._links[known.views[Role.OUTPUT][0].buffer] = made
         return outputs, record

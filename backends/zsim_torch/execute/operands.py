@@ -49,7 +49,6 @@ class Operands:
     order: tuple[int, ...] = ()
     trained: tuple[int, ...] = ()
     wanted: Sequence[int] = ()
-    visits: int = 0
 
     @classmethod
     def of(cls, compute: Compute, forecast: LaterUses, program: Program) -> "Operands":

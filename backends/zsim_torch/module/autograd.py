@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, NamedTuple, Never
+from typing import Final, NamedTuple
 
 import torch
 from torch._C import _ImperativeEngine  # pyright: ignore[reportPrivateUsage]
@@ -28,19 +28,16 @@ from torch.autograd.graph import (
     get_gradient_edge,
     saved_tensors_hooks,
 )
-from torch.utils.checkpoint import CheckpointFunction
 
-from zsim_torch.module.absent import AbsentParameterError
 from zsim_torch.module.compiled import kept_from_compiler
 from zsim_torch.module.entered import ENTRIES, Leaves, edges_of, enter, is_entered
-from zsim_torch.module.saving import CHANGED, InputEntry, Saving, changed_in_place
+from zsim_torch.module.saving import InputEntry, Saving
 from zsim_torch.module.unit import TorchUnit, UnitRunError
+from zsim_torch.module.unit_refusal import BackwardRefusals, ForwardRefusals
 
-RECOMPUTE_INSTEAD: Final = "let the schedule recompute (checkpointing full)"
 LINKS: Final = 8
 """Units that hang together for autograd at most."""
 
-_FORWARD: Final = "forward"
 _GRAD: Final = torch.autograd.grad
 _ENGINE: Final = _ImperativeEngine()  # it has no state: all are the one of torch
 
@@ -61,7 +58,7 @@ class _Output(NamedTuple):
     dtype: torch.dtype
 
 
-class Link(NamedTuple):
+class UnitLink(NamedTuple):
     """The only output of a unit, with its history, and how many units in a row go on from it.
 
     A unit that goes on from it needs no entry: its gradient is taken at `edge`. Autograd looks at
@@ -78,7 +75,9 @@ class Link(NamedTuple):
         return self.output.grad_fn is self.edge.node
 
     @classmethod
-    def of(cls, record: "Record", outputs: Sequence[torch.Tensor], before: int) -> "Link | None":
+    def of(
+        cls, record: "Record", outputs: Sequence[torch.Tensor], before: int
+    ) -> "UnitLink | None":
         """Return the link that the outputs of a forward make, behind `before` others."""
         if len(outputs) != 1 or before >= LINKS or record.saving is not None:
             return None
@@ -134,68 +133,6 @@ def call(
     return _outputs(unit, unit.run(parameters, inputs))
 
 
-class _ForwardOf:
-    """Refuses inside what a forward of a unit must not do.
-
-    It must not read parameters that the schedule does not give it, and not run a checkpoint of
-    torch that calls a backward inside the backward of the unit. Autograd refuses the latter too,
-    but not where no input of the checkpoint has a gradient: its parameters would have none either.
-
-    Raises:
-        UnitRunError: it does.
-    """
-
-    __slots__ = ("_own", "_unit")
-
-    def __init__(self, unit: TorchUnit) -> None:
-        self._unit = unit.name
-        self._own = vars(CheckpointFunction)[_FORWARD]
-
-    def __enter__(self) -> None:
-        setattr(CheckpointFunction, _FORWARD, self._refuse)
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        setattr(CheckpointFunction, _FORWARD, self._own)
-        if isinstance(error, AbsentParameterError):
-            raise UnitRunError(
-                f"unit {self._unit}: its forward reads {error.what}, which is not given to it: "
-                "another unit's, or one that a function kept?"
-            ) from error
-
-    def _refuse(self, *_: object) -> Never:
-        raise UnitRunError(
-            f"unit {self._unit}: torch.utils.checkpoint runs part of it again at backward; "
-            f"{RECOMPUTE_INSTEAD}"
-        )
-
-
-class _UnitErrors:
-    """Says of a backward of a unit what is wrong with the unit.
-
-    Raises:
-        UnitRunError: it reads parameters that it was not given, or something that was saved was
-            changed in place.
-    """
-
-    __slots__ = ("_unit",)
-
-    def __init__(self, unit: TorchUnit) -> None:
-        self._unit = unit.name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, AbsentParameterError):
-            raise UnitRunError(
-                f"unit {self._unit}: its backward reads {error.what}, which is elsewhere by then "
-                f"(torch.utils.checkpoint? a hook?); {RECOMPUTE_INSTEAD}, save tensors with "
-                "ctx.save_for_backward"
-            ) from error
-        if isinstance(error, RuntimeError) and CHANGED in str(error):
-            raise UnitRunError(changed_in_place(self._unit)) from error
-
-
 @contextmanager
 def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[None]:
     """Bind the parameters of a unit to `views`, and refuse all other reads of them.
@@ -207,7 +144,7 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
     assert saving is not None
     saving.views = views
     try:
-        with _UnitErrors(record.unit), saving.watch(views):
+        with BackwardRefusals(record.unit), saving.watch(views):
             yield
     finally:
         saving.views = None
@@ -219,7 +156,7 @@ def evaluate(
     """Run `unit` without a graph and return its outputs."""
     with torch.enable_grad():
         entered = enter(views)  # so that one that is kept is known again
-    with torch.no_grad(), _ForwardOf(unit):
+    with torch.no_grad(), ForwardRefusals(unit):
         return [output.detach() for output in call(unit, entered, inputs)]
 
 
@@ -231,8 +168,7 @@ def forward(
     *,
     entries: Mapping[int, InputEntry] | None = None,
     leaves: Leaves | None = None,
-    link: Link | None = None,
-    is_checked: bool = True,
+    link: UnitLink | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], Record]:
     """Run `unit` and return outputs with their history, and what its backward needs.
 
@@ -241,7 +177,6 @@ def forward(
     With `leaves` instead of `views`, parameters stay in their memory until backward, and autograd
     keeps them itself: what it saves is looked at one by one else, which takes as long as a small
     layer. With a `link` besides, the only input with a gradient is that output of another unit.
-    What the outputs depend on is looked at if it `is_checked`.
     """
     record = Record(unit)
     with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
@@ -265,15 +200,14 @@ def forward(
             del entered, read
         saving = record.saving
         if saving is None:
-            with _ForwardOf(unit):
+            with ForwardRefusals(unit):
                 outputs = call(unit, parameters, given)
         else:
-            with _ForwardOf(unit), _hooks(unit, saving):
+            with ForwardRefusals(unit), _hooks(unit, saving):
                 outputs = call(unit, parameters, given)
             saving.end_forward()
     record.outputs = [_Output(_edge_of(each), each.shape, each.dtype) for each in outputs]
-    if is_checked:
-        _need_own_inputs(record)
+    _need_own_inputs(record)
     return outputs, record
 
 
@@ -388,7 +322,9 @@ def backward(
     wanted = [*trained, *inputs]
     if not edges or not wanted:
         return [None] * len(record.parameters), [None] * len(inputs)
-    with _backward_of(record, views) if record.saving is not None else _UnitErrors(record.unit):
+    with (
+        _backward_of(record, views) if record.saving is not None else BackwardRefusals(record.unit)
+    ):
         found = _gradients(edges, wanted, seeds, keeps_graph=first)
     count = len(trained)
     if count == len(record.parameters):
