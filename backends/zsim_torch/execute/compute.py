@@ -16,7 +16,7 @@ from zsim_torch.execute.memory_part import ProducedPart
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import Initial, ShardComputer
 from zsim_torch.module import autograd
-from zsim_torch.module.autograd import BackwardPart, UnitLink, Record
+from zsim_torch.module.autograd import BackwardPart, Record, UnitLink
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.saving import InputEntry, version
