@@ -122,11 +122,12 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
     pcie = on_links.get("gpu->pcie", 0) - outward
     assert pcie == on_links.get("pcie->gpu", 0) - inward
     if job.cluster.host is not None and job.cluster.pcie_link is not None:
-        passed = on_links.get("host memory", 0)
-        if job.schedule.host_threads:  # whose kernels pass it too, and what drives read and write
-            assert passed > outward + inward or not job.model.trained_count
+        drives = on_links.get("drives->host", 0) + on_links.get("host->drives", 0)
+        passed, moved = on_links.get("host memory", 0), outward + inward + drives
+        if job.schedule.host_threads:  # whose kernels pass it too
+            assert passed > moved or not job.model.trained_count
         else:
-            assert passed == outward + inward
+            assert passed == moved
     out, spine = on_links.get("switch->nic", 0), on_links.get("leaf->spine", 0)
     if job.cluster.pcie_link is None:
         assert near == sent
