@@ -71,7 +71,8 @@ MUTANTS_OF_FLIGHTS = (
         RANKS_3,
         CpuStreams,
         "compute",
-        "if self._flying and (before := self._flying.before(entry)):\n        self._land(before)",
+        "if self._flying.alive and (before := self._flying.before(entry)):\n"
+        "        self._land(before)",
         "before, right = self._flying.before(entry), action\n"
         "    action = lambda: (right(), self._land(before))",
     ),

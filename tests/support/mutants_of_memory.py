@@ -103,9 +103,9 @@ MUTANTS_OF_MEMORY = (
         "the record of a forward outlives its backward",
         STAGE_3,
         Computer,
-        "_backward",
-        "record = self._records.pop(known.visit, None)",
-        "record = self._records.get(known.visit, None)",
+        "_incoming",
+        "del self._records[known.visit]",
+        "pass",
         same="it goes when what it has saved is freed",
     ),
     Mutant(

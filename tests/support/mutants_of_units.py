@@ -57,8 +57,8 @@ MUTANTS_OF_UNITS = (
         RANKS_3,
         Computer,
         "_bind_gradient",
-        "ProducedPart.of(view.start, gradient)",
-        "ProducedPart.of(0, gradient)",
+        "ProducedPart(view.start, gradient)",
+        "ProducedPart(0, gradient)",
     ),
     Mutant(
         "parts of buffers that go are kept",
@@ -99,7 +99,7 @@ MUTANTS_OF_UNITS = (
         TENSOR,
         Computer,
         "_differentiate",
-        " and not entries",
+        " and not known.stored",
         "",
     ),
     Mutant(
@@ -115,22 +115,23 @@ MUTANTS_OF_UNITS = (
         STAYING,
         autograd,
         "backward",
-        "of_trained = iter(found[:count])",
+        "count = len(trained)",
         "own = [each.node.name().endswith('AccumulateGrad') for each in trained]\n"
         "    sums = [each.node.metadata if leaf else {} for each, leaf in zip(trained, own)]\n"
         "    for each, one in zip(sums, found):\n"
         "        each['sum'] = one + each['sum'] if 'sum' in each else one\n"
-        "    of_trained = iter([each['sum'] for each in sums])",
+        "    count = len(trained)\n"
+        "    found = (*(each['sum'] for each in sums), *found[count:])",
     ),
     Mutant(
         "a leaf of autograd keeps its gradient",
         STAGE_0,
         autograd,
         "backward",
-        "of_trained = iter(found[:count])",
+        "count = len(trained)",
         "for each, one in zip(trained, found):\n"
         "        each.node.metadata['kept'] = one\n"
-        "    of_trained = iter(found[:count])",
+        "    count = len(trained)",
     ),
     Mutant(
         "the gradient of a leaf is that of another",
@@ -226,8 +227,8 @@ MUTANTS_OF_UNITS = (
         STAGE_3,
         autograd,
         "_gradients",
-        "False,  # noqa: FBT003  (keep_graph",
-        "True,  # noqa: FBT003  (keep_graph",
+        "tuple(seeds),\n        keeps_graph,",
+        "tuple(seeds),\n        True,",
     ),
     Mutant(
         "gradients of parameters are in another order",

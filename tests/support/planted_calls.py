@@ -22,6 +22,7 @@ from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.flights import Flights
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.streams import CpuStreams
+from zsim_torch.module.autograd import BackwardPart
 
 __all__ = ["FAULTS"]
 
@@ -287,9 +288,9 @@ def a_gradient_is_not_clipped(
 @fault(ZERO3, Computer, "_backward", rank=0)
 @altered
 def a_parameter_changes_that_nothing_writes(
-    right: Function, self: Computer, known: Operands
+    right: Function, self: Computer, known: Operands, part: BackwardPart
 ) -> Any:
-    right(self, known)
+    right(self, known, part)
     for name, flat in allocated(self).items():
         if name.endswith("/parameter"):
             flat.numpy()[0] += 1
