@@ -3,16 +3,21 @@
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from zsim.limits import Limits, TimeLimitError, limits, using
 from zsim.workers.memory_bound import NO_LIMIT, bounded_memory
+
+AGAIN_S: Final = 0.1
+"""Seconds after which the limit on time is raised again: an exception is lost in a finalizer, and
+in a callback of the collector, from which nothing can be raised."""
 
 
 class LimitChanges(TypedDict, total=False):
@@ -55,21 +60,34 @@ def _time(most_s: float | None) -> Generator[None]:
         return
 
     def late(_signal: int, _frame: FrameType | None) -> None:
-        raise TimeLimitError(f"time: it took longer than {most_s:g} s")
+        if not _is_ending():
+            raise TimeLimitError(f"time: it took longer than {most_s:g} s")
 
     outer_s = signal.getitimer(signal.ITIMER_REAL)[0]
     if 0 < outer_s <= most_s:  # what is around this one ends sooner
         yield
         return
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, most_s)
+    before, left_s = signal.signal(signal.SIGALRM, late), 0.0
+    signal.setitimer(signal.ITIMER_REAL, most_s, AGAIN_S)
     try:
-        yield
-    finally:
-        left_s = signal.setitimer(signal.ITIMER_REAL, 0)[0]
+        try:
+            yield
+        finally:
+            left_s = signal.setitimer(signal.ITIMER_REAL, 0)[0]
+    finally:  # also where the limit was raised in the line before
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if outer_s:
-            signal.setitimer(signal.ITIMER_REAL, max(outer_s - (most_s - left_s), 1e-3))
+            rest_s = outer_s - (most_s - left_s)
+            signal.setitimer(signal.ITIMER_REAL, max(rest_s, 1e-3), AGAIN_S)
+
+
+def _is_ending() -> bool:
+    """Return whether the limit on time was raised already and is being handled: all tidies up."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, TimeLimitError):
+        error = error.__context__
+    return error is not None
 
 
 def free_memory_bytes() -> int:

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,12 +82,54 @@ def test_a_limit_that_is_none_is_told(ask: Ask, setting: str, why: str) -> None:
     assert error.startswith(f"zsim: {why}")
 
 
+# Hypothesis has a callback of the collector; where the limit is raised in it, Python says so.
+LOST = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@LOST
 def test_a_command_that_takes_too_long_ends_by_itself(ask: Ask) -> None:
     code, out, error = ask("--limit", "time=0.5", "check", "llama2_7b", "--set", "model.layers=900")
     assert (code, out) == (Code.FAILED, "")
     assert error.startswith("zsim: time: it took longer than 0.5 s")
 
 
+class Finalized:
+    """Takes a while to finalize, in which nothing can be raised."""
+
+    def __del__(self) -> None:
+        time.sleep(0.5)
+
+
+@LOST
+def test_a_limit_on_time_that_is_lost_in_a_finalizer_is_raised_again() -> None:
+    seen: list[str] = []
+
+    def finalize_and_go_on() -> None:
+        Finalized()
+        seen.append("the finalizer has lost it")
+        time.sleep(30)
+
+    with pytest.raises(TimeLimitError), zsim.limited(time_s=0.1):
+        finalize_and_go_on()
+    assert seen
+
+
+def test_what_tidies_up_after_a_limit_on_time_is_not_disturbed() -> None:
+    tidied: list[str] = []
+
+    def wait_and_tidy_up() -> None:
+        try:
+            time.sleep(30)
+        finally:
+            time.sleep(0.4)
+            tidied.append("all")
+
+    with pytest.raises(TimeLimitError), zsim.limited(time_s=0.1):
+        wait_and_tidy_up()
+    assert tidied
+
+
+@LOST
 def test_limits_hold_from_python() -> None:
     with zsim.limited(operations=10), pytest.raises(zsim.MistakeError, match="at most 10 in all"):
         zsim.run("tiny")
