@@ -1,4 +1,4 @@
-"""What comes again with each micro-batch is looked at once, and found as if each were looked at."""
+"""Operations that each micro-batch repeats are looked at once, with findings as if all were."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager

@@ -17,7 +17,7 @@ from zsim.schedule.schedule import Program, Schedule
 MICRO_BATCH = re.compile(r"/mb\d+/")
 SLOT = re.compile(r"@\d+")
 Change = Callable[[Operation, Program, np.random.Generator], Operation | None]
-"""What becomes of an operation: another, or none. A generator draws the same for each of them."""
+"""Makes another of an operation, or none. A generator draws the same for each of them."""
 
 
 def dropped(operation: Operation, program: Program, rng: np.random.Generator) -> Operation | None:

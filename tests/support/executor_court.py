@@ -135,11 +135,11 @@ def dropping(middle: Middle, hidden: torch.Tensor) -> torch.Tensor:
 
 Forward = Callable[[Middle, torch.Tensor], torch.Tensor]
 FORWARD: dict[str, Forward] = {SLICED: sliced, DROPPED: dropping}
-"""What the layer of a run does instead."""
+"""Things that the layer of a run does instead."""
 
 
 class Judged(NamedTuple):
-    """What is wrong in a run, nothing if nothing is found, and the bytes that lived at most."""
+    """The fault found in a run, nothing if there is none, and the bytes that lived at most."""
 
     found: str
     most_bytes: int = 0

@@ -33,7 +33,7 @@ SHARED, TENSOR = "ranks that share sequences", "ranks of a tensor axis"
 
 @dataclass(slots=True)
 class Reached:
-    """How often the host, or a thread, has come to what is changed; `tell` is called at first."""
+    """A count of visits to what is changed, by the host or a thread; `tell` is called at first."""
 
     count: int = 0
     tell: Callable[[], object] | None = None

@@ -31,7 +31,7 @@ LEFT: Mapping[str, float] = {
 
 
 def flying() -> Schedule:
-    """What a collective reads or writes the next one writes; one is ordered by the group alone."""
+    """Return collectives whose views the next one writes; one is ordered by the group alone."""
     build = ScheduleBuilder.of("flying", data=RANKS)
     data, side = build.group("data", "data"), build.stream("side")
     kept = build.buffer("kept", 8, home="compute", persistent=True)

@@ -96,7 +96,7 @@ class ThreadClocks:
 
     def _asking(self, right: Callable[[HostJob], bool]) -> Callable[[HostJob], bool]:
         def is_over(job: HostJob) -> bool:
-            """Whether who asks has learnt of it: it may be over by luck alone."""
+            """Return if who asks has learnt of it: it may be over by luck alone."""
             end = self._ends.get(job)
             if end is None or not right(job):
                 return False

@@ -12,7 +12,7 @@ from zsim_des import SimBackend
 
 FORWARD_PS, BACKWARD_PS = 70, 110
 CHUNK_PS = FORWARD_PS + BACKWARD_PS
-"""What a micro-batch takes in a chunk of a stage."""
+"""Time that a micro-batch takes in a chunk of a stage."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def firsts(made: Schedule) -> frozenset[str]:
 
 
 def uniform_step_ps(made: Schedule, model: Model) -> int:
-    """How long a step takes after another, where every chunk takes `CHUNK_PS`."""
+    """Return the time of a step after another, where every chunk takes `CHUNK_PS`."""
     timing = Uniform(firsts(made), forward_ps=FORWARD_PS, backward_ps=BACKWARD_PS)
     job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
     first, second = SimBackend(durations=timing).step_ends_ps(job)

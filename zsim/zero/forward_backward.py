@@ -63,10 +63,10 @@ class ForwardBackward:
             writer, model, strategy, CheckpointStore(writer, model, strategy)
         )
         self.micro_batch = 0
+        self.gradient_slot = ""  # behind the names of buffers of gradients of parameters
         self.tokens = Tokens(writer, model)
         self.sequence = SharedSequence(writer, model, strategy)
-        self._gradients = Counter[str]()
-        self._drawn = Drawn()
+        self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
         self._views: dict[VisitKey, dict[str, View]] = {}
         self._of_parameters: dict[tuple[VisitKey, tuple[str, ...]], list[Operand]] = {}
@@ -118,7 +118,7 @@ class ForwardBackward:
         """Return the buffer of the gradients that autograd makes of a unit's run."""
         run = self.buckets.runs[unit][position]
         return self.writer.buffer(
-            f"{self.model.units[unit].name}/gradient{position}",
+            f"{self.model.units[unit].name}/gradient{position}{self.gradient_slot}",
             run.size,
             self.strategy.train.precision.compute,
             Kind.WORKSPACE,

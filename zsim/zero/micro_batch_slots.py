@@ -43,6 +43,7 @@ class SlotForwardBackward(ForwardBackward):
     ) -> None:
         super().__init__(writer, model, strategy, buckets=buckets, held=held)
         self._slot = slot
+        self.gradient_slot = "" if self.shares_gradients else slot
         self._kept = kept
         self._transients: dict[tuple[int, int], str] = {}
         if first is not None and self.shares_gradients:
@@ -50,7 +51,7 @@ class SlotForwardBackward(ForwardBackward):
             self._transients = first._transients
 
     def transient(self, unit: int, position: int) -> str:
-        """Return the buffer of gradients of a unit's run, declared once for all slots."""
+        """Return the buffer of gradients of a unit's run, declared once for slots that share it."""
         key = unit, position
         if key not in self._transients:
             self._transients[key] = super().transient(unit, position)

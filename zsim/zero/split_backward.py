@@ -29,18 +29,6 @@ class SplitForwardBackward(SlotForwardBackward):
 
     shares_gradients = False
 
-    def transient(self, unit: int, position: int) -> str:
-        """Return the buffer of the gradients that autograd makes of a unit's run."""
-        run = self.buckets.runs[unit][position]
-        return self.writer.buffer(
-            f"{self.model.units[unit].name}/gradient{position}{self._slot}",
-            run.size,
-            self.strategy.train.precision.compute,
-            Kind.WORKSPACE,
-            produced=True,
-            layout=None if run.layout is None else run.layout.name,
-        )
-
     def kept(self, visits: Iterable[UnitVisit]) -> frozenset[ValueInstance]:
         """Return the values that second parts of the backward `visits` of a chunk read."""
         return frozenset(

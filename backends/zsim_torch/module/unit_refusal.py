@@ -1,4 +1,4 @@
-"""What units must not do while they run, refused in a line that names the unit."""
+"""Refusals of what units must not do while they run, each in a line that names the unit."""
 
 from typing import Final, Never
 

@@ -196,7 +196,7 @@ def test_no_setting_fits_with_knobs_that_add_to_what_fills_the_memory_without(
 
 
 def test_a_model_of_few_layers_may_fit_only_with_knobs_that_add_to_memory() -> None:
-    """What it gathered once it need not gather again, beside what it reduces."""
+    """Nothing has to be gathered again beside what is reduced."""
     tables = {
         "title": "two layers",
         "model": {

@@ -148,7 +148,7 @@ class ThreeParts:
 def step_ps(
     pipeline: int, micro_batches: int, times: tuple[int, int, int], options: FSDP2 = SPLIT
 ) -> int:
-    """What a step takes whose virtual stages have a block each, in the middle of a training."""
+    """Return the time of a step in the middle of a training; virtual stages have a block each."""
     options = options.but(first_stage_less_layers=0, last_stage_less_layers=0)
     strategy = strategy_of(pipeline, micro_batches, options)
     if options.stages_in_v:  # no stage waits for others with its update
@@ -207,7 +207,7 @@ def test_both_ends_of_the_model_are_on_the_first_stage_of_a_v() -> None:
 
 
 def alive_at_most(program: Program, part: str) -> int:
-    """How many buffers with such a name are alive at once at most."""
+    """Return the most buffers with such a name that are alive at once."""
     alive = most = 0
     for each in program.step:
         if isinstance(each, Allocate | Free) and part in each.buffer:
@@ -305,7 +305,7 @@ def not_added(step: list[Operation]) -> None:
 
 
 def freed(step: list[Operation]) -> None:
-    """What a first part leaves is given back before the second reads it."""
+    """Give back what a first part leaves before the second reads it."""
     place, one = next(
         (place, each)
         for place, each in enumerate(step)

@@ -1,4 +1,4 @@
-"""What gathers the tokens that linear layers read in FSDP2, the copies around it, and the root."""
+"""Gathers of the tokens that linear layers read in FSDP2, the copies around them, and the root."""
 
 from dataclasses import replace
 
