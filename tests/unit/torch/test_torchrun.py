@@ -56,7 +56,7 @@ def fail():
 
 for ranks in (3, 2):
     try:
-        run_ranks(fail, ranks=ranks, timeout_s=5)
+        run_ranks(fail, ranks=ranks, timeout_s=5 if sys.argv[1] == "stop" else 60)
     except ValueError as error:
         sys.stderr.write(f"{error}\\n")
     except RunFailedError as error:
