@@ -92,6 +92,7 @@ class SimBackend:
         self.progress = progress
         self._lowered: LoweredSchedule | None = None
 
+    @uncollected()
     def refusal(self, job: Job) -> str | None:
         """One line that says why `job` cannot be simulated, or None."""
         try:

@@ -7,11 +7,11 @@ from typing import TypeGuard
 
 import numpy as np
 
+from zsim.proof.execution.class_memory import ClassMemory
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.inferred_model import TENSOR
-from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
