@@ -22,7 +22,7 @@ class Walker(Protocol):
 class Alarm(simpy.Event):
     """Something that is done at a later time. A timeout that nobody waits for, and cheaper."""
 
-    __slots__ = ()
+    __slots__ = ("act",)
 
     def __init__(
         self,
@@ -32,10 +32,20 @@ class Alarm(simpy.Event):
         priority: EventPriority = NORMAL,
     ) -> None:
         self.env = env
-        self.callbacks = [lambda _: act()]
+        self.callbacks = RING
+        self.act = act
         self._value = None
         self._ok = True
         env.schedule(self, priority, delay_ps)
+
+
+def _ring(alarm: simpy.Event) -> None:
+    assert isinstance(alarm, Alarm)
+    alarm.act()
+
+
+RING: list[Callable[[simpy.Event], None]] = [_ring]
+"""What an alarm calls, the same list for all."""
 
 
 class Agenda:

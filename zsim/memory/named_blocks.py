@@ -32,7 +32,6 @@ class NamedBlocks:
         self,
         turns: Sequence[Turn],
         tables: Sequence[MutableMapping[int, int]],
-        alive: Sequence[bool],
         stream: str,
     ) -> int:
         """Serve turns as `QuickAllocator.serve` does."""
@@ -45,8 +44,6 @@ class NamedBlocks:
                 if key in table:
                     self.give(table[key])
                 table[key] = block
-            elif size < 0 or not alive[number]:
-                known = table.pop(key, None)
-                if known is not None:
-                    self.give(known)
+            elif (known := table.pop(key, None)) is not None:
+                self.give(known)
         return 0

@@ -14,8 +14,7 @@ from zsim.memory.settings import BLOCK_BYTES, SMALL_MAX_BYTES
 
 Turn = tuple[int, int, int, int, int]
 """A turn of a segment: the number of its buffer, the number of the tensor's key, and bytes; of what
-is allocated these rounded up, and the least key of a free block that is large enough. Of 0 bytes a
-tensor is given back unless its buffer is alive."""
+is allocated these rounded up, and the least key of a free block that is large enough."""
 
 Table = MutableMapping[int, Block]
 """Blocks of a buffer's tensors, by key."""
@@ -36,7 +35,7 @@ class QuickAllocator(CachingAllocator):
     def take(self, size_bytes: int, stream: str) -> Block | None:
         """Return a block of a stream, or None if there is no memory."""
         table: dict[int, Block] = {}
-        self.serve((turn(0, 0, size_bytes),), (table,), (False,), stream)
+        self.serve((turn(0, 0, size_bytes),), (table,), stream)
         return table.get(0)
 
     def give(self, block: Block) -> None:
@@ -50,11 +49,11 @@ class QuickAllocator(CachingAllocator):
         self._waiting.setdefault(stream, []).append([block])
 
     def serve(  # noqa: PLR0915  (calls would take as long as what they do)
-        self, turns: Sequence[Turn], tables: Sequence[Table], alive: Sequence[bool], stream: str
+        self, turns: Sequence[Turn], tables: Sequence[Table], stream: str
     ) -> int:
         """Serve turns; return how many bytes there was no memory for, 0 if for all.
 
-        By number, a buffer has a table of its blocks, and is `alive` or not.
+        By number, a buffer has a table of its blocks.
         """
         size_at, start_of = self._size_at, self._start_of
         small = self._small.get(stream) or self._open(stream, small=True)
@@ -91,7 +90,7 @@ class QuickAllocator(CachingAllocator):
                 given = table.get(name)
                 table[name] = address, taken, pool, asked
             else:
-                given = tables[number].pop(name, None) if wanted or not alive[number] else None
+                given = tables[number].pop(name, None)
             if given is None:
                 continue
             address, size, pool, _ = given

@@ -23,6 +23,9 @@ Deferred = tuple[tuple[int, str], ...]
 _Key = tuple[int, int]
 """A tensor in a course: the number of its buffer, and its own."""
 
+VOID, GONE, ALIVE = range(3)
+"""States of a buffer whose tensors take turns: there is none, it is not alive, it is."""
+
 
 class Service:
     """Serves the book of a rank that runs `program`, of one pool.
@@ -50,7 +53,7 @@ class Service:
         self._waiting: dict[str, deque[str]] = {}
         self._tensors: dict[str, dict[int, Any]] = {}
         self._keys: dict[_Key, int] = {}
-        self._turns: dict[tuple[int, tuple[bool, ...]], list[Turn]] = {}
+        self._turns: dict[tuple[int, tuple[int, ...]], list[Turn]] = {}
 
     @property
     def reserved_bytes(self) -> int:
@@ -125,21 +128,22 @@ class Service:
         """Serve the turns of a segment; whether there was memory."""
         names = (own, *course.buffers)
         tables = [self._tensors.setdefault(name, {}) for name in names]
-        alive = [bool(self._alive.get(name)) for name in names]
-        self.refused_bytes = self._blocks.serve(self._turns_of(course), tables, alive, stream)
+        alive = self._alive
+        states = tuple([(ALIVE if alive.get(name) else GONE) if name else VOID for name in names])
+        turns = self._turns_of(course, states)
+        self.refused_bytes = self._blocks.serve(turns, tables, stream)
         return not self.refused_bytes
 
-    def _turns_of(self, course: AllocationTrace) -> list[Turn]:
-        """Return the turns that are not void, once for all courses that are alike."""
-        key = (id(course.turns), tuple([not name for name in course.buffers]))
+    def _turns_of(self, course: AllocationTrace, states: tuple[int, ...]) -> list[Turn]:
+        """Return the turns that are not void, once for all courses and buffers that are alike."""
+        key = (id(course.turns), states)
         found = self._turns.get(key)
         if found is None:
-            voids = {number for number, void in enumerate(key[1], 1) if void}
             number_of, keys = self._keys.setdefault, self._keys
             found = self._turns[key] = [
                 turn(number, number_of((number, tensor), len(keys)), size)
                 for number, tensor, size in course.turns
-                if number not in voids
+                if states[number] != VOID and (size or states[number] == GONE)
             ]
         return found
 
