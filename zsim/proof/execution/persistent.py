@@ -250,6 +250,8 @@ class Persistent:
             values = content if values is None else np.where(kinds == kind, content, values)
         if values is None:
             return np.zeros((2, *kinds.shape), np.uint64)
+        if values.shape[-1] == kinds.shape[-1]:
+            return values
         return np.broadcast_to(values, (2, *values.shape[1:-1], kinds.shape[-1]))
 
     def compare(
@@ -267,10 +269,13 @@ class Persistent:
             for name, kinds in places.items():
                 datum = own.buffers.get(name)
                 values = self._filled(ranks, name, kinds, wanted)
-                if not overflows and datum is not None and datum.undefined is None:
-                    other = (datum.values != values).any(axis=0)
-                    if not other.any():
-                        continue
+                if (
+                    not overflows
+                    and datum is not None
+                    and datum.undefined is None
+                    and not (datum.values != values).any()
+                ):
+                    continue
                 undefined: Marks = np.zeros((1,) * kinds.ndim, bool)
                 if datum is None:
                     undefined = ~undefined
