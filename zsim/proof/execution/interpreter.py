@@ -342,7 +342,10 @@ class Interpreter:
         )
         if copy.accumulate and made.undefined is not None:
             self._need_written(ranks, copy.id, copy.target, made)
-        self._write(ranks, ((name, index, made),))
+        if index.is_whole and made.count == index.count:
+            self.memory[ranks.index].buffers[name] = made
+        else:
+            self._write(ranks, ((name, index, made),))
 
     def _send(self, ranks: RankArray, operation: Send) -> None:
         self._mail[self.tensors.grid.route(ranks, operation)].append(

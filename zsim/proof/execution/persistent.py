@@ -15,7 +15,7 @@ from zsim.proof.execution.inferred_model import TENSOR
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.access import accesses, distinct, touching
+from zsim.schedule.access import accesses, distinct, touching, viewed
 from zsim.schedule.operation import Action, Branch, Compute, Copy, Operation, Role, View, walk
 from zsim.schedule.schedule import Program
 from zsim.specification.residues import Numbers, Random
@@ -174,6 +174,8 @@ class Persistent:
         for outside in _outside_branches(ranks.program) if unread else ():
             inside = touching(walk((outside,))) if type(outside) is Branch else (outside,)
             for operation in inside:
+                if unread.keys().isdisjoint([view.buffer for view in viewed(operation)]):
+                    continue
                 for view, reads, writes in accesses(operation):
                     if view.buffer not in unread:
                         continue
