@@ -182,7 +182,11 @@ class StepBoundary:
             if way.known[number] is None:
                 continue
             operation, stream = numbered.operations[number], numbered.stream[number]
-            if type(operation) is Allocate:
+            if type(operation) is Allocate or (
+                type(operation) is Free
+                and not edges[number]
+                and operation.mode is not FreeMode.HOST
+            ):
                 continue
             if number in numbered.sides:
                 self._forks[number] = _Fork(known, host, list(tails), dict(latest))
