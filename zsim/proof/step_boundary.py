@@ -185,6 +185,7 @@ class StepBoundary:
             if type(operation) is Allocate or (
                 type(operation) is Free
                 and not edges[number]
+                and number not in previous
                 and operation.mode is not FreeMode.HOST
             ):
                 continue
