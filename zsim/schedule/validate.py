@@ -139,7 +139,6 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
 
 
-RECURRING = (Copy, Compute)
 HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
 """What an edge cannot name: it is done when the host has passed it."""
 
@@ -170,12 +169,10 @@ class _Inspector:
     def _inspect_part(self, operations: Sequence[Operation], work: Sequence[Operation]) -> None:
         """Raise on the first fault of a list; most operations need no more than a look."""
         self.awaitable = {each.id for each in work if not isinstance(each, HOST_ACTIONS)}
-        names = self.program.by_name
         for operation in walk(operations):
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
-                if operation.buffer not in names:
-                    self._need_buffer(operation.id, operation.buffer)
-            elif not (isinstance(operation, RECURRING) and self._comes_again(operation)):
+                self._need_buffer(operation.id, operation.buffer)
+            elif not (isinstance(operation, (Copy, Compute)) and self._comes_again(operation)):
                 self._inspect_operation(operation)
 
     def _comes_again(self, operation: Copy | Compute) -> bool:

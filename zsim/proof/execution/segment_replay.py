@@ -30,7 +30,7 @@ Named = tuple[tuple[str, Index], ...]
 """Buffers that operands are of, and where in them these are."""
 
 
-class Made(NamedTuple):
+class SegmentWrites(NamedTuple):
     """What a segment makes, by buffer, and which of it are gradients of parameters."""
 
     writes: list[BufferWrite]
@@ -75,7 +75,7 @@ class SegmentReplay:
 
     def run(
         self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers
-    ) -> Made | None:
+    ) -> SegmentWrites | None:
         """Return what a segment makes that runs as in `run`; None where that is not known."""
         template = self._template(ranks, compute)
         if template is None:
@@ -111,7 +111,7 @@ class SegmentReplay:
         gradients = [datum for _, _, datum in writes[: template.gradients]]
         for name, index in template.workspaces:
             writes.append((name, index, unwritten(self._dimensions, index.count)))
-        return Made(writes, gradients)
+        return SegmentWrites(writes, gradients)
 
     def learn(self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers) -> None:
         """Remember that a segment about to write reads in `buffers` what it reads in `run`."""
