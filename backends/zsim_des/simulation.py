@@ -34,7 +34,7 @@ from zsim_des.lowered_schedule import LoweredSchedule
 from zsim_des.network.communicator_placement import used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
-from zsim_des.ready_queue import Agenda, Alarm
+from zsim_des.ready_queue import Agenda, Alarm, Clock
 from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
@@ -92,6 +92,7 @@ class SimBackend:
         self.progress = progress
         self._lowered: LoweredSchedule | None = None
 
+    @uncollected()
     def refusal(self, job: Job) -> str | None:
         """One line that says why `job` cannot be simulated, or None."""
         try:
@@ -212,7 +213,7 @@ class SimBackend:
     ) -> "_Done":
         """Simulate one rank of each class."""
         links = FoldedLinkTable(folded, trouble, self.decision)
-        env = simpy.Environment()
+        env = Clock()
         network = Network(env, [each.bytes_per_s for each in links.classes], folded.cuts)
         agenda = Agenda(env)
         rendezvous = Rendezvous(agenda, links, network, self.durations)
@@ -284,7 +285,7 @@ class SimBackend:
         try:
             agenda.run()
             if self.progress is None or steps == [SETUP]:
-                agenda.env.run()
+                agenda.env.ring_all()
             else:
                 self._run_telling(self.progress, agenda.env, ranks[0], len(steps))
         except MismatchError as error:

@@ -24,8 +24,11 @@ from zsim.schedule.operation import (
     Previous,
     SetScalar,
 )
+from zsim.schedule.quick_init import quick_maker
 from zsim.schedule.schedule import Buffer, Kind, Program
 from zsim.trace.trace import BookEntry
+
+_entry = quick_maker(BookEntry)
 
 
 class Returns(Protocol):
@@ -117,29 +120,13 @@ def _made_at_once(
                 pool, kind, change = given[operation.buffer]
             else:
                 continue
-            entries.append(
-                BookEntry(
-                    operation=operation.id,
-                    step=step,
-                    pool=pool,
-                    buffer=operation.buffer,
-                    kind=kind,
-                    change_bytes=change,
-                )
-            )
+            entries.append(_entry(operation.id, step, pool, operation.buffer, kind, change))
     return tuple(entries)
 
 
 def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
     """Return a line of the book."""
-    return BookEntry(
-        operation=operation,
-        step=step,
-        pool=buffer.pool,
-        buffer=buffer.name,
-        kind=buffer.kind,
-        change_bytes=change_bytes,
-    )
+    return _entry(operation, step, buffer.pool, buffer.name, buffer.kind, change_bytes)
 
 
 class AtOnce:

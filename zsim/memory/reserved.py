@@ -13,6 +13,7 @@ from zsim.memory.expandable import ExpandableAllocator
 from zsim.memory.ledger import AtOnce, book
 from zsim.memory.peak import peak_bytes, witness
 from zsim.memory.pinned import PinnedAllocator
+from zsim.memory.quick_caching import QuickAllocator
 from zsim.memory.service import Deferred, Service
 from zsim.schedule.issue_order import NO_OVERFLOW, issued
 from zsim.schedule.operation import Allocate, Free, FreeMode
@@ -112,7 +113,7 @@ def needed_bytes(program: Program, pool: Pool) -> int:
     if pool.discipline is Discipline.EXACT:
         return peak_bytes(at_once, pool.name)
     service = Service(allocator_of(pool, None), program, pool.name)
-    served = sum(1 for _ in service.course(at_once))
+    served = len(service.course(at_once))
     # A slip of an exponent asks for more than there are addresses: then it is what tensors hold.
     is_whole = served == sum(entry.pool == pool.name for entry in at_once)
     return service.allocated_bytes if is_whole else peak_bytes(at_once, pool.name)
@@ -124,7 +125,7 @@ def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator | P
         return PinnedAllocator(capacity_bytes=capacity_bytes)
     if pool.discipline is Discipline.EXPANDABLE:
         return ExpandableAllocator(capacity_bytes=capacity_bytes, journals=False)
-    return CachingAllocator(capacity_bytes=capacity_bytes, journals=False)
+    return QuickAllocator(capacity_bytes=capacity_bytes)
 
 
 def handed_out(

@@ -6,10 +6,13 @@ course with them, instead of where the book has these.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from zsim.memory.caching import UNLIMITED, CachingAllocator
+from zsim.memory.named_blocks import NamedBlocks
 from zsim.memory.pinned import PinnedAllocator
+from zsim.memory.quick_caching import QuickAllocator, Turn, turn
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.schedule import Buffer, Program
 from zsim.trace.trace import BookEntry
@@ -20,8 +23,8 @@ Deferred = tuple[tuple[int, str], ...]
 _Key = tuple[int, int]
 """A tensor in a course: the number of its buffer, and its own."""
 
-_Turn = tuple[int, int, int]
-"""A turn of a course: the number of the buffer, the number of the tensor's key, and bytes."""
+VOID, GONE, ALIVE = range(3)
+"""States of a buffer whose tensors take turns: there is none, it is not alive, it is."""
 
 
 class Service:
@@ -39,15 +42,18 @@ class Service:
         self.refused_bytes = self.waits = 0
         self.waited_for: list[str] | None = None
         self._allocator = allocator
+        self._blocks = (
+            allocator if isinstance(allocator, QuickAllocator) else NamedBlocks(allocator)
+        )
         self._buffers = program.by_name
         self._pool = pool
         self._rest = _beside_courses(program)
         self._count = 0
-        self._alive: dict[str, deque[list[int]]] = {}
+        self._alive: dict[str, deque[Any]] = {}
         self._waiting: dict[str, deque[str]] = {}
-        self._tensors: dict[str, dict[int, int]] = {}
+        self._tensors: dict[str, dict[int, Any]] = {}
         self._keys: dict[_Key, int] = {}
-        self._turns: dict[tuple[int, tuple[bool, ...]], list[_Turn]] = {}
+        self._turns: dict[tuple[int, tuple[int, ...]], list[Turn]] = {}
 
     @property
     def reserved_bytes(self) -> int:
@@ -68,14 +74,20 @@ class Service:
         """Return the streams that the host has waited for since asked last; None is all of them."""
         return self._allocator.synchronized_streams()
 
-    def course(self, entries: Sequence[BookEntry], deferred: Deferred = ()) -> Iterator[int]:
+    def course(self, entries: Sequence[BookEntry], deferred: Deferred = ()) -> list[int]:
         """Serve a book; what is reserved after each line of the pool, up to one that fails."""
-        pool, buffers = self._pool, self._buffers
+        pool, buffers, allocator, waiting = (
+            self._pool,
+            self._buffers,
+            self._allocator,
+            self._waiting,
+        )
         frees = deque(
             (line, name)
             for line, name in deferred
             if buffers[name].pool == pool and buffers[name].size_bytes
         )
+        found: list[int] = []
         for number, entry in enumerate(entries):
             while frees and frees[0][0] <= number:
                 self.defer(frees.popleft()[1])
@@ -84,30 +96,29 @@ class Service:
             name, size = entry.buffer, entry.change_bytes
             if size > 0:
                 if not self.take(buffers[name]):
-                    return
-            elif size < 0 and self._waiting.get(name):
+                    break
+            elif size < 0 and waiting.get(name):
                 self.finish(name)
             elif size < 0:
                 self.give(name)
-            yield self._allocator.reserved_bytes
+            found.append(allocator.reserved_bytes)
+        return found
 
     def take(self, buffer: Buffer) -> bool:
         """Allocate a buffer, or run its course; return whether there was memory."""
         name, course, allocator = buffer.name, buffer.course, self._allocator
-        alive = self._alive.get(name)
-        if alive is None:
-            alive = self._alive[name] = deque()
-        group: list[int] = []
-        alive.append(group)
+        block: Any = None
         size = self._rest.get(name, 0 if course is not None else buffer.size_bytes)
         before = allocator.device_frees + allocator.synchronizations
         if size:
-            self._count += 1
-            if not allocator.allocate(self._count, size, buffer.home):
+            block = self._blocks.take(size, buffer.home)
+            if block is None:
                 self.refused_bytes = size
-                return False
-            group.append(self._count)
-        if course is not None and not self._run(name, course, buffer.home):
+        alive = self._alive.get(name)
+        if alive is None:
+            alive = self._alive[name] = deque()
+        alive.append(block)
+        if self.refused_bytes or not (course is None or self._run(name, course, buffer.home)):
             return False
         # Memory went back to the device, or the host waited for streams so that it might.
         self.waits += allocator.device_frees + allocator.synchronizations > before
@@ -115,43 +126,32 @@ class Service:
 
     def _run(self, own: str, course: AllocationTrace, stream: str) -> bool:
         """Serve the turns of a segment; whether there was memory."""
-        allocate, free = self._allocator.allocate, self._allocator.free
         names = (own, *course.buffers)
         tables = [self._tensors.setdefault(name, {}) for name in names]
-        for number, key, size in self._turns_of(course):
-            tensors = tables[number]
-            if size > 0:
-                self._count = block = self._count + 1
-                if not allocate(block, size, stream):
-                    self.refused_bytes = size
-                    return False
-                if key in tensors:
-                    free(tensors[key])
-                tensors[key] = block
-            elif size < 0 or not self._alive.get(names[number]):
-                known = tensors.pop(key, None)
-                if known is not None:
-                    free(known)
-        return True
+        alive = self._alive
+        states = tuple([(ALIVE if alive.get(name) else GONE) if name else VOID for name in names])
+        turns = self._turns_of(course, states)
+        self.refused_bytes = self._blocks.serve(turns, tables, stream)
+        return not self.refused_bytes
 
-    def _turns_of(self, course: AllocationTrace) -> list[_Turn]:
-        """Return the turns that are not void, once for all courses that are alike."""
-        key = (id(course.turns), tuple([not name for name in course.buffers]))
+    def _turns_of(self, course: AllocationTrace, states: tuple[int, ...]) -> list[Turn]:
+        """Return the turns that are not void, once for all courses and buffers that are alike."""
+        key = (id(course.turns), states)
         found = self._turns.get(key)
         if found is None:
-            voids = {number for number, void in enumerate(key[1], 1) if void}
             number_of, keys = self._keys.setdefault, self._keys
             found = self._turns[key] = [
-                (number, number_of((number, tensor), len(keys)), size)
+                turn(number, number_of((number, tensor), len(keys)), size)
                 for number, tensor, size in course.turns
-                if number not in voids
+                if states[number] != VOID and (size or states[number] == GONE)
             ]
         return found
 
-    def _end(self, name: str) -> list[int]:
+    def _end(self, name: str) -> list[Any]:
         """Blocks of a buffer that goes: it is no longer alive."""
         alive = self._alive.get(name)
-        blocks = alive.popleft() if alive else []  # schedules that nobody proved may free twice
+        block = alive.popleft() if alive else None  # schedules that nobody proved may free twice
+        blocks = [] if block is None else [block]
         if name in self._tensors:
             blocks += self._tensors.pop(name).values()
         return blocks
@@ -159,7 +159,7 @@ class Service:
     def give(self, name: str) -> None:
         """Free a buffer."""
         for block in self._end(name):
-            self._allocator.free(block)
+            self._blocks.give(block)
 
     def finish(self, name: str) -> None:
         """Return the memory of the buffer's earliest deferred free: its uses have ended."""
@@ -170,8 +170,7 @@ class Service:
         self._count += 1
         stream = f"{name}@{self._count}"  # a stream of its own
         for block in self._end(name):
-            self._allocator.use(block, stream)
-            self._allocator.free(block)
+            self._blocks.hold(block, stream)
         self._waiting.setdefault(name, deque()).append(stream)
 
 

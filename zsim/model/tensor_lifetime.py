@@ -5,6 +5,7 @@ of its parameters. An allocator sees tensors, one by one: an allocation trace sa
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 OWN = 0
 """The segment's workspace, which the buffer that has the trace stands for."""
@@ -34,38 +35,45 @@ class AllocationTrace:
     turns: tuple[AllocationEvent, ...]
 
     def __post_init__(self) -> None:
-        numbers = [turn[0] for turn in self.turns]
-        if numbers and not 0 <= min(numbers) <= max(numbers) <= len(self.buffers):
+        low, high, unbalanced = _looked_at(self.turns)
+        if not 0 <= low <= high <= len(self.buffers):
             raise LifetimeError(
                 f"course: a turn must be of one of {len(self.buffers)} buffers, or 0"
             )
-        self._need_balance()
-
-    def _need_balance(self) -> None:
-        """Return if tensors are taken once at a time, and given back as large as they were taken.
-
-        Those of other buffers may be given back that an earlier trace took, own ones may not.
-
-        Raises:
-            LifetimeError: one is not.
-        """
-        held: dict[tuple[int, int], int] = {}
-        for number, tensor, size in self.turns:
-            key = (number, tensor)
-            if size > 0:
-                if key in held:
-                    raise LifetimeError(
-                        f"course: tensor {tensor} of buffer {number} is taken twice"
-                    )
-                held[key] = size
-            elif size < 0:
-                taken = held.pop(key, 0 if number == OWN else -size)
-                if taken != -size:
-                    raise LifetimeError(
-                        f"course: tensor {tensor} of buffer {number} gives back {-size} bytes "
-                        f"where {taken} were taken"
-                    )
+        if unbalanced:
+            raise LifetimeError(unbalanced)
 
     def name(self, number: int, own: str) -> str:
         """Return the buffer with this number in the trace of the buffer `own`."""
         return own if number == OWN else self.buffers[number - 1]
+
+
+@lru_cache(maxsize=1024)
+def _looked_at(turns: tuple[AllocationEvent, ...]) -> tuple[int, int, str]:
+    """Return the least and the largest number of a buffer, and what is wrong with the balance.
+
+    Tensors are taken once at a time, and given back as large as they were taken. Those of other
+    buffers may be given back that an earlier trace took, own ones may not. Many traces have the
+    same turns, of the buffers of other micro-batches.
+    """
+    numbers = [turn[0] for turn in turns] or [OWN]
+    return min(numbers), max(numbers), _unbalanced(turns)
+
+
+def _unbalanced(turns: tuple[AllocationEvent, ...]) -> str:
+    """Return the first turn that takes a tensor twice, or gives back another than was taken."""
+    held: dict[tuple[int, int], int] = {}
+    for number, tensor, size in turns:
+        key = (number, tensor)
+        if size > 0:
+            if key in held:
+                return f"course: tensor {tensor} of buffer {number} is taken twice"
+            held[key] = size
+        elif size < 0:
+            taken = held.pop(key, 0 if number == OWN else -size)
+            if taken != -size:
+                return (
+                    f"course: tensor {tensor} of buffer {number} gives back {-size} bytes "
+                    f"where {taken} were taken"
+                )
+    return ""

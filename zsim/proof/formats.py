@@ -104,6 +104,8 @@ class _Narrow:
         return self.program.by_name[name].dtype
 
     def _wrong(self, operation: Operation) -> str:
+        if type(operation) is Copy:  # most of them
+            return self._copy(operation)
         match operation:
             case Compute(action=Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD_INPUT):
                 return self._parameters(operation)

@@ -37,6 +37,7 @@ from zsim.schedule.schedule import Program
 INVARIANT = "matching"
 MIDDLE_MAX = 400
 """Up to so many entries between equal ends are aligned; longer stretches differ as a whole."""
+COMMUNICATES = (Communication, Together)
 
 Key = tuple[object, ...]
 
@@ -136,7 +137,7 @@ def _issues(program: Program, group: str, count: int) -> Issues:
                 branches += 1
                 go(operation.then, (*path, branches, "then"))
                 go(operation.otherwise, (*path, branches, "otherwise"))
-            elif isinstance(operation, Communication | Together) and operation.group == group:
+            elif isinstance(operation, COMMUNICATES) and operation.group == group:
                 add(operation, path)
 
     def add(operation: Communication | Together, path: Key) -> None:

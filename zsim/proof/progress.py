@@ -32,8 +32,8 @@ step adds the same waits as the second one.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
@@ -42,10 +42,9 @@ from zsim.proof.wait_graph import WaitGraph
 from zsim.schedule.happens_before import OUTCOMES_MAX
 from zsim.schedule.operation import (
     Branch,
-    Communication,
     Free,
     FreeMode,
-    Receive,
+    PointToPoint,
     Send,
     Together,
 )
@@ -144,7 +143,7 @@ def _peers(numbered: Numbered, number: int) -> list[tuple[bool, int]]:
     return [
         (isinstance(member, Send), member.offset)
         for member in members
-        if isinstance(member, Send | Receive)
+        if isinstance(member, PointToPoint)
     ]
 
 
@@ -165,8 +164,7 @@ def _rank_classes(context: Context) -> list[RankBox]:
     return among
 
 
-@dataclass(frozen=True, slots=True)
-class _Issued:
+class _Issued(NamedTuple):
     """An operation of a group as the ranks of a class issued it, with its nodes in the graph."""
 
     numbered: Numbered
@@ -259,9 +257,9 @@ class CommunicationWalker(_Walker):
         for number in items:
             if group := group_of[number]:
                 name = numbered.operations[number].id
-                start, done = self.graph.node(self.role, name), self.graph.node(self.role, name)
-                self.graph.wait(start, self.host, IN_HOST_ORDER)
-                self.graph.wait(done, start, "it must start")
+                behind = {} if self.host is None else {self.host: IN_HOST_ORDER}
+                start = self.graph.node(self.role, name, behind)
+                done = self.graph.node(self.role, name, {start: "it must start"})
                 self.issued[group].append(_Issued(numbered, number, start, done))
                 self.host = done
             elif number in sides:
@@ -335,9 +333,9 @@ class RankWaits:
 
     def _rendezvous(self, partners: tuple[_Issued, ...]) -> None:
         first = partners[0]
-        node = self.graph.node("", first.numbered.operations[first.number].id)
+        behind = {each.start: "a partner must start it" for each in partners}
+        node = self.graph.node("", first.numbered.operations[first.number].id, behind)
         for each in partners:
-            self.graph.wait(node, each.start, "a partner must start it")
             self.graph.wait(each.done, node, "its partners must start it")
 
     def cycles(self) -> Iterator[tuple[frozenset[str], Finding]]:
@@ -367,7 +365,4 @@ class RankWaits:
 def _is_collective(issued: _Issued) -> bool:
     operation = issued.numbered.operations[issued.number]
     members = operation.members if isinstance(operation, Together) else (operation,)
-    return any(
-        isinstance(member, Communication) and not isinstance(member, Send | Receive)
-        for member in members
-    )
+    return not all(isinstance(member, PointToPoint) for member in members)

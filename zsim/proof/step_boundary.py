@@ -182,7 +182,12 @@ class StepBoundary:
             if way.known[number] is None:
                 continue
             operation, stream = numbered.operations[number], numbered.stream[number]
-            if type(operation) is Allocate:
+            if type(operation) is Allocate or (
+                type(operation) is Free
+                and not edges[number]
+                and number not in previous
+                and operation.mode is not FreeMode.HOST
+            ):
                 continue
             if number in numbered.sides:
                 self._forks[number] = _Fork(known, host, list(tails), dict(latest))

@@ -4,6 +4,7 @@ The `__init__` of a frozen dataclass stores each field by a call of `object.__se
 most of what it costs to make one: a schedule of a trillion parameters has 60,000 of them.
 """
 
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -52,6 +53,28 @@ def quick_init(kind: type[Made]) -> type[Made]:
     made.__annotations__ = kind.__init__.__annotations__
     type.__setattr__(kind, "__init__", made)
     return kind
+
+
+def quick_maker(kind: type[Made]) -> Callable[..., Made]:
+    """Return a function that makes objects of a class with `quick_init`, of all fields in order.
+
+    That takes a third of the time: for where a hundred thousand are made in one place.
+    """
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    opened = _opened(kind)
+    known: dict[str, Any] = {"_new": opened.__new__, "_open": opened, "_kind": kind}
+    stored = [f"  self.{name} = {name}" for name in names]
+    lines = [
+        f"def make({', '.join(names)}):",
+        "  self = _new(_open)",
+        *stored,
+        "  self.__class__ = _kind",
+        *(["  self.__post_init__()"] if hasattr(kind, "__post_init__") else []),
+        "  return self",
+    ]
+    exec("\n".join(lines), known)  # as above
+    found: Callable[..., Made] = known["make"]
+    return found
 
 
 def _opened(kind: type) -> type:

@@ -11,6 +11,7 @@ from zsim.schedule.host_actions import name_of
 from zsim.schedule.mesh import Box, Group
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
+from zsim.schedule.quick_init import quick_maker
 from zsim.schedule.schedule import Buffer, Kind, Place, Pool, Program
 
 TO_HOST = "device_to_host"
@@ -30,6 +31,8 @@ ROLE = "all"
 OPERATIONS_MAX: Final = 500_000
 """No program of one role is longer: at 0.6 kB each, what a laptop holds; 1,000 layers
 with two micro-batches are 128,000."""
+
+_allocate, _free = quick_maker(Allocate), quick_maker(Free)
 
 
 class ScheduleWriter(OperationList):
@@ -117,7 +120,7 @@ class ScheduleWriter(OperationList):
             self.alive_bytes[pool] = alive
             if alive >= self.peak_bytes.get(pool, 0):
                 self.peak_bytes[pool] = alive
-            self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
+            self.add(_allocate(f"{self.prefix}/allocate/{name}", name))
 
     def _size_of(self, name: str) -> tuple[str, int]:
         """Return the pool of a buffer, and its bytes."""
@@ -151,7 +154,7 @@ class ScheduleWriter(OperationList):
             self.alive.remove(name)
             pool, size = self._size_of(name)
             self.alive_bytes[pool] -= size
-            self.add(Free(id=f"{self.prefix}/{verb}/{name}", buffer=name, mode=mode, uses=uses))
+            self.add(_free(f"{self.prefix}/{verb}/{name}", name, mode, uses))
 
     def begin_step(self) -> None:
         """End setup: what is written from now on is the step."""

@@ -172,7 +172,7 @@ class _Inspector:
         for operation in walk(operations):
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
                 self._need_buffer(operation.id, operation.buffer)
-            elif not (isinstance(operation, Copy | Compute) and self._comes_again(operation)):
+            elif not (isinstance(operation, (Copy, Compute)) and self._comes_again(operation)):
                 self._inspect_operation(operation)
 
     def _comes_again(self, operation: Copy | Compute) -> bool:

@@ -6,6 +6,7 @@ element by element, and leave zeros alone as padding needs it.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def updated(
         operands: the gradient, what is trained, the moments: numbers of one shape.
         step: the number of the update that Adam's bias correction takes; None if it has none.
     """
-    name = f"update {rule!r} {len(operands)} {step!r}"
+    name = _update_name(rule, len(operands), step)
     count, dimensions = len(operands), operands[0].ndim
     keys = random.key(name, 2 * count).reshape(2, -1, *(1,) * (dimensions - 1))
     seen = keys[:, count]
@@ -60,6 +61,12 @@ def updated(
     if zero.any():
         made[np.broadcast_to(zero[:, np.newaxis], made.shape)] = 0
     return [made[:, place] for place in range(count - 1)]
+
+
+@lru_cache(maxsize=1024)
+def _update_name(rule: Optimizer, operands: int, step: float | None) -> str:
+    """Return the name of an update, the same for all parameters; writing it takes a while."""
+    return f"update {rule!r} {operands} {step!r}"
 
 
 def clipping(random: Random, rule: ClipNorm, squares: Numbers, scale: float) -> Numbers:

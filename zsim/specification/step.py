@@ -66,6 +66,10 @@ class TensorCuts:
         return numbers
 
 
+NOTHING: Numbers = np.zeros((2, 0), np.uint64)
+NOTHING.flags.writeable = False
+
+
 @dataclass(slots=True)
 class Application:
     """A segment that runs on one micro-batch: what it reads, and what the function makes of it.
@@ -83,13 +87,13 @@ class Application:
     parameters: list[Numbers]
     outputs: list[Numbers]
     saved: Numbers | None
-    kept: list[Numbers] = field(default_factory=list[Numbers])
-    towards: Numbers = field(default_factory=lambda: np.zeros((2, 0), np.uint64))
-    ends: list[int] = field(default_factory=list[int])
-    slopes: list[Numbers] = field(default_factory=list[Numbers])
+    kept: Sequence[Numbers] = ()
+    towards: Numbers = field(default_factory=lambda: NOTHING)
+    ends: Sequence[int] = ()
+    slopes: Sequence[Numbers] = ()
     slope: Numbers | None = None
     trained: int = 0
-    made: list[Numbers] = field(default_factory=list[Numbers])
+    made: Sequence[Numbers] = ()
 
     def parts(self, whole: Numbers) -> list[Numbers]:
         """Return the gradients that stand one after the other in `whole`."""

@@ -125,9 +125,10 @@ def chunk_slots(
     first: SlotForwardBackward | None = None
     for number in range(max(counts)):
         suffix = f"@{number}" if number else ""
+        renaming = _Renaming(suffix)
         passes = kind(
             writer,
-            _renamed(stage.model, suffix),
+            renaming.model(stage.model),
             strategy,
             buckets=buckets,
             held=held,
@@ -142,7 +143,7 @@ def chunk_slots(
                 made_slot = _slot(
                     passes,
                     chunk,
-                    suffix,
+                    renaming.model(chunk.model),
                     keeps_given=keeps_received,
                     keeps_batch=chunk in reading[1:],
                 )
@@ -153,12 +154,12 @@ def chunk_slots(
 def _slot(
     passes: SlotForwardBackward,
     chunk: Chunk,
-    suffix: str,
+    own: Model,
     *,
     keeps_given: bool,
     keeps_batch: bool,
 ) -> ChunkSlot:
-    own = _renamed(chunk.model, suffix)
+    """Return a slot of a chunk whose model with the names of the slot is `own`."""
     once = [replace(visit, unit=chunk.first + visit.unit) for visit in visits(own, passes.strategy)]
     sent = None if chunk.sent is None else own.loss
     # what forward made of `sent` goes when it has been sent
@@ -178,27 +179,40 @@ def _slot(
     )
 
 
-def _renamed(model: Model, suffix: str) -> Model:
-    """Return `model` with other names of its values, which are those of their buffers."""
-    if not suffix:
-        return model
+class _Renaming:
+    """Models with other names of their values, which are those of their buffers.
 
-    def renamed(value: Value) -> Value:
-        return replace(value, name=f"{value.name}{suffix}")
+    Units that several models have are renamed once.
+    """
 
-    def segment(each: Segment) -> Segment:
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._units: dict[int, Unit] = {}
+
+    def model(self, model: Model) -> Model:
+        """Return `model` with a suffix to the names of its values."""
+        if not self._suffix:
+            return model
         return replace(
-            each,
-            inputs=tuple(f"{name}{suffix}" for name in each.inputs),
-            outputs=tuple(map(renamed, each.outputs)),
+            model,
+            units=tuple(map(self._unit, model.units)),
+            batch=self._value(model.batch),
+            given=tuple(map(self._value, model.given)),
         )
 
-    def unit(each: Unit) -> Unit:
-        return replace(each, segments=tuple(map(segment, each.segments)))
+    def _unit(self, unit: Unit) -> Unit:
+        found = self._units.get(id(unit))
+        if found is None:
+            found = replace(unit, segments=tuple(map(self._segment, unit.segments)))
+            self._units[id(unit)] = found
+        return found
 
-    return replace(
-        model,
-        units=tuple(map(unit, model.units)),
-        batch=renamed(model.batch),
-        given=tuple(map(renamed, model.given)),
-    )
+    def _segment(self, segment: Segment) -> Segment:
+        return replace(
+            segment,
+            inputs=tuple([f"{name}{self._suffix}" for name in segment.inputs]),
+            outputs=tuple(map(self._value, segment.outputs)),
+        )
+
+    def _value(self, value: Value) -> Value:
+        return replace(value, name=f"{value.name}{self._suffix}")

@@ -7,11 +7,14 @@ from zsim.memory import book, deferred_frees, reservations
 from zsim.network.volume import transfer
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Free, Operation
+from zsim.schedule.quick_init import quick_maker
 from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine.host_bound import host_bound_ps
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.stream import ProgramRun
 from zsim_des.engine.worst_case import WorstCases
+
+_event = quick_maker(Event)
 
 
 class Records:
@@ -53,12 +56,12 @@ class Records:
         streams, begin_ps = self._job.schedule.streams, self._begin_ps
         return tuple(
             [
-                Event(
-                    operation=what.name,
-                    step=instance.step,
-                    stream=streams[what.stream],
-                    start_ps=instance.starts[what.slot] - begin_ps,
-                    end_ps=instance.ends[what.slot] - begin_ps,
+                _event(
+                    what.name,
+                    instance.step,
+                    streams[what.stream],
+                    instance.starts[what.slot] - begin_ps,
+                    instance.ends[what.slot] - begin_ps,
                 )
                 for instance in rank.instances
                 for what in instance.course.issued

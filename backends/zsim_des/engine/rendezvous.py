@@ -92,11 +92,12 @@ class Rendezvous:
         if entry.keys is ALONE:
             self._start([entry])
             return
-        if len(entry.keys) == 1 and not isinstance(entry.members[0][0], PointToPoint):
-            self._gather(entry, entry.keys[0])
-            return
-        if all(isinstance(member, PointToPoint) for member, _ in entry.members):
+        sends = [isinstance(member, PointToPoint) for member, _ in entry.members]
+        if all(sends):
             self._pair(entry)
+            return
+        if len(entry.keys) == 1:
+            self._gather(entry, entry.keys[0])
             return
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)

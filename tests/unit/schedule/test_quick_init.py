@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 import pytest
 
 from zsim.schedule.operation import Copy, Operand, Read, Role, View
-from zsim.schedule.quick_init import quick_init
+from zsim.schedule.quick_init import quick_init, quick_maker
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,18 @@ def test_it_is_frozen_equal_to_its_copies_and_of_its_class(
     assert {*copies, made} == {made}
     assert {type(each) for each in (*copies, made)} == {type(made)}
     assert not hasattr(made, "__dict__")
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_maker_makes_the_same_and_refuses_the_same(made: Quick | View | Operand | Copy) -> None:
+    found = quick_maker(type(made))(*[getattr(made, each.name) for each in fields(made)])
+    assert (found, type(found), hash(found)) == (made, type(made), hash(made))
+    with pytest.raises(FrozenInstanceError):
+        setattr(found, fields(made)[0].name, None)
+    with pytest.raises(ValueError, match="one -1"):
+        quick_maker(Quick)(-1, 2)
+    with pytest.raises(TypeError):
+        quick_maker(Quick)(1)
 
 
 def test_a_class_below_it_has_its_own_fields() -> None:

@@ -25,6 +25,7 @@ class Contents:
         self.cut = cut
         self._contents: dict[Key, tuple[Mapping[str, Numbers], Numbers]] = {}
         self._takes: dict[Key, tuple[list[str], Integers]] = {}
+        self._as_they_are: set[Key] = set()  # whose buffers hold all pieces, in their order
         self._places: dict[tuple[int, tuple[int, ...]], tuple[slice, ...] | None] = {}
 
     def within(self, ranks: RankArray, numbers: Numbers) -> Numbers:
@@ -60,6 +61,9 @@ class Contents:
             return known[1]
         names, take = self._take(key, self.moves.pieces(ranks, name), buffer.layout)
         parts = [self.within(ranks, state[each]) for each in names]
+        if len(parts) == 1 and key in self._as_they_are:
+            self._contents[key] = state, parts[0]
+            return parts[0]
         lead = np.broadcast_shapes(
             *(part.shape[:-1] for part in parts), (2, *(1,) * len(ranks.shape))
         )
@@ -84,5 +88,8 @@ class Contents:
                 count = len(self.cut.parameters[each])
                 where[first : first + count] = np.arange(width, width + count)
                 width += count
-            self._takes[key] = names, np.where(pieces == NOTHING, NOTHING, where[pieces])
+            take = np.where(pieces == NOTHING, NOTHING, where[pieces])
+            self._takes[key] = names, take
+            if take.shape[-1] == width and bool((take == np.arange(width)).all()):
+                self._as_they_are.add(key)
         return self._takes[key]

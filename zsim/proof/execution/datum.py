@@ -7,7 +7,7 @@ what tests it. A verdict, the outcome of such tests, is the set of gradients tha
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -178,12 +178,34 @@ def read(datum: Datum, index: Index) -> Datum:
     return changed((datum,), lambda arrays, _: arrays[0][place])
 
 
-def written(datum: Datum, index: Index, new: Datum) -> Datum:
-    """Return what a buffer holds once a view of it was written."""
-    return changed((datum, new), lambda arrays, _: _put(arrays, index))
+def written(datum: Datum, parts: Sequence[tuple[Index, Datum]]) -> Datum:
+    """Return what a buffer holds once views of it were written, one after the other."""
+    if len(parts) > 1 and all(index.take is None and not new.is_marked for index, new in parts):
+        return _all_written(datum, parts)
+    for index, new in parts:
+        datum = changed((datum, new), partial(_put, index=index))
+    return datum
 
 
-def _put(arrays: Sequence[NDArray[Any]], index: Index) -> NDArray[Any]:
+def _all_written(datum: Datum, parts: Sequence[tuple[Index, Datum]]) -> Datum:
+    """Return the same of slices in which no number has a mark: every array is copied once."""
+    where = [index for index, _ in parts]
+    return changed((datum, *[new for _, new in parts]), partial(_put_all, where=where))
+
+
+def _put_all(arrays: Sequence[NDArray[Any]], _: int, *, where: Sequence[Index]) -> NDArray[Any]:
+    """Return a copy of the first array in which slices are those that follow."""
+    array, *parts = arrays
+    leads = {each.shape[:-1] for each in arrays}
+    lead = leads.pop() if len(leads) == 1 else np.broadcast_shapes(*leads, array.shape[:-1])
+    found = np.empty((*lead, array.shape[-1]), array.dtype)
+    found[...] = array
+    for index, part in zip(where, parts, strict=True):
+        found[..., index.low : index.high] = part
+    return found
+
+
+def _put(arrays: Sequence[NDArray[Any]], _: int, *, index: Index) -> NDArray[Any]:
     """Return a copy of an array in which a view is new; ranks differ where they do in either."""
     (array, new), take = arrays, index.take
     if take is None:

@@ -6,12 +6,13 @@ only what they have passed. A send is over when it is issued, all else before wh
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
+from zsim.proof.execution.class_memory import BufferWrite, ClassMemory
 from zsim.proof.execution.collective_runner import Bring, CollectiveRunner, UnfollowedError
 from zsim.proof.execution.computations import Kernels
-from zsim.proof.execution.datum import Datum, read, unwritten, written
+from zsim.proof.execution.datum import Datum, read, unwritten
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.segment_replay import REPLAYED, SegmentReplay
@@ -43,14 +44,6 @@ from zsim.specification.step import Application
 
 Host = Generator[CollectiveOperation | Receive, Datum, None]
 Placed = tuple[Operand, Index]
-
-
-@dataclass(slots=True)
-class ClassMemory:
-    """State of the ranks of one class: buffers by name, and the numbers of the host."""
-
-    buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
-    scalars: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class Interpreter:
@@ -234,19 +227,15 @@ class Interpreter:
         Raises:
             UnfollowedError: it has another number of pieces.
         """
-        self._write(ranks, view.buffer, self.tensors.index(ranks, view), new)
+        self._write(ranks, ((view.buffer, self.tensors.index(ranks, view), new),))
 
-    def _write(self, ranks: RankArray, name: str, index: Index, new: Datum) -> None:
-        if new.count != index.count:
-            raise UnfollowedError(f"{name} is not cut as what is written into it")
-        buffers = self.memory[ranks.index].buffers
-        if not index.is_whole:
-            datum = buffers.get(name)
-            if datum is None:
-                width = self.tensors.held(ranks, name).width
-                datum = unwritten(len(ranks.shape), width)
-            new = written(datum, index, new)
-        buffers[name] = new
+    def _write(self, ranks: RankArray, writes: Iterable[BufferWrite]) -> None:
+        """Write views on all ranks of a class, one after the other."""
+        anew = partial(self._unwritten, ranks)
+        self.memory[ranks.index].write(writes, anew)
+
+    def _unwritten(self, ranks: RankArray, name: str) -> Datum:
+        return unwritten(len(ranks.shape), self.tensors.held(ranks, name).width)
 
     def _host(self, ranks: RankArray, operations: Iterable[Operation]) -> Host:
         memory = self.memory[ranks.index]
@@ -315,18 +304,23 @@ class Interpreter:
         made = self.kernels.run(ranks, compute, operands, scalars, in_setup=self.in_setup)
         if run is not None and self.kernels.segments.is_plain:
             self.replay.learn(ranks, compute, run, self.memory[ranks.index].buffers)
-        for (operand, index), new in zip(placed, made, strict=True):
-            if new is not None:
-                self._write(ranks, operand.view.buffer, index, new)
+        self._write(
+            ranks,
+            [
+                (operand.view.buffer, index, new)
+                for (operand, index), new in zip(placed, made, strict=True)
+                if new is not None
+            ],
+        )
 
     def _replayed(self, ranks: RankArray, compute: Compute, run: Application) -> bool:
         """Run a segment as it ran on another micro-batch; return whether it does as `run`."""
-        buffers = self.memory[ranks.index].buffers
-        gradients = self.replay.run(ranks, compute, run, buffers)
-        if gradients is None:
+        made = self.replay.run(ranks, compute, run, self.memory[ranks.index].buffers)
+        if made is None:
             return False
         if compute.action is Action.BACKWARD and self.kernels.follows_overflow:
-            self.kernels.measures.mark(ranks, compute, gradients)
+            self.kernels.measures.mark(ranks, compute, made.gradients)
+        self._write(ranks, made.writes)
         return True
 
     def _places(self, ranks: RankArray, compute: Compute) -> tuple[Placed, ...]:
@@ -340,14 +334,18 @@ class Interpreter:
         return found
 
     def _copy(self, ranks: RankArray, copy: Copy) -> None:
-        index = self.tensors.index(ranks, copy.target)
+        name, index = copy.target.buffer, self.tensors.index(ranks, copy.target)
         source = self.read(ranks, copy.source)
         counts = copy.accumulate or copy.by_parameter
-        held = self._read(ranks, copy.target.buffer, index) if counts else None
-        made = self.moves.copied(ranks, copy, source, held)
+        made = self.moves.copied(
+            ranks, copy, source, self._read(ranks, name, index) if counts else None
+        )
         if copy.accumulate and made.undefined is not None:
             self._need_written(ranks, copy.id, copy.target, made)
-        self._write(ranks, copy.target.buffer, index, made)
+        if index.is_whole and made.count == index.count:
+            self.memory[ranks.index].buffers[name] = made
+        else:
+            self._write(ranks, ((name, index, made),))
 
     def _send(self, ranks: RankArray, operation: Send) -> None:
         self._mail[self.tensors.grid.route(ranks, operation)].append(

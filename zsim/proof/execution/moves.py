@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zsim.proof.execution.collective_runner import UnfollowedError
-from zsim.proof.execution.datum import Datum, changed, chosen, like
+from zsim.proof.execution.datum import Datum, Marks, changed, chosen, like
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
@@ -125,11 +126,7 @@ class Moves:
         if copy.accumulate:
             found = like((found, target), total(found.values, target.values))
 
-        def chosen_of(arrays: Sequence[NDArray[Any]], _: int) -> NDArray[Any]:
-            new, old = arrays
-            return np.where(there, new, np.where(keeps, old, old.dtype.type(0)))
-
-        return changed((found, target), chosen_of)
+        return changed((found, target), partial(_kept, there=there, keeps=keeps))
 
     def _map(
         self, ranks: RankArray, source: str, target: str
@@ -152,3 +149,9 @@ class Moves:
                     take[rank] = np.where(match, order[at], NOTHING)
             self._maps[key] = take, there != NOTHING
         return self._maps[key]
+
+
+def _kept(arrays: Sequence[NDArray[Any]], _: int, *, there: Marks, keeps: Marks) -> NDArray[Any]:
+    """Return what is new `there`, what is old where that `keeps` it, and zero elsewhere."""
+    new, old = arrays
+    return np.where(there, new, np.where(keeps, old, old.dtype.type(0)))

@@ -1,6 +1,7 @@
 """Places of the operands of a segment, by what each action reads and makes."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zsim.schedule.operation import Action, Compute, Role
 
@@ -39,16 +40,22 @@ class OperandPlaces:
     @classmethod
     def of(cls, compute: Compute) -> "OperandPlaces":
         """Return those of a segment that runs forward or backward."""
-        of: dict[Role, list[int]] = {role: [] for role in Role}
-        for place, operand in enumerate(compute.operands):
-            of[operand.role].append(place)
-        reads, makes = ROLES[compute.action]
-        return cls(
-            reads=tuple(place for role in reads for place in of[role]),
-            counts=tuple(len(of[role]) for role in reads),
-            saved=tuple(of[Role.SAVED]),
-            makes=tuple(place for role in makes for place in of[role]),
-            gradients=tuple(of[Role.GRADIENT]),
-            intermediates=tuple(of[Role.INTERMEDIATE_GRADIENT]),
-            workspaces=tuple(of[Role.WORKSPACE]),
-        )
+        return _places(compute.action, tuple([each.role for each in compute.operands]))
+
+
+@lru_cache(maxsize=1024)
+def _places(action: Action, roles: tuple[Role, ...]) -> OperandPlaces:
+    """Return the places of operands that have these roles, the same for all micro-batches."""
+    of: dict[Role, list[int]] = {role: [] for role in Role}
+    for place, role in enumerate(roles):
+        of[role].append(place)
+    reads, makes = ROLES[action]
+    return OperandPlaces(
+        reads=tuple(place for role in reads for place in of[role]),
+        counts=tuple(len(of[role]) for role in reads),
+        saved=tuple(of[Role.SAVED]),
+        makes=tuple(place for role in makes for place in of[role]),
+        gradients=tuple(of[Role.GRADIENT]),
+        intermediates=tuple(of[Role.INTERMEDIATE_GRADIENT]),
+        workspaces=tuple(of[Role.WORKSPACE]),
+    )

@@ -7,15 +7,15 @@ from typing import TypeGuard
 
 import numpy as np
 
+from zsim.proof.execution.class_memory import ClassMemory
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.inferred_model import TENSOR
-from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.access import accesses, distinct, touching
+from zsim.schedule.access import accesses, distinct, touching, viewed
 from zsim.schedule.operation import Action, Branch, Compute, Copy, Operation, Role, View, walk
 from zsim.schedule.schedule import Program
 from zsim.specification.residues import Numbers, Random
@@ -174,6 +174,8 @@ class Persistent:
         for outside in _outside_branches(ranks.program) if unread else ():
             inside = touching(walk((outside,))) if type(outside) is Branch else (outside,)
             for operation in inside:
+                if unread.keys().isdisjoint([view.buffer for view in viewed(operation)]):
+                    continue
                 for view, reads, writes in accesses(operation):
                     if view.buffer not in unread:
                         continue
@@ -250,6 +252,8 @@ class Persistent:
             values = content if values is None else np.where(kinds == kind, content, values)
         if values is None:
             return np.zeros((2, *kinds.shape), np.uint64)
+        if values.shape[-1] == kinds.shape[-1]:
+            return values
         return np.broadcast_to(values, (2, *values.shape[1:-1], kinds.shape[-1]))
 
     def compare(
@@ -267,10 +271,13 @@ class Persistent:
             for name, kinds in places.items():
                 datum = own.buffers.get(name)
                 values = self._filled(ranks, name, kinds, wanted)
-                if not overflows and datum is not None and datum.undefined is None:
-                    other = (datum.values != values).any(axis=0)
-                    if not other.any():
-                        continue
+                if (
+                    not overflows
+                    and datum is not None
+                    and datum.undefined is None
+                    and not (datum.values != values).any()
+                ):
+                    continue
                 undefined: Marks = np.zeros((1,) * kinds.ndim, bool)
                 if datum is None:
                     undefined = ~undefined

@@ -3,19 +3,21 @@
 Micro-batches run a segment on other inputs and the same parameters. Once a segment has read the
 plain step's parameters in some buffers, it does so again as long as these hold the same data. What
 is left to compare are inputs and gradients of outputs, which are the very arrays of the plain step
-where nothing is wrong. Where they are others, or an operand is a part of its buffer, nothing is
-said here, and the segment runs as any computation does.
+where nothing is wrong. Where they are others, or part of a buffer is read, nothing is said here,
+and the segment runs as any computation does.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
+from typing import NamedTuple
 
+from zsim.proof.execution.class_memory import BufferWrite
 from zsim.proof.execution.datum import Datum, unwritten
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.segments import Segments
-from zsim.proof.execution.tensors import Tensors
+from zsim.proof.execution.tensors import Index, Tensors
 from zsim.schedule.operation import Action, Compute, Operand, Role
 from zsim.specification.residues import Numbers
 from zsim.specification.step import Application
@@ -24,8 +26,15 @@ REPLAYED = frozenset({Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD})
 """Actions that are run once more; the two parts of a backward run as any computation does."""
 
 Buffers = dict[str, Datum]
-Named = tuple[tuple[str, int], ...]
-"""Buffers that are operands as a whole, and how many places each has."""
+Named = tuple[tuple[str, Index], ...]
+"""Buffers that operands are of, and where in them these are."""
+
+
+class SegmentWrites(NamedTuple):
+    """What a segment makes, by buffer, and which of it are gradients of parameters."""
+
+    writes: list[BufferWrite]
+    gradients: list[Datum]
 
 
 @dataclass(slots=True)
@@ -66,11 +75,8 @@ class SegmentReplay:
 
     def run(
         self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers
-    ) -> list[Datum] | None:
-        """Write what a segment makes that runs as in `run`, and return gradients of parameters.
-
-        None, and nothing is written, where that is not known.
-        """
+    ) -> SegmentWrites | None:
+        """Return what a segment makes that runs as in `run`; None where that is not known."""
         template = self._template(ranks, compute)
         if template is None:
             return None
@@ -97,16 +103,15 @@ class SegmentReplay:
                 return None
             if datum.values is not within(ranks, numbers):
                 return None
-        found: list[Datum] = []
-        for (_, count), numbers in zip(template.makes, made, strict=True):
-            if numbers.shape[-1] != count:
+        writes: list[BufferWrite] = []
+        for (name, index), numbers in zip(template.makes, made, strict=True):
+            if numbers.shape[-1] != index.count:
                 return None
-            found.append(Datum(within(ranks, numbers)))
-        for (name, _), datum in zip(template.makes, found, strict=True):
-            buffers[name] = datum
-        for name, count in template.workspaces:
-            buffers[name] = unwritten(self._dimensions, count)
-        return found[: template.gradients]
+            writes.append((name, index, Datum(within(ranks, numbers))))
+        gradients = [datum for _, _, datum in writes[: template.gradients]]
+        for name, index in template.workspaces:
+            writes.append((name, index, unwritten(self._dimensions, index.count)))
+        return SegmentWrites(writes, gradients)
 
     def learn(self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers) -> None:
         """Remember that a segment about to write reads in `buffers` what it reads in `run`."""
@@ -117,7 +122,7 @@ class SegmentReplay:
             known.wanted = tuple(run.parameters)
 
     def _template(self, ranks: RankArray, compute: Compute) -> _Template | None:
-        """Return what is known of operands, found once; None if some is a part of its buffer."""
+        """Return what is known of operands, found once; None if part of a buffer is read."""
         key = (ranks.index, id(compute.operands), compute.action)
         if key not in self._templates:
             self._templates[key] = self._made(ranks, compute)
@@ -125,12 +130,20 @@ class SegmentReplay:
 
     def _made(self, ranks: RankArray, compute: Compute) -> _Template | None:
         operands = compute.operands
-        whole: list[tuple[str, int]] = []
+        found: list[tuple[str, Index]] = []
+        parts: dict[str, int] = {}
         for operand in operands:
-            index = self._tensors.index(ranks, operand.view)
-            if operand.role is not Role.PARAMETER and not index.is_whole:
-                return None
-            whole.append((operand.view.buffer, index.count))
+            index, buffer = self._tensors.index(ranks, operand.view), operand.view.buffer
+            if not index.is_whole and operand.role is not Role.PARAMETER:
+                # Parts that are made one behind the other may be written in any order.
+                if operand.role is not Role.GRADIENT or index.low < parts.get(buffer, 0):
+                    return None
+                if index.take is not None:
+                    return None
+                parts[buffer] = index.high
+            found.append((buffer, index))
+        if any(index.is_whole and buffer in parts for buffer, index in found):
+            return None
         read = [each for each in operands if each.role is Role.PARAMETER]
         key = (ranks.index, *map(id, read))
         known = self._parameters.get(key)
@@ -146,12 +159,12 @@ class SegmentReplay:
         return _Template(
             operands=operands,
             parameters=known,
-            reads=tuple([whole[place] for place in reads]),
+            reads=tuple([found[place] for place in reads]),
             counts=counts,
-            saved=tuple([whole[place][1] for place in places.saved]),
-            makes=tuple([whole[place] for place in places.makes]),
+            saved=tuple([found[place][1].count for place in places.saved]),
+            makes=tuple([found[place] for place in places.makes]),
             gradients=len(places.gradients),
-            workspaces=tuple([whole[place] for place in places.workspaces]),
+            workspaces=tuple([found[place] for place in places.workspaces]),
         )
 
 

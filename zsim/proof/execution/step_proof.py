@@ -17,12 +17,13 @@ import numpy as np
 
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Segment, Unit, Value
+from zsim.proof.execution.class_memory import ClassMemory
 from zsim.proof.execution.collective_runner import CollectiveRunner, UnfollowedError
 from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
 from zsim.proof.execution.inferred_model import CONTEXT, TENSOR, Training
-from zsim.proof.execution.interpreter import ClassMemory, Interpreter
+from zsim.proof.execution.interpreter import Interpreter
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
 from zsim.proof.execution.representatives import tracked

@@ -1,0 +1,41 @@
+"""State of the ranks of one class while a schedule is run: buffers, and the numbers of the host."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from zsim.proof.execution.collective_runner import UnfollowedError
+from zsim.proof.execution.datum import Datum, written
+from zsim.proof.execution.tensors import Index
+
+BufferWrite = tuple[str, Index, Datum]
+"""What is written to a view of a buffer."""
+
+
+@dataclass(slots=True)
+class ClassMemory:
+    """State of the ranks of one class: buffers by name, and the numbers of the host."""
+
+    buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
+    scalars: dict[str, float] = field(default_factory=dict[str, float])
+
+    def write(self, writes: Iterable[BufferWrite], anew: Callable[[str], Datum]) -> None:
+        """Write views of buffers one after the other; `anew` is what one holds that is new.
+
+        Parts of one buffer are written at once, which copies it once.
+
+        Raises:
+            UnfollowedError: a view has another number of pieces.
+        """
+        buffers = self.buffers
+        parts: dict[str, list[tuple[Index, Datum]]] = {}
+        for name, index, new in writes:
+            if new.count != index.count:
+                raise UnfollowedError(f"{name} is not cut as what is written into it")
+            if index.is_whole:
+                buffers[name] = new
+                parts.pop(name, None)
+            else:
+                parts.setdefault(name, []).append((index, new))
+        for name, found in parts.items():
+            datum = buffers.get(name)
+            buffers[name] = written(anew(name) if datum is None else datum, found)
