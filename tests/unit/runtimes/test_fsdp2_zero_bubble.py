@@ -58,6 +58,13 @@ def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
         (strategy_of(3, 3, SPLIT.but(pipeline_stages_per_rank=4)).but({"parallel.data": 2}), 10),
         (strategy_of(2, 2, SPLIT).but({"train.precision": Precision.FP64}), 4),
         (strategy_of(2, 1, IN_V).but({"train.clip_norm": None}), 4),
+        (strategy_of(2, 2, SPLIT.but(reduce_dtype=None)).but({"parallel.tensor": 2}), 4),
+        (
+            strategy_of(3, 4, IN_V.but(enable_sequence_parallel=False)).but(
+                {"parallel.tensor": 2, "train.precision": Precision.FP16}
+            ),
+            6,
+        ),
         (
             strategy_of(3, 7, IN_V).but({"parallel.data": 2, "train.precision": Precision.FP16}),
             7,
@@ -371,7 +378,6 @@ def test_a_first_part_that_reads_another_gradient_is_found() -> None:
             {"activations.checkpointing": Checkpointing.SELECTIVE},
             "activations.checkpointing: selective with",
         ),
-        ({"parallel.tensor": 2}, "parallel.tensor: 2 with InterleavedZeroBubble: is not modelled"),
         (
             {"parallel.context": 2, "parallel.data": 2},
             "parallel.context: 2 with InterleavedZeroBubble: is not",
