@@ -203,7 +203,7 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         parallel=Parallel(
             pipeline=stages,
             data=draw(st.integers(1, 3)),
-            tensor=1 if splits else draw(st.integers(1, 2)),
+            tensor=draw(st.integers(1, 2)),
             replicate=draw(st.integers(1, 2)) if runtime.has_replicas and stage else 1,
         ),
         zero=Zero(stage=stage, emulate=runtime),

@@ -26,6 +26,9 @@ MOST_BUCKETS = 10
 MOST_PARTS = 8
 """Micro-batches are not cut into more: their schedule would grow as many times."""
 
+MOST_STAGES = 16
+"""A pipeline does not have more times as many stages: their schedule would grow as many times."""
+
 OUTWARD = tuple(MemoryTier)
 """Tiers, the one next to the GPU first."""
 
@@ -54,11 +57,13 @@ class RemedyChange:
         settings: `zero.stage=3`, without those of batches.
         parts: a micro-batch is cut into so many.
         fewer: there are so many times fewer replicas.
+        stages: a pipeline has so many times more stages.
     """
 
     settings: tuple[str, ...] = ()
     parts: int = 1
     fewer: int = 1
+    stages: int = 1
 
     def beside(self, other: "RemedyChange") -> "RemedyChange":
         """Return both changes."""
@@ -66,20 +71,30 @@ class RemedyChange:
             settings=(*self.settings, *other.settings),
             parts=self.parts * other.parts,
             fewer=self.fewer * other.fewer,
+            stages=self.stages * other.stages,
         )
 
     def all_settings(self, subject: TightScenario, *, fewest: bool = False) -> tuple[str, ...]:
         """Return its settings with those of batches: a step keeps its sequences, or has `fewest`.
 
-        Beyond two micro-batches a step takes longer, but no more memory.
+        Beyond two micro-batches, or two for each stage of a pipeline, a step takes longer, but no
+        more memory.
         """
         if self.parts * self.fewer == 1:
             return self.settings
         size = subject.model.micro_batch_size // self.parts
         steps = subject.strategy.train.gradient_accumulation_steps * self.parts * self.fewer
-        steps = min(steps, 2) if fewest else steps
+        if fewest:
+            steps = min(steps, 2 * self.stages * subject.strategy.parallel.pipeline)
         batches = (f"train.micro_batch_size={size}", f"train.gradient_accumulation_steps={steps}")
-        return (*self.settings, *batches)
+        ranks: tuple[str, ...] = ()
+        if self.fewer > 1 and subject.scenario.parallel.data is not None:
+            ranks = (f"parallel.data={subject.strategy.parallel.data // self.fewer}",)
+        return (*self.settings, *ranks, *batches)
+
+    def keeps_ranks(self, subject: TightScenario) -> bool:
+        """Return whether replicas can give up as many ranks as other axes take."""
+        return subject.strategy.parallel.data % self.fewer == 0
 
 
 Family = tuple[RemedyChange, ...]
@@ -96,6 +111,7 @@ def families(subject: TightScenario) -> tuple[Family, ...]:
         _micro_batches(subject),
         _stages(subject),
         _tensor(subject),
+        _pipeline(subject),
         _pinned(subject),
         _tiers(subject),
     )
@@ -229,7 +245,7 @@ def _stages(subject: TightScenario) -> list[RemedyChange]:
 
 def _tensor(subject: TightScenario) -> list[RemedyChange]:
     """Yield higher degrees inside a node; the fewer replicas take more micro-batches each."""
-    strategy, parallel = subject.strategy, subject.scenario.parallel
+    strategy = subject.strategy
     if subject.model.architecture is None or subject.scenario.zero.is_configured:
         return []
     found: list[RemedyChange] = []
@@ -238,11 +254,24 @@ def _tensor(subject: TightScenario) -> list[RemedyChange]:
         strategy.parallel.data % fewer == 0
         and strategy.parallel.tensor * fewer <= subject.cluster.gpus_per_node
     ):
-        settings = [f"parallel.tensor={strategy.parallel.tensor * fewer}"]
-        if parallel.data is not None:
-            settings.append(f"parallel.data={strategy.parallel.data // fewer}")
-        found.append(RemedyChange(settings=tuple(settings), fewer=fewer))
+        setting = f"parallel.tensor={strategy.parallel.tensor * fewer}"
+        found.append(RemedyChange(settings=(setting,), fewer=fewer))
         fewer *= 2
+    return found
+
+
+def _pipeline(subject: TightScenario) -> list[RemedyChange]:
+    """Yield more stages, on ranks that replicas give up, where the runtime has a pipeline."""
+    strategy = subject.strategy
+    runtime = strategy.zero.emulate
+    if runtime is None or not runtime.has_pipeline or subject.scenario.zero.is_configured:
+        return []
+    found: list[RemedyChange] = []
+    more = 2
+    while strategy.parallel.data % more == 0 and more <= MOST_STAGES:
+        setting = f"parallel.pipeline={strategy.parallel.pipeline * more}"
+        found.append(RemedyChange(settings=(setting,), fewer=more, stages=more))
+        more *= 2
     return found
 
 
@@ -270,7 +299,7 @@ def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]
     """
 
     def enough(change: RemedyChange) -> bool:
-        return fits(change.all_settings(subject, fewest=True))
+        return change.keeps_ranks(subject) and fits(change.all_settings(subject, fewest=True))
 
     helping: list[RemedyChange] = []
     weak: list[Family] = []

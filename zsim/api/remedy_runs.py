@@ -109,7 +109,7 @@ def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
 def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
     """Return a line for each, cheapest first."""
     if not found:
-        tried = "smaller batches, higher stages, checkpoints, tensor axes, states off the device"
+        tried = "smaller batches, higher stages, checkpoints, tensor axes, pipelines, offload"
         return [("it would fit", f"with nothing that was tried ({tried}): it takes more GPUs")]
     names = ("it would fit with", *("or with" for _ in found[1:]))
     return [

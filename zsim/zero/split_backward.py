@@ -74,12 +74,14 @@ class SplitForwardBackward(SlotForwardBackward):
 
     def _run_inputs(self, visit: UnitVisit, part: SegmentVisit, split: SplitBackward) -> None:
         writer, segment = self.writer, self._segment(visit, part)
+        whole = self.tokens.gather_inputs(segment, part)
+        whole += self.tokens.gather_gradients(segment, part, self._gradients)
         operands = self._operands_of(visit, part, saves=True)
         made = [each.view.buffer for each in operands if each.role is Role.INPUT_GRADIENT]
         workspace = [own] if (own := workspace_of(operands)) else []
         writer.allocate(self._left(visit, part, split), *made, *workspace)
         self._compute(visit, part, operands, split)
-        writer.free(*workspace)
+        writer.free(*whole, *workspace)
         for value in segment.outputs:
             if value.name in self._gradients:
                 del self._gradients[value.name]

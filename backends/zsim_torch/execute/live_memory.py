@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 import torch
@@ -274,7 +275,8 @@ class LiveMemory:
         if view.buffer in self._promised and view.buffer not in self._parts:  # no unit writes it
             taken = self._take(self.program.by_name[view.buffer])
             self.bind(view.buffer, [ProducedPart(0, taken)])
-        found = [tensor for _, tensor in self.pieces(view)]
+        # backward of a unit's last segment, whose gradients are behind the others, comes first
+        found = [tensor for _, tensor in sorted(self.pieces(view), key=itemgetter(0))]
         return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
 
     def shaped(self, view: View, shape: torch.Size, start: int = 0) -> torch.Tensor:

@@ -258,6 +258,15 @@ def of_fsdp2_pipelines() -> list[Strategy]:
                 "train.gradient_accumulation_steps": 2,
             }
         ),
+        base.but(
+            {
+                "parallel.tensor": 2,
+                "parallel.data": 1,
+                "zero.emulate": split,
+                "train.precision": Precision.BF16,
+                "train.gradient_accumulation_steps": 2,
+            }
+        ),
     ]
 
 

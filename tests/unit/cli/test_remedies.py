@@ -8,6 +8,7 @@ import zsim
 from zsim.cli.main import answer
 from zsim.runtimes.registry import runtimes
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Strategy
 
 SMALL = ("train.steps=2", "zero.stage=1", "train.micro_batch_size=8", "zero.bucket_elements=1e9")
 LIMITS = ("6 MB", "10 MB")
@@ -70,10 +71,48 @@ def test_each_way_off_the_device_that_a_runtime_names_is_one(runtime: str, stage
     assert len(known) == {"fsdp2": 1, "deepspeed": 1 + (stage == 3)}.get(runtime, 0)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "megabytes", "helps"),
+    [
+        ("megatron", 9, "parallel.pipeline=4"),
+        ("megatron", 12, "parallel.pipeline=2"),
+        ("nanotron", 16, "parallel.pipeline=4"),
+        ("fsdp2", 4, "parallel.tensor=2"),  # beside offload, on the ranks that there are
+    ],
+)
+def test_other_axes_take_their_ranks_from_replicas(
+    runtime: str, megabytes: int, helps: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [
+        f"zero.emulate={runtime}",
+        f"zero.stage={3 if runtime == 'fsdp2' else 1}",
+        "zero.bucket_elements=none",
+        "model.layers=8",
+        "model.hidden_size=128",
+        "model.sequence_length=8",
+        "train.steps=1",
+        "cluster.allocator=exact",
+        f'cluster.gpu_memory="{megabytes} MB"',
+    ]
+    assert answer(["run", "tiny", *options(*settings), "--json"]) == 1
+    found = [each["settings"] for each in json.loads(capsys.readouterr().out)["remedies"]]
+    assert helps in [setting for each in found for setting in each]
+    tight = zsim.load("tiny").changed(settings).strategy
+    for each in found:
+        strategy = zsim.load("tiny").changed([*settings, *each]).strategy
+        assert strategy.ranks == tight.ranks
+        assert sequences(strategy) == sequences(tight)
+
+
 def test_where_nothing_helps_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     settings = options("train.steps=1", 'cluster.gpu_memory="1 kB"')
     assert answer(["run", "tiny", *settings]) == 1
     assert "with nothing that was tried" in capsys.readouterr().out
+
+
+def sequences(strategy: Strategy) -> int:
+    """Return for how many micro-batches, all of one size, a step has tokens."""
+    return strategy.replicas * strategy.train.gradient_accumulation_steps
 
 
 def options(*settings: str) -> list[str]:

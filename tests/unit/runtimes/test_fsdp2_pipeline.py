@@ -333,6 +333,7 @@ def test_a_wrong_stage_is_found(stage: int, edit: Callable[[Program], Program]) 
         ),
         (strategy_of(2, 2), replace(SHAPE, lora=LoRA(rank=1)), "with frozen parameters"),
         (strategy_of(2, 2), replace(SHAPE, tied_embeddings=True), "tied_embeddings: true puts"),
+        (strategy_of(1, 2, CHUNKS), SHAPE, r"Interleaved1F1B needs parallel\.pipeline > 1"),
     ],
 )
 def test_what_does_not_go_with_a_pipeline_is_refused(

@@ -21,6 +21,7 @@ from zsim.runtimes.registry import make_schedule
 from zsim.runtimes.stage_actions import Direction, Reduce, Task
 from zsim.schedule.operation import (
     Action,
+    AllGather,
     Allocate,
     Compute,
     Copy,
@@ -58,6 +59,13 @@ def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
         (strategy_of(3, 3, SPLIT.but(pipeline_stages_per_rank=4)).but({"parallel.data": 2}), 10),
         (strategy_of(2, 2, SPLIT).but({"train.precision": Precision.FP64}), 4),
         (strategy_of(2, 1, IN_V).but({"train.clip_norm": None}), 4),
+        (strategy_of(2, 2, SPLIT.but(reduce_dtype=None)).but({"parallel.tensor": 2}), 4),
+        (
+            strategy_of(3, 4, IN_V.but(enable_sequence_parallel=False)).but(
+                {"parallel.tensor": 2, "train.precision": Precision.FP16}
+            ),
+            6,
+        ),
         (
             strategy_of(3, 7, IN_V).but({"parallel.data": 2, "train.precision": Precision.FP16}),
             7,
@@ -253,8 +261,11 @@ def parts(step: list[Operation], action: Action) -> list[int]:
 
 
 def dropped(step: list[Operation]) -> None:
-    """A second part does not run."""
-    del step[parts(step, Action.BACKWARD_WEIGHT)[1]]
+    """A second part does not run, which nothing waits for."""
+    timed = [each for each in step if isinstance(each, Compute | Send | Receive)]
+    waited = {edge for each in timed for edge in each.after}
+    places = parts(step, Action.BACKWARD_WEIGHT)
+    del step[next(place for place in places if step[place].id not in waited)]
 
 
 def too_early(step: list[Operation]) -> None:
@@ -329,13 +340,32 @@ def freed(step: list[Operation]) -> None:
         freed,
     ],
 )
-def test_a_wrong_second_part_is_found(edit: Callable[[list[Operation]], None]) -> None:
-    strategy = strategy_of(2, 4, SPLIT)
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_wrong_second_part_is_found(edit: Callable[[list[Operation]], None], tensor: int) -> None:
+    strategy = strategy_of(2, 4, SPLIT).but({"parallel.tensor": tensor})
     model = model_in_parts(strategy)
     made = make_schedule(model, strategy)
     first, last = made.programs
     wrong = replace(made, programs=(first, edited(last, edit)))
     assert check(wrong, model)
+
+
+def test_a_gradient_that_its_first_part_reads_in_part_is_found() -> None:
+    strategy = strategy_of(2, 4, SPLIT).but({"parallel.tensor": 2})
+    model = model_in_parts(strategy)
+    made = make_schedule(model, strategy)
+    first, last = made.programs
+
+    def edit(step: list[Operation]) -> None:
+        """The gradient of what a layer made is not gathered."""
+        gathers = [
+            each
+            for each in step
+            if isinstance(each, AllGather) and each.target.buffer.endswith("/gradient/whole")
+        ]
+        step.remove(gathers[1])
+
+    assert check(replace(made, programs=(first, edited(last, edit))), model)
 
 
 def test_a_first_part_that_reads_another_gradient_is_found() -> None:
@@ -371,7 +401,6 @@ def test_a_first_part_that_reads_another_gradient_is_found() -> None:
             {"activations.checkpointing": Checkpointing.SELECTIVE},
             "activations.checkpointing: selective with",
         ),
-        ({"parallel.tensor": 2}, "parallel.tensor: 2 with InterleavedZeroBubble: is not modelled"),
         (
             {"parallel.context": 2, "parallel.data": 2},
             "parallel.context: 2 with InterleavedZeroBubble: is not",

@@ -69,6 +69,12 @@ TWO_RANKS = {
     "FSDP2, tensor 2, tokens cut": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, clip_norm=0.1).but(EVERY_SECOND), witness=True
     ),
+    "FSDP2, tensor 2, hidden states whole": AxesCase(
+        SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, emulate=FSDP2(enable_sequence_parallel=False))
+    ),
+    "FSDP2, tensor 2, whole gradients added up": AxesCase(
+        SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, emulate=FSDP2(gradient_sync=Sync.LAST))
+    ),
     "FSDP2, 2 ranks, states in bf16": AxesCase(
         SMALL_LLAMA,
         on(
@@ -160,6 +166,26 @@ FOUR_RANKS = {
     ),
     "FSDP2, 2 stages of 2 chunks, 2 replicas": AxesCase(
         FOUR_BLOCKS, on(FSDP2_OF_STAGES, data=2, pipeline=2, emulate=FSDP2_CHUNKS), witness=True
+    ),
+    "FSDP2, 2 stages, tensor 2": AxesCase(
+        SMALL_LLAMA, on(FSDP2_OF_STAGES, tensor=2, pipeline=2, clip_norm=0.1), witness=True
+    ),
+    "FSDP2, 2 stages of 2 chunks, tensor 2, backward in two parts": AxesCase(
+        FOUR_BLOCKS,
+        on(FSDP2_OF_STAGES, tensor=2, pipeline=2, emulate=FSDP2_SPLIT, clip_norm=0.1),
+        poison=True,
+    ),
+    "FSDP2, 2 stages in a V, tensor 2, hidden states whole": AxesCase(
+        replace(SMALL_LLAMA, layers=4),
+        on(
+            FSDP2_OF_STAGES,
+            tensor=2,
+            pipeline=2,
+            emulate=FSDP2_SPLIT.but(
+                pipeline_schedule=PipelineSchedule.ZERO_BUBBLE_IN_V, enable_sequence_parallel=False
+            ),
+        ),
+        witness=True,
     ),
 }
 SHAPES: tuple[Architecture, ...] = (TIED_GPT, SMALL_GPT, SMALL_LLAMA, SMALL_GPT)

@@ -17,7 +17,7 @@ from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strateg
 from zsim.strategy.train import LossScale, Train
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.live_memory import LiveMemory, MemorySetting
-from zsim_torch.execute.memory_part import Remains
+from zsim_torch.execute.memory_part import ProducedPart, Remains
 from zsim_torch.rank_result import state_peak
 from zsim_torch.supervise.ranks import RankPool
 
@@ -144,7 +144,8 @@ def test_activations_and_the_rest_are_listed_beside() -> None:
     assert result.observed["live_bytes_peak/all"] >= result.observed["live_bytes_peak/state"]
 
 
-def test_a_part_of_a_buffer_that_stays_is_cut_once_and_goes_with_it() -> None:
+def memory_of_one() -> LiveMemory:
+    """The memory of a small schedule of one rank."""
     schedule = Case(Strategy(zero=Zero(stage=0, bucket_elements=60))).schedule()
     (program,) = schedule.programs
     setting = MemorySetting(
@@ -155,7 +156,24 @@ def test_a_part_of_a_buffer_that_stays_is_cut_once_and_goes_with_it() -> None:
         on_host=lambda _: None,
         poison=False,
     )
-    memory = LiveMemory(schedule, program, schedule.mesh.coordinates(0), setting)
+    return LiveMemory(schedule, program, schedule.mesh.coordinates(0), setting)
+
+
+def test_parts_that_were_made_in_another_order_are_read_by_their_places() -> None:
+    memory = memory_of_one()
+    made = next(each for each in memory.program.buffers if each.produced and each.elements > 3)
+    values = torch.arange(made.elements, dtype=torch.float32)
+    memory.allocate(made.name)
+    # as of a unit of two segments, of which the second has its backward first
+    memory.bind(made.name, [ProducedPart(2, values[2:])])
+    memory.bind(made.name, [ProducedPart(0, values[:2])])
+    assert torch.equal(memory.flat(View(buffer=made.name, size=made.elements)), values)
+    assert memory.flat(View(buffer=made.name, start=1, size=2)).tolist() == [1, 2]
+
+
+def test_a_part_of_a_buffer_that_stays_is_cut_once_and_goes_with_it() -> None:
+    memory = memory_of_one()
+    program = memory.program
     name = next(each for each in program.persistent if program.by_name[each].elements >= 8)
     view = View(buffer=name, start=1, size=6)
     memory.allocate(name)

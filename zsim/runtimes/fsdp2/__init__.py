@@ -1,6 +1,6 @@
 """PyTorch's FSDP2, with and without a pipeline."""
 
-from zsim.model.model import Model
+from zsim.model.model import Model, ModelError
 from zsim.runtimes.fsdp2 import pipeline as fsdp2_pipeline
 from zsim.runtimes.fsdp2 import schedule as fsdp2
 from zsim.runtimes.fsdp2.options import FSDP2
@@ -18,6 +18,11 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     if strategy.parallel.pipeline > 1:
         return fsdp2_pipeline.schedule(model, strategy)
+    options = strategy.options(FSDP2)
+    if options.is_interleaved:
+        raise ModelError(
+            f"zero.fsdp2.pipeline_schedule: {options.pipeline_schedule} needs parallel.pipeline > 1"
+        )
     return fsdp2.schedule(model, strategy)
 
 

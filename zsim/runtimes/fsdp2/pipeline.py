@@ -149,9 +149,8 @@ def _need_whole_segments(strategy: Strategy) -> None:
         # second part is one for each parameter
         why = "every parameter would run its block again, which is not modelled"
         wrong.append(("activations.checkpointing", activations, why))
-    for name, degree in (("tensor", parallel.tensor), ("context", parallel.context)):
-        if degree > 1:
-            wrong.append((f"parallel.{name}", str(degree), "is not modelled"))
+    if parallel.context > 1:
+        wrong.append(("parallel.context", str(parallel.context), "is not modelled"))
     if train.float8 is not None:
         wrong.append(("train.float8", train.float8, "is not modelled"))
     reduced, own = strategy.options(FSDP2).reduce_dtype, train.precision.compute

@@ -106,7 +106,8 @@ class GroupReductions(StepPart):
         if self._wire is self.compute:
             self.collect(unit)
             for number in {run.bucket for _, run in self.buckets.trained_runs(unit)}:
-                self.add_up(number)
+                if unit == self._last_trained(number):
+                    self.add_up(number)
             return
         for position, run in self.buckets.trained_runs(unit):
             source, before = self.passes.transient(unit, position), self._left.get((unit, position))
@@ -123,6 +124,11 @@ class GroupReductions(StepPart):
                 launches=len(run.trained),
             )
             self.writer.free(source)
+
+    def _last_trained(self, number: int) -> int:
+        """Return the unit of a bucket whose second part comes last: they are in forward's order."""
+        units = self.buckets.all[number].units
+        return max(unit for unit in units if any(self.buckets.trained_runs(unit)))
 
     def add_up_left(self, number: int) -> None:
         """Add to whole gradients what second parts have made since the last time, if anything."""
