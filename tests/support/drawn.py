@@ -15,17 +15,9 @@ from zsim.strategy.execution import Execution
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import (
-    BUCKET_ELEMENTS,
-    Activations,
-    Checkpointing,
-    FusedBuffers,
-    Keep,
-    Parallel,
-    Strategy,
-    Zero,
-)
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, Keep
 
 
 @st.composite

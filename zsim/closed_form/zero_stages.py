@@ -10,7 +10,8 @@ from zsim.closed_form.checkpoint import goes_back, run_again_apart
 from zsim.closed_form.data_volume import DataVolume, all_reduces, over_tokens
 from zsim.model.model import Model
 from zsim.schedule.schedule import WireBytes
-from zsim.strategy.strategy import Keep, Strategy
+from zsim.strategy.strategy import Strategy
+from zsim.strategy.zero_knobs import Keep
 
 
 @dataclass(frozen=True, slots=True)

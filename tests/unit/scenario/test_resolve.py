@@ -22,7 +22,8 @@ from zsim.schedule.schedule import Discipline
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, FusedBuffers
+from zsim.strategy.strategy import Checkpointing
+from zsim.strategy.zero_knobs import FusedBuffers
 
 TEXT = """
 title = "two layers"
