@@ -62,7 +62,9 @@ def zero_strategies(
     optimizers += [replace(each, learning_rate=LEARNING_RATE) for each in optimizers]
     stage = draw(st.integers(0, 3))
     fused = FusedBuffers.CONSTANT if stage == 3 else draw(st.sampled_from(FusedBuffers))
-    sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
+    constant = fused is FusedBuffers.CONSTANT
+    sizes = [1, 30, 200, 1000, 10**9] if constant else [BUCKET_ELEMENTS]
+    firsts = [None, 20, 300] if constant and stage < 3 else [None]
     full = checkpointing is Checkpointing.FULL
     tensor = draw(st.integers(1, max_tensor))
     may_tile = tiled and stage == 3 and tensor == 1
@@ -79,6 +81,7 @@ def zero_strategies(
         zero=Zero(
             stage=stage,
             bucket_elements=draw(st.sampled_from(sizes)),
+            first_bucket_elements=draw(st.sampled_from(firsts)),
             fused_buffers=fused,
             contiguous=draw(st.booleans()),
             prefetch_units=draw(st.integers(0, 6)),

@@ -185,9 +185,14 @@ class Strategy(Table):
             if zero.stage == 3:
                 why = "is for stages 0 to 2, stage 3 gathers units"
                 yield refusal("zero.fused_buffers", zero.fused_buffers, why)
+            why = "is for fused_buffers = constant"
             if zero.bucket_elements != BUCKET_ELEMENTS:
-                why = "is for fused_buffers = constant"
                 yield refusal("zero.bucket_elements", zero.bucket_elements, why)
+            if zero.first_bucket_elements is not None:
+                yield refusal("zero.first_bucket_elements", zero.first_bucket_elements, why)
+        elif zero.first_bucket_elements is not None and zero.stage == 3:
+            why = "is for stages 0 to 2, stage 3 reduces units"
+            yield refusal("zero.first_bucket_elements", zero.first_bucket_elements, why)
 
     def _against_checkpointing(self) -> Iterator[InitErrorDetails]:
         activations, pipeline = self.activations, self.parallel.pipeline
@@ -255,6 +260,12 @@ class Strategy(Table):
     def bucket_limit(self) -> int | None:
         """Most elements of a bucket of several parameters; None if all are in one."""
         return None if self.zero.fused_buffers is FusedBuffers.MODEL else self.zero.bucket_elements
+
+    @property
+    def first_bucket_limit(self) -> int | None:
+        """Most elements of the bucket that backward completes first; None if all are in one."""
+        first = self.zero.first_bucket_elements
+        return self.bucket_limit if first is None else first
 
     @property
     def cuts_checkpoints(self) -> bool:

@@ -34,6 +34,8 @@ class ZeroKnobs(Table):
     Attributes:
         bucket_elements: parameters are gathered and gradients reduced in buckets of at most so many
             elements (a larger parameter is a bucket of its own).
+        first_bucket_elements: stages 0 to 2: limit of the bucket that backward completes first, so
+            that its reduction begins early; None is that of the others.
         fused_buffers: stages 0 to 2: whether buckets are of a constant size, or one for all.
         contiguous: gradients and checkpoints are moved into memory that set-up allocates, where
             they lie in a row for good (ZeRO-R MD, section 6.3).
@@ -60,6 +62,7 @@ class ZeroKnobs(Table):
     """
 
     bucket_elements: Count = BUCKET_ELEMENTS
+    first_bucket_elements: Count | None = None
     fused_buffers: FusedBuffers = FusedBuffers.CONSTANT
     contiguous: Flag = False
     prefetch_units: Whole = 1
