@@ -63,9 +63,9 @@ def test_where_the_host_waits_for_each_it_does_not_matter_whose_time_it_is(
 ) -> None:
     made = job(stage, **IN_TURN, **{"zero.bucket_elements": 10**9} if stage < 3 else {})
     # A host that takes time for its operations spends it while bytes move.
-    idle = {"host": HostTimes(stream_s=0.0, collective_s=0.0, book_s=0.0)}
+    idle = HostTimes(stream_s=0.0, collective_s=0.0, book_s=0.0)
     whole, parted = (
-        step_ps(made, replace(times, **idle)) for times in (TIMES, with_landing(share))
+        step_ps(made, replace(times, host=idle)) for times in (TIMES, with_landing(share))
     )
     # Each time is rounded to whole picoseconds, and to those of bytes over a link. In stage 3 the
     # gather of a unit may fly while the host ends the reduction of another one.
@@ -85,10 +85,9 @@ def test_it_hides_behind_nothing_that_the_host_runs(stage: int) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_device_beside_its_host_has_no_part_in_it(stage: int) -> None:
-    made, away = job(stage), {"runs_on_host": False}
-    assert step_ps(made, replace(with_landing(0.5), **away)) == step_ps(
-        made, replace(TIMES, **away)
-    )
+    made = job(stage)
+    beside, whole = (replace(times, runs_on_host=False) for times in (with_landing(0.5), TIMES))
+    assert step_ps(made, beside) == step_ps(made, whole)
 
 
 def test_the_host_s_part_is_less_than_the_whole() -> None:

@@ -2,7 +2,11 @@
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
+from torch._C._distributed_c10d import (  # no public names
+    _DEFAULT_FIRST_BUCKET_BYTES,  # pyright: ignore[reportPrivateUsage]  # torch's own default
+    _compute_bucket_assignment_by_size,  # pyright: ignore[reportPrivateUsage]  # and its rule
+)
 from torch.nn import functional
 
 from zsim.runtimes.deepspeed.options import DeepSpeed
@@ -70,9 +74,9 @@ def test_they_are_those_of_data_parallel_training_and_reduced_while_backward_goe
     stage: int,
 ) -> None:
     """DistributedDataParallel closes a bucket that has reached its size, ours stay below it."""
-    parameters = list(reversed(list(module().parameters())))
-    groups, _ = distributed._compute_bucket_assignment_by_size(  # no public name
-        parameters, [distributed._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
+    parameters: list[torch.Tensor] = [*module().parameters()]
+    groups, _ = _compute_bucket_assignment_by_size(
+        parameters[::-1], [_DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
     )
     # Of PyTorch: the last layer (0.4 MB) and one of 4 MB reach 1 MiB; seven of 4 MB reach 25 MiB;
     # the last one is left. Of ours: the last layer; six that stay below 25 MiB; three are left.
