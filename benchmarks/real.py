@@ -4,10 +4,10 @@
 
 Stage 0 stands beside DistributedDataParallel, stage 1 beside ZeroRedundancyOptimizer, stages 2 and
 3 beside FSDP2, which keeps gathered parameters or not. All are made in one process of each rank and
-take turns, so what else the machine does meets all alike. A ratio below 1 is zsim's gain. Memory is
-the largest sum of storages that live in a step, seen by a dispatch mode in a round of its own. Then
-the host's share: microseconds of CPU time for each operation of a step, with units so small that
-their kernels take next to nothing.
+take turns, so what else the machine does meets all alike. All have the buckets that they have by
+default. A ratio below 1 is zsim's gain. Memory is the largest sum of storages that live in a step,
+seen by a dispatch mode in a round of its own. Then the host's share: microseconds of CPU time for
+each operation of a step, with units so small that their kernels take next to nothing.
 """
 
 import gc
@@ -39,7 +39,6 @@ from zsim_torch.supervise.ranks import run_ranks
 WARM_UP, ROUNDS, STEPS = 2, 6, 2
 VOCABULARY, TOKENS = 512, 64
 RATE = 1e-3
-FIRST_BUCKET = 1 << 18
 TIMEOUT_S = 900.0
 """Seconds in which a comparison must end; one of 100 million parameters takes a minute."""
 
@@ -52,15 +51,6 @@ class Size:
 
     layers: int
     width: int
-
-    @property
-    def bucket_elements(self) -> int:
-        """Elements of zsim's buckets: those of a layer, so that backward overlaps reductions.
-
-        They are no smaller than the first bucket of DistributedDataParallel, 1 MiB of fp32
-        (`_DEFAULT_FIRST_BUCKET_BYTES` in torch 2.13): it reduces a small model at once, too.
-        """
-        return max(8 * self.width * self.width, FIRST_BUCKET)
 
 
 SIZES = {"tiny": Size(4, 64), "10M": Size(4, 512), "100M": Size(12, 1024)}
@@ -197,7 +187,7 @@ def by_zsim(size: Size, batch: torch.Tensor, *, stage: int) -> Step:
     module = Model(size)
     strategy = Strategy(
         parallel=Parallel(data=distributed.get_world_size()),
-        zero=Zero(stage=stage, bucket_elements=size.bucket_elements),
+        zero=Zero(stage=stage),
         train=Train(optimizer=Adam(learning_rate=RATE)),
     )
     trainer = Trainer(module, strategy, units=module.units, batch=batch)

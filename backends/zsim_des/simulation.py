@@ -22,7 +22,7 @@ from zsim.prediction.trust import trust
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
 from zsim_des.engine.host_issue import Courses
-from zsim_des.engine.instruction import LoweringError, lower
+from zsim_des.engine.lowering import LoweringError, lower
 from zsim_des.engine.memory_wait import AskedMemory
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.record import Records

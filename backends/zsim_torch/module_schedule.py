@@ -1,7 +1,7 @@
 """The schedule of a user's module: its units, as they are chosen or found, and learning rates."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +18,12 @@ from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.planned_module import LossOf, PlannedModule, has_forward
 from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
 from zsim_torch.optimizer_groups import RateGroups, with_optimizer
+
+FIRST_BUCKET_BYTES: Final = 2**20
+"""DistributedDataParallel's `_DEFAULT_FIRST_BUCKET_BYTES` (torch 2.13)."""
+
+BUCKET_BYTES: Final = 25 * 2**20
+"""DistributedDataParallel's default of `bucket_cap_mb` (torch 2.13), in bytes."""
 
 
 class HasStrategy(Protocol):
@@ -66,7 +72,7 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
             raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
         return source, {}, {}, None
     strategy = source if isinstance(source, Strategy) else source.strategy
-    strategy, rates = with_optimizer(strategy, module, optimizer)
+    strategy, rates = with_optimizer(with_buckets(strategy), module, optimizer)
     if batch is None:
         raise RefusedError("batch: missing; a micro-batch is needed to measure units on")
     if not isinstance(units, PlannedModule):
@@ -80,6 +86,25 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
         )
     model = describe_planned(units)
     return make_schedule(model, strategy), rates, {}, model
+
+
+def with_buckets(strategy: Strategy) -> Strategy:
+    """Return `strategy` with buckets that are reduced while backward goes on, if it names none.
+
+    They are of DistributedDataParallel's sizes. Stage 3 keeps its own, one for each unit, as FSDP2
+    has them, and an emulated runtime those that it has.
+    """
+    zero = strategy.zero
+    named = zero.model_fields_set & {"bucket_elements", "first_bucket_elements", "fused_buffers"}
+    if named or zero.stage == 3 or zero.emulate is not None:
+        return strategy
+    size = strategy.train.precision.compute.size_bytes
+    return strategy.but(
+        {
+            "zero.first_bucket_elements": FIRST_BUCKET_BYTES // size,
+            "zero.bucket_elements": BUCKET_BYTES // size,
+        }
+    )
 
 
 def groups_of(

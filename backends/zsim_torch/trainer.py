@@ -101,7 +101,8 @@ class Trainer:
 
         Args:
             module: its parameters are trained, from the values that they have.
-            source: a schedule; or a strategy, or a scenario, from which the schedule is made.
+            source: a schedule; or a strategy, or a scenario, from which the schedule is made: one
+                that names no buckets gets those of DistributedDataParallel.
             units: submodules by path, or pairs of name and module, in the order of forward. By
                 default the children of an `nn.Sequential`; of any other module its repeated
                 blocks, with what its forward does between them.

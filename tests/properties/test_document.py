@@ -22,8 +22,9 @@ from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule, W
 from zsim.strategy.config_table import LARGEST
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim.strategy.zero_knobs import Keep
 
 FLOATS = st.floats(allow_nan=False)
 NAMES = st.text(max_size=5)

@@ -15,17 +15,9 @@ from zsim.strategy.execution import Execution
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import (
-    BUCKET_ELEMENTS,
-    Activations,
-    Checkpointing,
-    FusedBuffers,
-    Keep,
-    Parallel,
-    Strategy,
-    Zero,
-)
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, Keep
 
 
 @st.composite
@@ -70,7 +62,9 @@ def zero_strategies(
     optimizers += [replace(each, learning_rate=LEARNING_RATE) for each in optimizers]
     stage = draw(st.integers(0, 3))
     fused = FusedBuffers.CONSTANT if stage == 3 else draw(st.sampled_from(FusedBuffers))
-    sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
+    constant = fused is FusedBuffers.CONSTANT
+    sizes = [1, 30, 200, 1000, 10**9] if constant else [BUCKET_ELEMENTS]
+    firsts = [None, 20, 300] if constant and stage < 3 else [None]
     full = checkpointing is Checkpointing.FULL
     tensor = draw(st.integers(1, max_tensor))
     may_tile = tiled and stage == 3 and tensor == 1
@@ -87,6 +81,7 @@ def zero_strategies(
         zero=Zero(
             stage=stage,
             bucket_elements=draw(st.sampled_from(sizes)),
+            first_bucket_elements=draw(st.sampled_from(firsts)),
             fused_buffers=fused,
             contiguous=draw(st.booleans()),
             prefetch_units=draw(st.integers(0, 6)),

@@ -15,7 +15,8 @@ from zsim.scenario.tables import Scenario
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import STAGES, Checkpointing, FusedBuffers, Keep, Strategy
+from zsim.strategy.strategy import STAGES, Checkpointing, Strategy
+from zsim.strategy.zero_knobs import FusedBuffers, Keep
 
 SMALL_BUCKET = 50_000_000
 """Elements of the bucket that is offered instead of a larger one: 100 MB in half precision."""

@@ -10,7 +10,8 @@ from zsim.closed_form.checkpoint import goes_back, run_again_apart
 from zsim.closed_form.data_volume import DataVolume, all_reduces, over_tokens
 from zsim.model.model import Model
 from zsim.schedule.schedule import WireBytes
-from zsim.strategy.strategy import Keep, Strategy
+from zsim.strategy.strategy import Strategy
+from zsim.strategy.zero_knobs import Keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ def buckets(model: Model, strategy: Strategy) -> tuple[BucketSize, ...]:
     """Every bucket; those of frozen parameters are filled apart.
 
     Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
-    would make it too large, and in stage 3 at the end of its unit. A unit that is called again is
-    taken once. The last ones of a model are kept while it is alive: each volume asks for them.
+    would make it too large, and in stage 3 at the end of its unit. The first of trained parameters
+    may have a limit of its own. A unit that is called again is taken once. The last ones of a model
+    are kept while it is alive: each volume asks for them.
     """
     known = _LATEST.get(id(model))
     if known is None:
@@ -62,7 +64,7 @@ _LATEST: dict[int, tuple[Strategy, tuple[BucketSize, ...]]] = {}
 
 
 def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[BucketSize]:
-    limit = strategy.bucket_limit
+    limit = strategy.bucket_limit if frozen else strategy.first_bucket_limit
     apart, read = run_again_apart(model, strategy), set[str]()
     for unit in model.units:
         if goes_back(model, unit):
@@ -93,7 +95,7 @@ def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucke
                 continue
             if holds and limit is not None and filled + size > limit:
                 yield BucketSize(filled, frozen, times, first)
-                holds = False
+                holds, limit = False, strategy.bucket_limit
             if holds:
                 filled, first = filled + size, min(first, place)
             else:

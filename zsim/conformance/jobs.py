@@ -13,8 +13,9 @@ from zsim.schedule.schedule import Contract, Schedule
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim.strategy.zero_knobs import Keep
 
 STEPS = 2
 SHAPE = GPT(layers=2, hidden_size=6, attention_heads=2, sequence_length=4, vocab_size=11)

@@ -32,8 +32,9 @@ from zsim.scenario.tables import (
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions, registered
-from zsim.strategy.strategy import Parallel, Strategy, ZeroKnobs
+from zsim.strategy.strategy import Parallel, Strategy
 from zsim.strategy.train import TrainKnobs
+from zsim.strategy.zero_knobs import ZeroKnobs
 
 Constants = Callable[[str], NetworkProfile]
 """Fitted constants of a network by name."""

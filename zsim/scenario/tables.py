@@ -39,8 +39,9 @@ from zsim.strategy.learning_rate import LearningRateShape
 from zsim.strategy.offload import Offload
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import names, registered
-from zsim.strategy.strategy import Activations, Stage, ZeroKnobs
+from zsim.strategy.strategy import Activations, Stage
 from zsim.strategy.train import TrainKnobs
+from zsim.strategy.zero_knobs import ZeroKnobs
 
 
 class ScenarioError(ConfigError):

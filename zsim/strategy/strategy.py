@@ -14,32 +14,14 @@ from pydantic import BeforeValidator, InstanceOf, model_validator
 from pydantic_core import InitErrorDetails
 
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
-from zsim.strategy.config_table import Count, Flag, Table, Whole
+from zsim.strategy.config_table import Count, Flag, Table
 from zsim.strategy.execution import Execution, Loss
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.train import Train
-
-
-class Keep(StrEnum):
-    """Parameters that stay gathered between forward and backward in stage 3."""
-
-    NOTHING = "nothing"
-    EVERYTHING = "everything"
-
-
-class FusedBuffers(StrEnum):
-    """Sizes of buffers in which gradients are fused for one collective and one update.
-
-    CONSTANT: at most `bucket_elements`, however large the model (ZeRO-R CB, Rajbhandari et al.
-    2020, section 6.2). MODEL: all gradients in one, and all of their fp32 copy, as trainers had it
-    before.
-    """
-
-    CONSTANT = "constant"
-    MODEL = "model"
+from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
 
 
 class Checkpointing(StrEnum):
@@ -60,9 +42,6 @@ class Checkpointing(StrEnum):
 STAGES = (0, 1, 2, 3)
 """The ZeRO stages of zsim's own."""
 
-BUCKET_ELEMENTS = 500_000_000
-"""DeepSpeed's default of `reduce_bucket_size`."""
-
 
 def _stage(value: object) -> object:
     stage = whole(value)
@@ -81,51 +60,6 @@ class Parallel(ParallelAxes):
     """
 
     data: Count = 1
-
-
-class ZeroKnobs(Table):
-    """Keys of `[zero]` that a file and a `Strategy` write alike: knobs of zsim's own stages.
-
-    Attributes:
-        bucket_elements: parameters are gathered and gradients reduced in buckets of at most so many
-            elements (a larger parameter is a bucket of its own).
-        fused_buffers: stages 0 to 2: whether buckets are of a constant size, or one for all.
-        contiguous: gradients and checkpoints are moved into memory that set-up allocates, where
-            they lie in a row for good (ZeRO-R MD, section 6.3).
-        prefetch_units: stage 3: units whose gather is issued ahead of the one that computes.
-        gathered_elements: stage 3: a gather is not issued ahead while more elements than these
-            would be gathered at once; None does not limit. What the unit at hand needs is always
-            gathered.
-        keep_after_forward: stage 3: parameters that stay gathered from forward to backward.
-        reduce_once: stages 2 and 3: accumulate whole gradients and reduce in the last micro-batch,
-            instead of in each. Stages 0 and 1 always do.
-        reductions_in_flight: gradient buckets whose reduction may be unfinished while backward goes
-            on; at 0 compute waits for each reduction.
-        host_ahead_units: units that the host may issue ahead of the device, in forward and
-            backward; None does not limit.
-        secondary: stage 3: after the first forward of a step parameters stay sharded over so many
-            neighbouring ranks of the data axis, where later gathers find them (hpZ, Wang et al.
-            2023, section 3.2); None keeps no secondary shards.
-        tiles: stage 3: linear layers of blocks are cut along their outputs into so many tiles, each
-            gathered, used and freed like a unit of its own (memory-centric tiling, Rajbhandari et
-            al. 2021, section 5.1.3); 1 cuts none.
-        sequence_parallel: with a tensor axis, cut what flows between attention and MLP by tokens:
-            each rank has the norms and residuals of its own (Korthikanti et al. 2022, section
-            4.2.2).
-    """
-
-    bucket_elements: Count = BUCKET_ELEMENTS
-    fused_buffers: FusedBuffers = FusedBuffers.CONSTANT
-    contiguous: Flag = False
-    prefetch_units: Whole = 1
-    gathered_elements: Whole | None = None
-    keep_after_forward: Keep = Keep.NOTHING
-    reduce_once: Flag = False
-    reductions_in_flight: Whole = 1
-    host_ahead_units: Count | None = None
-    secondary: Count | None = None
-    tiles: Count = 1
-    sequence_parallel: Flag = False
 
 
 class Zero(ZeroKnobs):
@@ -251,9 +185,14 @@ class Strategy(Table):
             if zero.stage == 3:
                 why = "is for stages 0 to 2, stage 3 gathers units"
                 yield refusal("zero.fused_buffers", zero.fused_buffers, why)
+            why = "is for fused_buffers = constant"
             if zero.bucket_elements != BUCKET_ELEMENTS:
-                why = "is for fused_buffers = constant"
                 yield refusal("zero.bucket_elements", zero.bucket_elements, why)
+            if zero.first_bucket_elements is not None:
+                yield refusal("zero.first_bucket_elements", zero.first_bucket_elements, why)
+        elif zero.first_bucket_elements is not None and zero.stage == 3:
+            why = "is for stages 0 to 2, stage 3 reduces units"
+            yield refusal("zero.first_bucket_elements", zero.first_bucket_elements, why)
 
     def _against_checkpointing(self) -> Iterator[InitErrorDetails]:
         activations, pipeline = self.activations, self.parallel.pipeline
@@ -321,6 +260,12 @@ class Strategy(Table):
     def bucket_limit(self) -> int | None:
         """Most elements of a bucket of several parameters; None if all are in one."""
         return None if self.zero.fused_buffers is FusedBuffers.MODEL else self.zero.bucket_elements
+
+    @property
+    def first_bucket_limit(self) -> int | None:
+        """Most elements of the bucket that backward completes first; None if all are in one."""
+        first = self.zero.first_bucket_elements
+        return self.bucket_limit if first is None else first
 
     @property
     def cuts_checkpoints(self) -> bool:

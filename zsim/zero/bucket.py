@@ -2,7 +2,8 @@
 
 A bucket of zsim's own stages holds whole parameters and is padded to a multiple of the data axis,
 so that every rank owns an equal shard. It is of a constant size (ZeRO-R CB, Rajbhandari et al.
-2020, section 6.2), or takes everything. In stage 3 a bucket never crosses a unit; in the others it
+2020, section 6.2), or takes everything; the first that backward completes may be smaller, as that
+of DistributedDataParallel is. In stage 3 a bucket never crosses a unit; in the others it
 may, and is filled in the order of backward, so that it is complete as early as can be. A parameter
 that several units use is a bucket of its own; a unit that is called again is one unit here, whose
 gradients are complete with its first call. Frozen parameters have buckets of their own. Other
@@ -207,9 +208,10 @@ def one_after_the_other(ranks: int, *, alignment: int = 1) -> Packing:
 def fill(model: Model, strategy: Strategy) -> Buckets:
     """Distribute the parameters of `model` over buckets; frozen ones have buckets of their own."""
     uses = Counter(parameter.name for unit in model.modules for parameter in unit.parameters)
-    limit = strategy.bucket_limit
+    limit, first = strategy.bucket_limit, strategy.first_bucket_limit
     groups: list[list[Parameter]] = []
     open_groups: dict[bool, list[Parameter]] = {}
+    begun = 0
     for unit in reversed(model.modules):
         if strategy.zero.stage == 3:
             open_groups = {}
@@ -220,10 +222,12 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
                 continue
             group = open_groups.get(parameter.frozen, [])
             size = sum(member.elements for member in group)
-            full = limit is not None and size + parameter.elements > limit
+            most = first if begun == 1 and not parameter.frozen else limit
+            full = most is not None and size + parameter.elements > most
             if full or not group:
                 group = open_groups[parameter.frozen] = []
                 groups.append(group)
+                begun += not parameter.frozen
             group.append(parameter)
     return numbered(
         model,

@@ -16,7 +16,8 @@ from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.offload import MemoryTier
-from zsim.strategy.strategy import Keep, Strategy
+from zsim.strategy.strategy import Strategy
+from zsim.strategy.zero_knobs import Keep
 from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.names import DATA, INNER
 from zsim.zero.offloaded_parameters import FetchedShards

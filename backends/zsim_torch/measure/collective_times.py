@@ -2,6 +2,8 @@
 
 Between two collectives every rank computes for a moment. So the thread that carries bytes has gone
 to sleep, caches hold something else, and ranks arrive at slightly different times, as in training.
+Every second round asks what a host has to do with an end that has come long before: the streams of
+a training wait for it then.
 """
 
 import time
@@ -16,12 +18,15 @@ from torch import Tensor, distributed
 
 from zsim.schedule.operation import Reduction
 from zsim_torch.execute.collectives import ALL_GATHER, REDUCE_SCATTER
-from zsim_torch.execute.gloo_exchange import GlooExchange
+from zsim_torch.execute.flights import PendingWork, StreamEntry
+from zsim_torch.execute.gloo_exchange import Exchanged, GlooExchange
+from zsim_torch.execute.streams import CpuStreams
 from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.supervise.progress_record import note
 
-ROUNDS_MIN: Final = 5
+ROUNDS_MIN: Final = 6
+POLL_S: Final = 2e-5
 BETWEEN: Final = 192
 """Extent of the products between collectives: some hundred microseconds on a core."""
 
@@ -40,6 +45,8 @@ class CollectiveSample:
         issue_s: median seconds until it was handed over.
         handed_s, ended_s: when it had been, and when the host had learnt of its end, on the clock
             that all processes of a machine share.
+        landing_s: median seconds of the host to learn of an end that has come; None of a device
+            beside its host, and of messages, whose end Gloo tells to who waits alone.
     """
 
     collective: str
@@ -47,6 +54,7 @@ class CollectiveSample:
     issue_s: float
     handed_s: tuple[float, ...]
     ended_s: tuple[float, ...]
+    landing_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +75,16 @@ def collective_samples(
     square = torch.ones(BETWEEN, BETWEEN, device=device)
     collectives = tuple(_collectives(device, ladder.tensors, asynchronous=asynchronous))
     taken: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    landed: dict[tuple[str, int], list[float]] = {}
     end, rounds, goes_on = time.monotonic() + seconds, 0, True
     while goes_on:
         note(f"measuring collectives, round {rounds}")
         for each in collectives:
             torch.mm(square, square)
             watch.settle()
+            if asynchronous and rounds % 2 and each.name != PAIR:
+                landed.setdefault((each.name, each.size_bytes), []).append(_landing_s(each))
+                continue
             start = time.perf_counter()
             work = each.issue()
             handed = time.perf_counter()
@@ -90,6 +102,7 @@ def collective_samples(
             issue_s=median(handed - start for start, handed, _ in times[1:]),
             handed_s=tuple(handed for _, handed, _ in times[1:]),
             ended_s=tuple(ended for _, _, ended in times[1:]),
+            landing_s=median(landed[name, size]) if (name, size) in landed else None,
         )
         for (name, size), times in taken.items()
     )
@@ -105,6 +118,25 @@ def shared_s(samples: Sequence[CollectiveSample]) -> float:
     ends = (max(each) for each in zip(*(one.ended_s for one in samples), strict=True))
     taken: list[float] = [end - begin for begin, end in zip(begins, ends, strict=True)]
     return max(SHORTEST_S, float(median(taken)))
+
+
+def _landing_s(collective: _Collective) -> float:
+    """Return the seconds in which the streams of a training learn of an end that has come."""
+    streams = CpuStreams(keeps_trace=False)
+    flying: list[Any] = []
+
+    def issue() -> list[PendingWork]:
+        flying.append(collective.issue())
+        return [*flying]
+
+    streams.communicate(StreamEntry(operation=collective.name, stream=collective.name), issue)
+    for work in flying:
+        for each in work.works if isinstance(work, Exchanged) else [work]:
+            while not each.is_completed():
+                time.sleep(POLL_S)
+    start = time.perf_counter()
+    streams.host_waits((collective.name,))
+    return time.perf_counter() - start
 
 
 def _agreed(goes_on: bool, device: torch.device) -> bool:  # noqa: FBT001  (a number that is sent)

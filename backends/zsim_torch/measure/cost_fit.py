@@ -6,7 +6,7 @@ the least relative error.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import median
@@ -26,6 +26,7 @@ from zsim.schedule.operation import (
     Compute,
     Copy,
     Fill,
+    Operation,
     Together,
     walk,
 )
@@ -81,8 +82,8 @@ def fitted_costs(runs: Iterable[ReferenceTrace], times: MeasuredTimes) -> tuple[
     rows: defaultdict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
     taken: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:
-        durations = _durations(run.trace)
         operations = {each.id: each for each in walk(run.program.step)}
+        durations = _durations(run.trace, operations)
         for name, seconds in durations.items():
             operation = operations.get(name)
             if not isinstance(operation, RUN_HERE):
@@ -105,11 +106,21 @@ def _cost(name: str, factors: tuple[float, ...]) -> OperationCost:
     return OperationCost(name=name, own_s=own_s, kernel_s=kernel_s, product=product, moving=moving)
 
 
-def _durations(trace: RankTrace) -> dict[str, float]:
-    """Return the median seconds of each operation over steps, without the first ones."""
+def _durations(trace: RankTrace, operations: Mapping[str, Operation]) -> dict[str, float]:
+    """Return the median seconds of each operation over steps, without the first ones.
+
+    It counts where no collective was under way beside it: what this takes from it is no cost of it.
+    """
+    flown: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in trace.events:
+        if isinstance(operations.get(event.operation), HANDED_OVER):
+            flown[event.step].append((event.start_ps, event.end_ps))
     found: defaultdict[str, list[float]] = defaultdict(list)
     for event in trace.events:
-        if event.step >= WARM_UP:
+        beside = any(
+            begin < event.end_ps and event.start_ps < end for begin, end in flown[event.step]
+        )
+        if event.step >= WARM_UP and not beside:
             taken = (event.end_ps - event.start_ps) / PICOSECONDS_PER_SECOND
             found[event.operation].append(max(taken, 1e-9))
     return {name: median(each) for name, each in found.items()}

@@ -38,6 +38,9 @@ from zsim_torch.supervise.ranks import run_ranks
 
 DTYPES: Final = (DType.FP32, DType.BF16)
 LOCAL_RANKS: Final = 2
+LANDING_MOST: Final = 0.9
+"""Part of a collective that its landing is at most, whatever the clock said of either."""
+
 NO_LINK: Final = (1e9, 0.0)
 """Bytes per second and latency of the link of a rank that is alone: nothing goes over it."""
 
@@ -198,9 +201,14 @@ def _mean_kernels(alike: Sequence[KernelTimes]) -> KernelTimes:
 
 def _collectives(found: Sequence[RankTimes]) -> tuple[CollectiveTimes, ...]:
     points: dict[str, dict[float, float]] = {}
+    landings: dict[str, list[tuple[float, float]]] = {}
     for samples in zip(*(rank.collectives for rank in found), strict=True):
-        of_kind = points.setdefault(samples[0].collective, {})
-        of_kind[float(samples[0].size_bytes)] = shared_s(samples)
+        name, size = samples[0].collective, float(samples[0].size_bytes)
+        points.setdefault(name, {})[size] = whole_s = shared_s(samples)
+        parts = [each.landing_s for each in samples if each.landing_s is not None]
+        if parts:
+            landing_s = min(max(parts), LANDING_MOST * whole_s)
+            landings.setdefault(name, []).append((size, landing_s))
     return tuple(
         CollectiveTimes(
             collective=name,
@@ -209,6 +217,7 @@ def _collectives(found: Sequence[RankTimes]) -> tuple[CollectiveTimes, ...]:
                 sizes=tuple(sorted(of_kind)),
                 seconds=tuple(of_kind[size] for size in sorted(of_kind)),
             ),
+            landing_s=tuple(seconds for _, seconds in sorted(landings.get(name, []))),
         )
         for name, of_kind in points.items()
     )

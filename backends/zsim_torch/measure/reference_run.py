@@ -2,7 +2,9 @@
 
 Their sizes lie around those at which a kernel's launch, its arithmetic and its bytes each count, so
 that the costs of operations can be told apart. Stages 0 and 3 have every kind of operation of a
-step; the update is that of Adam.
+step; the update is that of Adam. Two settings compute nothing while a collective is under way, for
+costs of operations: what kernels lose to one is measured apart. The third hands collectives over
+and goes on, as a training does, for the host's time.
 """
 
 from itertools import product
@@ -16,12 +18,17 @@ from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import FusedBuffers
 from zsim_torch.measure.ladder import LADDER, Ladder
 
-STAGES: Final = (0, 3)
+BUCKET_ELEMENTS: Final = 500_000
+SETTINGS: Final = (
+    Zero(stage=0, fused_buffers=FusedBuffers.MODEL),
+    Zero(stage=3, bucket_elements=BUCKET_ELEMENTS, prefetch_units=0, reductions_in_flight=0),
+    Zero(stage=3, bucket_elements=BUCKET_ELEMENTS),
+)
 SEQUENCES: Final = 2
 VOCABULARY: Final = 256
-BUCKET_ELEMENTS: Final = 500_000
 MEMORY_BYTES: Final = 2**40
 """More than a reference run can need: it is not judged by memory."""
 
@@ -29,12 +36,12 @@ MEMORY_BYTES: Final = 2**40
 def reference_jobs(ranks: int, ladder: Ladder = LADDER) -> tuple[Job, ...]:
     """Return the runs, the smallest first."""
     return tuple(
-        _job(shape, stage, ranks=ranks, steps=ladder.steps)
-        for shape, stage in product(ladder.shapes, STAGES)
+        _job(shape, zero, ranks=ranks, steps=ladder.steps)
+        for shape, zero in product(ladder.shapes, SETTINGS)
     )
 
 
-def _job(shape: tuple[int, int, int], stage: int, *, ranks: int, steps: int) -> Job:
+def _job(shape: tuple[int, int, int], zero: Zero, *, ranks: int, steps: int) -> Job:
     layers, hidden, length = shape
     model = gpt(
         GPT(
@@ -48,7 +55,7 @@ def _job(shape: tuple[int, int, int], stage: int, *, ranks: int, steps: int) -> 
     )
     strategy = Strategy(
         parallel=Parallel(data=ranks),
-        zero=Zero(stage=stage, bucket_elements=BUCKET_ELEMENTS),
+        zero=zero,
         train=Train(optimizer=Adam(learning_rate=1e-3)),
     )
     schedule = make_schedule(model, strategy)

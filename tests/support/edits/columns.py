@@ -20,8 +20,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim.strategy.zero_knobs import Keep
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 CALLED_AGAIN = "blocks called again"

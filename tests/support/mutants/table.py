@@ -19,8 +19,9 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import Keep
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 

@@ -19,8 +19,9 @@ from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Keep, Strategy, Zero
+from zsim.strategy.strategy import Checkpointing, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import Keep
 from zsim_des.values import Carrier, carry
 from zsim_torch.module.absent import AbsentParameterError
 from zsim_torch.module.description import describe

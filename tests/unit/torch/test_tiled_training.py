@@ -16,8 +16,9 @@ from zsim.closed_form.offloaded import file_bytes
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import Keep
 from zsim_torch.supervise.ranks import RankPool
 
 WAYS = tuple(

@@ -11,8 +11,9 @@ from zsim.model.kernel import KernelKind
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Keep, Strategy, Zero
+from zsim.strategy.strategy import Checkpointing, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import Keep
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import ModuleUnitError, UnitRunError
 from zsim_torch.train import Option, Trained, train

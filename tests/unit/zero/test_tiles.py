@@ -17,8 +17,9 @@ from zsim.schedule.operation import Allocate, Free
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import Keep
 
 FAMILIES = (GPT, Llama)
 

@@ -20,15 +20,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Free
 from zsim.schedule.schedule import HostBytes, Kind, Program
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import (
-    Activations,
-    Checkpointing,
-    FusedBuffers,
-    Parallel,
-    Strategy,
-    Zero,
-)
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import FusedBuffers
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 

@@ -138,12 +138,32 @@ class OperationCost:
 class CollectiveTimes:
     """Seconds of a collective of so many ranks, by the bytes of its whole tensor.
 
-    From when its host has handed it over until the host has learnt of its end.
+    From when its host has handed it over until the host has learnt of its end. In `landing_s` of
+    them, for each size, the host runs nothing else, however long ago the last byte has come: it
+    sums what came, divides, and notes the end. None are given where the host has no part in it.
     """
 
     collective: str
     ranks: int
     curve: TimeCurve
+    landing_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.landing_s and len(self.landing_s) != len(self.curve.sizes):
+            raise MeasuredTimesError(
+                f"landing_s: {len(self.landing_s)} must be as many as sizes, "
+                f"{len(self.curve.sizes)}"
+            )
+        for landing, taken in zip(self.landing_s, self.curve.seconds, strict=False):
+            if not 0 < landing < taken:
+                raise MeasuredTimesError(
+                    f"landing_s: {landing} must be more than 0 and less than {taken}, the whole"
+                )
+
+    @property
+    def landing(self) -> TimeCurve | None:
+        """The host's part by size."""
+        return TimeCurve(sizes=self.curve.sizes, seconds=self.landing_s) if self.landing_s else None
 
 
 OTHER = "other"
@@ -243,12 +263,23 @@ class MeasuredTimes:
 
         Of a group of another size it takes as much longer as a ring passes more bytes.
         """
-        alike = [each for each in self.collectives if each.collective == collective]
-        if not alike:
+        nearest = self._nearest_ranks(collective, ranks)
+        if nearest is None:
             return None
-        nearest = min(alike, key=lambda each: (abs(each.ranks - ranks), each.ranks))
         passed = (1 - 1 / ranks) / (1 - 1 / nearest.ranks)
         return nearest.curve.at(size_bytes) * passed
+
+    def landing_s(self, collective: str, ranks: int, size_bytes: int) -> float:
+        """Return the seconds of `collective_s` that the host has to do with its end."""
+        nearest = self._nearest_ranks(collective, ranks)
+        if nearest is None or nearest.landing is None:
+            return 0.0
+        whole_s = self.collective_s(collective, ranks, size_bytes) or 0.0
+        return min(nearest.landing.at(size_bytes), whole_s)
+
+    def _nearest_ranks(self, collective: str, ranks: int) -> CollectiveTimes | None:
+        alike = [each for each in self.collectives if each.collective == collective]
+        return min(alike, key=lambda each: (abs(each.ranks - ranks), each.ranks), default=None)
 
     def _product_s(self, kernel: Kernel) -> float:
         times = _nearest(self.products, kernel.dtype, backward=kernel.backward)

@@ -1,0 +1,319 @@
+"""A program as the engine runs it: ids become numbers, costs become times, once for all ranks."""
+
+from functools import partial
+from typing import assert_never, cast
+
+from zsim.cluster.cluster import Gpu
+from zsim.cluster.profile.host_launch import FREE
+from zsim.cluster.profile.measured import MeasuredTimes
+from zsim.compute.roofline import moving_ps, operation_ps
+from zsim.network.volume import ring_equivalent_bytes
+from zsim.schedule.operation import (
+    Allocate,
+    Branch,
+    Communication,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    Previous,
+    Read,
+    SetScalar,
+    StreamOperation,
+    Together,
+    Write,
+    walk,
+)
+from zsim.schedule.schedule import Program, Schedule
+from zsim.units import PICOSECONDS_PER_SECOND
+from zsim_des.engine.instruction import (
+    NOTHING,
+    After,
+    Ask,
+    Choose,
+    Enqueue,
+    HostNote,
+    Instruction,
+    Lowered,
+    Stop,
+)
+from zsim_des.engine.landing import Landings
+from zsim_des.network.carried import Carried, access_of, carried_by
+
+END = "the end of the step"
+TRANSFERS = (Read, Write)
+HANDED_OVER = (Communication, Together)
+KERNELS = frozenset[type[Operation]]({Compute, Copy, Fill})
+HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
+
+
+class LoweringError(ValueError):
+    """An operation that cannot be executed as it stands."""
+
+
+def lower(
+    schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = False, asks: bool = False
+) -> Lowered:
+    """Return the instructions of `program` on `gpu`; of a run that is `watched`, with every note.
+
+    With `asks` the host asks for memory at each allocation, and notes each free. A run that is
+    watched counts scalars from where they begin; any other one shows steps in which all that
+    branches decide on has come down to zero, as a schedule does that counts its first steps.
+
+    Raises:
+        LoweringError: an edge names an operation that is issued later.
+        ClusterError: the GPU has no rate for the format of a kernel.
+    """
+    lowering = _Lowering(schedule, program, gpu, watched=watched, asks=asks)
+    setup, step = lowering.part(program.setup), lowering.part(program.step)
+    initial = {each.name: each.initial if watched else 0.0 for each in schedule.scalars}
+    scalars = {name: initial[name] for name in lowering.decides}
+    return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited(), scalars)
+
+
+def _measured_ps(times: MeasuredTimes, operation: Operation) -> int:
+    return round(times.issue_s(operation) * PICOSECONDS_PER_SECOND)
+
+
+def threads_of(schedule: Schedule, program: Program) -> frozenset[str]:
+    """Return the streams that are threads of the host, or handles of reads and writes."""
+    handles = {each.stream for each in program.patterns if isinstance(each, TRANSFERS)}
+    return frozenset(handles | set(schedule.host_threads))
+
+
+def _nothing(operation: Operation) -> int:
+    """Return zero: what a host that issues in no time spends on `operation`."""
+    return 0
+
+
+class _Lowering:
+    """Turns the parts of one program into instructions. Slots count through setup and step."""
+
+    def __init__(
+        self, schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool, asks: bool
+    ) -> None:
+        self.slots: dict[str, int] = {}
+        self._program = program
+        self._gpu = gpu
+        costs = gpu.launch_costs
+        is_free, measured = costs == FREE or schedule.with_host_time, gpu.measured
+        self._launch_ps = _nothing if is_free else costs.issue_ps
+        if measured is not None:
+            self._launch_ps = partial(_measured_ps, measured)
+        self._runs = measured is not None and measured.runs_on_host
+        runs_on_host = measured if self._runs else None
+        self._landings = Landings(runs_on_host, schedule)
+        self._unissued_ps = 0  # of operations that are no instruction, until the next that is one
+        self._threads = threads_of(schedule, program)
+        self._places = {pool.name: pool.place for pool in schedule.pools}
+        self._schedule = schedule
+        self._access = access_of(schedule)
+        self._has_host = len(set(self._places.values())) > 1
+        self._streams = {name: index for index, name in enumerate(schedule.streams)}
+        self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+        self._asks = asks
+        self._noted: tuple[type[Operation], ...] = (Allocate,) if program.defers else ()
+        if watched:
+            self._noted = (Allocate, Free, SetScalar)
+        elif asks:
+            self._noted = (Free,)
+        # Most operations take memory or give it back, and mostly cost the host nothing.
+        taken: set[type[Operation]] = {Allocate, Free} if not asks and measured is None else set()
+        self._silent = frozenset(taken.difference(self._noted))
+        self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
+        self._seen: set[str] = set()
+        step = program.step_work
+        read = {each.scalar for each in step if isinstance(each, Branch) and each.scalar}
+        counters = {each.counter for each in step if isinstance(each, SetScalar) and each.counter}
+        self.decides = frozenset(read | counters if read else ())
+        self._timed: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
+        """Instructions of setup or of the step."""
+        for operation in walk(operations):
+            if type(operation) is not Allocate and _takes_a_slot(operation):
+                self.slots[operation.id] = len(self.slots)
+        made = self._list(operations)
+        measured = self._gpu.measured
+        if measured is not None and self._runs:  # at its end it waits for all that it handed over
+            flying = [each.id for each in walk(operations) if isinstance(each, HANDED_OVER)]
+            slots = tuple(self.slots[name] for name in flying)
+            end = Stop(END, After(slots, ()), self._taken_ps())
+            made += [*self._landings.before(end), end]
+            made.append(Stop(END, NOTHING, round(measured.host.step_s * PICOSECONDS_PER_SECOND)))
+        return tuple(made)
+
+    def awaited(self) -> frozenset[int]:
+        """Slots that something waits for by name."""
+        every = self._waits.values()
+        return frozenset(slot for after in every for slot in (*after.here, *after.earlier))
+
+    def _list(self, operations: tuple[Operation, ...]) -> list[Instruction]:
+        found: list[Instruction] = []
+        for operation in operations:
+            if type(operation) in self._silent and not (type(operation) is Free and operation.uses):
+                continue
+            made = self._instruction(operation)
+            if made is None:  # no instruction, which costs a host that was measured something
+                self._unissued_ps += 0 if self._gpu.measured is None else self._launch_ps(operation)
+            else:
+                if not isinstance(made, HostNote):
+                    made.launch_ps += self._taken_ps()
+                if isinstance(operation, HANDED_OVER):
+                    self._landings.hand_over(operation, self.slots[operation.id])
+                else:
+                    found += self._landings.before(made)
+                found.append(made)
+                if self._runs and isinstance(operation, Compute | Copy | Fill):
+                    found += self._run_here(operation)
+            counts = isinstance(operation, SetScalar) and operation.scalar in self.decides
+            if counts or isinstance(operation, self._noted):
+                found.append(HostNote(operation.id, operation))
+            self._seen.add(operation.id)
+        return found
+
+    def _taken_ps(self) -> int:
+        taken_ps, self._unissued_ps = self._unissued_ps, 0
+        return taken_ps
+
+    def _run_here(self, operation: Compute | Copy | Fill) -> list[Instruction]:
+        """Return the wait of a host that runs `operation` itself, unless a thread of its does."""
+        if operation.stream in self._threads:
+            return []
+        return [Stop(operation.id, After((self.slots[operation.id],), ()), 0)]
+
+    def _instruction(self, operation: Operation) -> Instruction | None:
+        if type(operation) in KERNELS:  # most of those that are instructions
+            return self._kernel(cast("Compute | Copy | Fill", operation))
+        match operation:
+            case Allocate():
+                return Ask(operation.id, operation) if self._asks else None
+            case SetScalar():
+                return None
+            case Compute():
+                return self._kernel(operation)
+            case Free():
+                return self._free(operation)
+            case Communication():
+                return self._enqueue(operation, members=(operation,))
+            case Together(members=members):
+                return self._enqueue(operation, members=members)
+            case Fill() | Copy():
+                return self._kernel(operation)
+            case HostWait(operation=edge):
+                after = self._after(operation.id, (edge,))
+                return Stop(operation.id, after, self._launch_ps(operation))
+            case Branch():
+                return self._choose(operation)
+            case _:
+                assert_never(operation)
+
+    def _enqueue(
+        self,
+        operation: StreamOperation,
+        *,
+        time_ps: int = 0,
+        moving_ps: int = 0,
+        members: tuple[Communication, ...] = (),
+    ) -> Enqueue:
+        return Enqueue(
+            self.slots[operation.id],
+            operation.id,
+            self._streams[operation.stream],
+            self._after(operation.id, operation.after),
+            time_ps,
+            moving_ps,
+            self._launch_ps(operation),
+            operation,
+            tuple([self._member(member) for member in members]) if members else (),
+        )
+
+    def _member(self, member: Communication) -> tuple[Communication, int]:
+        return member, ring_equivalent_bytes(member, self._sizes[member.group])
+
+    def _kernel(self, operation: Compute | Copy | Fill) -> Enqueue:
+        """Return one that takes the time of the GPU, or carries bytes on the host side.
+
+        A copy on a node whose PCIe is not described takes the time of device memory.
+        """
+        carries: Carried | None = None
+        if self._has_host:
+            carries = carried_by(
+                operation, self._program, self._schedule, self._places, access=self._access
+            )
+        time_ps = moving = 0
+        if carries is None or carries.kernel is None:
+            time_ps, moving = self._times(operation)
+        made = self._enqueue(operation, time_ps=time_ps, moving_ps=moving)
+        made.carries = carries
+        return made
+
+    def _times(self, operation: Compute | Copy | Fill) -> tuple[int, int]:
+        """Return how long an operation takes alone, and how much of that only moves memory.
+
+        Segments of all micro-batches have the same kernels, and copies the same views: they are
+        timed once.
+        """
+        key: tuple[int, ...] = ()
+        if isinstance(operation, Copy):
+            views = id(operation.source), id(operation.target)
+            key = (*views, operation.accumulate, operation.launches)
+        elif isinstance(operation, Compute) and operation.kernels:
+            key = (id(operation.kernels),)
+        known = self._timed.get(key)
+        if known is not None:
+            return known
+        time_ps, moving = operation_ps(operation, self._program, self._gpu), 0
+        if self._gpu.collective_share:
+            moving = moving_ps(operation, self._program, self._gpu)
+        if key:
+            self._timed[key] = time_ps, moving
+        return time_ps, moving
+
+    def _free(self, free: Free) -> Instruction | None:
+        if not free.uses or free.mode is FreeMode.DEFERRED:
+            return None
+        after, launch_ps = self._after(free.id, free.uses), self._launch_ps(free)
+        home = self._program.by_name[free.buffer].home
+        if free.mode is FreeMode.HOST or (self._runs and home not in self._threads):
+            return Stop(free.id, after, launch_ps)
+        stream = self._streams[home]
+        return Enqueue(self.slots[free.id], free.id, stream, after, 0, 0, launch_ps, None, ())
+
+    def _choose(self, branch: Branch) -> Choose:
+        after = self._after(branch.id, branch.after)
+        sides = (branch.then, branch.otherwise)
+        then, otherwise = (tuple(self._list(side)) for side in sides)
+        slots = [
+            tuple(self.slots[op.id] for op in walk(side) if op.id in self.slots) for side in sides
+        ]
+        launch_ps = self._launch_ps(branch)
+        return Choose(branch.id, after, launch_ps, branch, then, otherwise, *slots)
+
+    def _after(self, name: str, edges: tuple[Edge, ...]) -> After:
+        if edges in self._waits:
+            return self._waits[edges]
+        here: list[int] = []
+        earlier: list[int] = []
+        for edge in edges:
+            if isinstance(edge, Previous):
+                if edge.operation in self.slots:
+                    earlier.append(self.slots[edge.operation])
+                continue
+            if edge not in self._seen:
+                raise LoweringError(f"{name}: waits for {edge}, which the host issues later")
+            if edge in self.slots:
+                here.append(self.slots[edge])
+        made = self._waits[edges] = After(tuple(here), tuple(earlier))
+        return made
+
+
+def _takes_a_slot(operation: Operation) -> bool:
+    """Return whether something may wait for it: it is on a stream, or a free that waits."""
+    if isinstance(operation, Free):
+        return bool(operation.uses) and operation.mode is FreeMode.WAITED
+    return not isinstance(operation, HOST_ACTIONS)

@@ -1,0 +1,122 @@
+"""Buckets of a trainer whose strategy names none: those of PyTorch, which overlap in backward."""
+
+import pytest
+import torch
+from torch import nn
+from torch._C._distributed_c10d import (  # no public names
+    _DEFAULT_FIRST_BUCKET_BYTES,  # pyright: ignore[reportPrivateUsage]  # torch's own default
+    _compute_bucket_assignment_by_size,  # pyright: ignore[reportPrivateUsage]  # and its rule
+)
+from torch.nn import functional
+
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.schedule.operation import Action, AllReduce, Communication, Compute, ReduceScatter, walk
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
+from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers
+from zsim_torch.module_schedule import BUCKET_BYTES, FIRST_BUCKET_BYTES, schedule_of, with_buckets
+
+WIDTH, LAYERS = 1000, 9
+
+
+class Loss(nn.Module):
+    """Squares of what is left of a batch."""
+
+    def forward(self, hidden: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        return functional.mse_loss(hidden, batch[:, : hidden.shape[1]])
+
+
+def module(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Return layers of a million parameters each, and one of half of them behind."""
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False, dtype=dtype) for _ in range(LAYERS)]
+    last = nn.Linear(WIDTH, 100, bias=False, dtype=dtype)
+    return nn.Sequential(*layers, last, Loss())
+
+
+def strategy(stage: int, **knobs: object) -> Strategy:
+    return Strategy.of(
+        {
+            "parallel": Parallel(data=2),
+            "zero.stage": stage,
+            **{f"zero.{name}": value for name, value in knobs.items()},
+        }
+    )
+
+
+def schedule(given: Strategy) -> Schedule:
+    """Return the schedule of a trainer of `module`."""
+    made = module()
+    units = [name for name, _ in made.named_children()]
+    found, _, _, _ = schedule_of(made, given, units, torch.ones(2, WIDTH), None, None)
+    return found
+
+
+def reductions(given: Strategy) -> list[tuple[int, int]]:
+    """Return elements of each reduction, in order, and the backwards of units issued before it."""
+    found: list[tuple[int, int]] = []
+    made = schedule(given)
+    sizes = {each.name: each.elements for each in made.programs[0].buffers}
+    backwards = 0
+    for operation in walk(made.programs[0].step):
+        if isinstance(operation, Compute) and operation.action is Action.BACKWARD:
+            backwards += 1
+        if isinstance(operation, AllReduce | ReduceScatter):
+            assert isinstance(operation, Communication)
+            found.append((sizes[operation.source.buffer], backwards))
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_they_are_those_of_data_parallel_training_and_reduced_while_backward_goes_on(
+    stage: int,
+) -> None:
+    """DistributedDataParallel closes a bucket that has reached its size, ours stay below it."""
+    parameters: list[torch.Tensor] = [*module().parameters()]
+    groups, _ = _compute_bucket_assignment_by_size(
+        parameters[::-1], [_DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
+    )
+    # Of PyTorch: the last layer (0.4 MB) and one of 4 MB reach 1 MiB; seven of 4 MB reach 25 MiB;
+    # the last one is left. Of ours: the last layer; six that stay below 25 MiB; three are left.
+    assert [len(group) for group in groups] == [2, 7, 1]
+    sizes, before = zip(*reductions(strategy(stage)), strict=True)
+    assert sizes == (100 * WIDTH, 6 * WIDTH**2, 3 * WIDTH**2)
+    # The loss has a backward, too; the first bucket is complete with the one behind it.
+    assert before == (2, 2 + 6, 2 + LAYERS)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"bucket_elements": BUCKET_ELEMENTS},
+        {"first_bucket_elements": BUCKET_ELEMENTS},
+        {"fused_buffers": FusedBuffers.CONSTANT},
+        {"fused_buffers": FusedBuffers.MODEL},
+    ],
+)
+def test_what_a_strategy_names_stays(stage: int, named: dict[str, object]) -> None:
+    given = strategy(stage, **named)
+    assert with_buckets(given) is given
+    # One bucket for the whole model, complete with the last backward.
+    assert reductions(given) == [(LAYERS * WIDTH**2 + 100 * WIDTH, 2 + LAYERS)]
+
+
+def test_stage_3_has_a_bucket_for_each_unit_as_before() -> None:
+    assert with_buckets(strategy(3)) == strategy(3)
+    sizes = [size for size, _ in reductions(strategy(3))]
+    assert sizes == [100 * WIDTH, *[WIDTH**2] * LAYERS]
+
+
+def test_sizes_are_bytes_of_gradients() -> None:
+    narrow = Strategy(zero=Zero(stage=1), train=Train(precision=Precision.BF16))
+    zero = with_buckets(narrow).zero
+    assert zero.first_bucket_elements == FIRST_BUCKET_BYTES // 2
+    assert zero.bucket_elements == BUCKET_BYTES // 2
+
+
+def test_an_emulated_runtime_has_its_own() -> None:
+    emulated = Strategy.of({"zero.stage": 1, "zero.emulate": DeepSpeed()})
+    assert with_buckets(emulated) is emulated
