@@ -15,7 +15,8 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_torch.module.description import describe, describe_planned
 from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
-from zsim_torch.module.planned_module import LossOf, PlannedModule, has_forward
+from zsim_torch.module.module_loss import LossOf
+from zsim_torch.module.planned_module import PlannedModule, has_forward
 from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
 from zsim_torch.optimizer_groups import RateGroups, with_optimizer
 
@@ -46,10 +47,7 @@ def planned_module(
     """Return the module by units that are found; None where they are chosen, or its children."""
     if units is not None or batch is None or not has_forward(module):
         return None
-    if isinstance(source, Schedule):
-        strategy = source.contract.strategy
-    else:
-        strategy = source if isinstance(source, Strategy) else source.strategy
+    strategy = source.contract.strategy if isinstance(source, Schedule) else _strategy_of(source)
     precision = Precision.FP32 if strategy is None else strategy.train.precision
     return PlannedModule(module, batch, dtype=precision.compute, loss=loss)
 
@@ -71,8 +69,7 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
         if optimizer is not None:
             raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
         return source, {}, {}, None
-    strategy = source if isinstance(source, Strategy) else source.strategy
-    strategy, rates = with_optimizer(with_buckets(strategy), module, optimizer)
+    strategy, rates = with_optimizer(with_buckets(_strategy_of(source)), module, optimizer)
     if batch is None:
         raise RefusedError("batch: missing; a micro-batch is needed to measure units on")
     if not isinstance(units, PlannedModule):
@@ -105,6 +102,21 @@ def with_buckets(strategy: Strategy) -> Strategy:
             "zero.bucket_elements": BUCKET_BYTES // size,
         }
     )
+
+
+def _strategy_of(source: Strategy | HasStrategy) -> Strategy:
+    """Return the strategy that a trainer was given.
+
+    Raises:
+        RefusedError: it was given something else.
+    """
+    found = source if isinstance(source, Strategy) else getattr(source, "strategy", None)
+    if not isinstance(found, Strategy):
+        raise RefusedError(
+            f"source: a {type(source).__name__} must be a Schedule, a Strategy, or a scenario as "
+            "zsim.load returns it"
+        )
+    return found
 
 
 def groups_of(

@@ -78,7 +78,7 @@ class RankRun:
         self._life = ExitStack()
         self._buffers = SharedBuffers(module, device)
         self._life.callback(self._buffers.back)
-        self.owners = buffer_owners(schedule, units)
+        self.owners = buffer_owners(module, schedule, units)
         with self.guarded():
             self._taken = self._life.enter_context(emptied(module, keep=option.write_back))
             self._bench = self._life.enter_context(self._new_bench(rank))

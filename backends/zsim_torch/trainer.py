@@ -24,8 +24,10 @@ from zsim_torch.feed import micro_batches
 from zsim_torch.initial_values import initial_values, need_buffers
 from zsim_torch.job_module import JobModule
 from zsim_torch.module.compiled import uncompiled
+from zsim_torch.module.module_loss import LossOf, loss_of
+from zsim_torch.module.module_refusal import need_no_hooks, need_no_moments, need_trainable
 from zsim_torch.module.module_state import evaluating
-from zsim_torch.module.planned_module import LossOf, PlannedModule, loss_of
+from zsim_torch.module.planned_module import PlannedModule
 from zsim_torch.module.unit import UnitChoice, resolve
 from zsim_torch.module_schedule import (
     HasStrategy,
@@ -108,8 +110,8 @@ class Trainer:
                 blocks, with what its forward does between them.
             batch: a micro-batch to measure the units on, where the schedule is to be made.
             loss: of a module and a batch, where units are found. By default the module is called
-                with the batch, or with keywords if that is a mapping, and returns its loss, or
-                something with a `loss`.
+                with the batch, or what is in it if that is a mapping (by keyword), tuple or list,
+                and returns its loss, or something with a `loss`.
             reads: what each unit is called with, as `describe` has it.
             optimizer: AdamW or SGD of torch with its groups, or a rule, instead of the strategy's.
             on_step: is told the numbers of each step.
@@ -121,8 +123,11 @@ class Trainer:
             ModuleUnitError: the units do not make up the module.
         """
         option = option or Option()
+        need_trainable(module)
+        if isinstance(optimizer, torch.optim.Optimizer) and not option.restart:
+            need_no_moments(optimizer)
         need_buffers(module, option.initial)
-        with uncompiled(module):
+        with uncompiled(module.modules()):
             planned = planned_module(module, source, units, batch, loss=loss)
             chosen = planned or unit_choices(module, units)
             made = schedule_of(module, source, chosen, batch, reads, optimizer)
@@ -131,6 +136,8 @@ class Trainer:
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
         resolved = chosen.units if isinstance(chosen, PlannedModule) else resolve(module, chosen)
+        if planned is None:
+            need_no_hooks(module, [each.module for each in resolved], forward_is_run=False)
         need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
         need_values_and_memory(module, schedule, program, option)
         self._groups = groups_of(schedule, module, rates, optimizer=optimizer)

@@ -48,13 +48,13 @@ PREFIXES: Final = ("", "app.")
 class RankState:
     """Parameters, moments, numbers of the host and constants of a training on one rank.
 
-    `owners` has the rank that is believed in a buffer of the module by its `id`, else that is 0.
+    `owners` has the rank that is believed in a buffer of the module by its name, else that is 0.
     """
 
     machine: RankMachine
     module: nn.Module
     groups: RateGroups
-    owners: Mapping[int, int]
+    owners: Mapping[str, int]
     memory: StateMemory = field(init=False)
     _names: dict[int, str] = field(init=False)
     _parts: dict[str, ParameterPart] = field(init=False)
@@ -82,9 +82,7 @@ class RankState:
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
         }
         own = {
-            name: each
-            for name, each in self.buffers().items()
-            if self.owners.get(id(each), 0) == rank
+            name: each for name, each in self.buffers().items() if self.owners.get(name, 0) == rank
         }
         return found | own
 

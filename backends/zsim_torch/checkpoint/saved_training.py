@@ -59,11 +59,11 @@ class SavedTraining:
         module: nn.Module,
         groups: RateGroups,
         *,
-        owners: Mapping[int, int],
+        owners: Mapping[str, int],
     ) -> Self:
         """Return what saves and loads a training, which `executor` runs.
 
-        `owners` has the rank that is believed in a buffer by its `id`, else that is 0.
+        `owners` has the rank that is believed in a buffer by its name, else that is 0.
 
         Raises:
             RefusedError: a step leaves something else to the next, or nothing says which parts of

@@ -288,7 +288,7 @@ class Computer:
                 f"the schedule has room for {len(views)}"
             )
         for view, output in zip(views, outputs, strict=False):
-            if output.numel() != view.size:
+            if view.size not in (output.numel(), output.nbytes):  # formats without a name: bytes
                 raise UnitRunError(
                     f"unit {unit}: it returned {output.numel()} elements, "
                     f"the schedule has room for {view.size}"

@@ -78,11 +78,15 @@ class UnitLink(NamedTuple):
     def of(
         cls, record: "Record", outputs: Sequence[torch.Tensor], before: int
     ) -> "UnitLink | None":
-        """Return the link that the outputs of a forward make, behind `before` others."""
+        """Return the link that the outputs of a forward make, behind `before` others.
+
+        An output with hooks is none: they would be called where its gradient is taken, and where
+        the unit's backward begins with it.
+        """
         if len(outputs) != 1 or before >= LINKS or record.saving is not None:
             return None
         (output,), edge = outputs, record.outputs[0].edge
-        if edge is None or output.grad_fn is not edge.node:
+        if edge is None or output.grad_fn is not edge.node or output._backward_hooks:
             return None
         return cls(output, edge, before + 1)
 
@@ -206,6 +210,11 @@ def forward(
             with ForwardRefusals(unit), _hooks(unit, saving):
                 outputs = call(unit, parameters, given)
             saving.end_forward()
+    if link is not None and link.output._backward_hooks:
+        raise UnitRunError(
+            f"unit {unit.name}: its forward puts a hook on what it is called with; put it on what "
+            "a unit makes"
+        )
     record.outputs = [_Output(_edge_of(each), each.shape, each.dtype) for each in outputs]
     _need_own_inputs(record)
     return outputs, record

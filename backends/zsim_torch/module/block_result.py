@@ -76,6 +76,22 @@ class BlockResult:
             )
 
 
+def need_same_arguments(path: str, given: Sequence[object], after: object) -> None:
+    """Return if a block has left containers that it was called with as they were.
+
+    Raises:
+        ModuleUnitError: it has not.
+    """
+    found = tree_leaves(after)
+    if len(found) != len(given) or any(
+        one is not other for one, other in zip(given, found, strict=True)
+    ):
+        raise ModuleUnitError(
+            f"unit {path}: it changes a list or dict that it is called with; return what it makes "
+            "instead"
+        )
+
+
 def described(
     path: str, given: Sequence[object], output: object
 ) -> tuple[BlockResult, dict[int, Tensor]]:

@@ -1,7 +1,7 @@
 """Modules that `torch.compile` has compiled in place, with `Module.compile`."""
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -20,13 +20,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 @contextmanager
-def uncompiled(module: nn.Module) -> Generator[None]:
-    """Run `module` as it is written inside.
+def uncompiled(modules: Iterable[nn.Module]) -> Generator[None]:
+    """Run `modules` as they are written inside.
 
     The compiler gives up a function for good that it meets under a dispatch mode, such as those
     that a module is described with.
     """
-    found = [each for each in module.modules() if vars(each).get(COMPILED_CALL) is not None]
+    found = [each for each in modules if vars(each).get(COMPILED_CALL) is not None]
     kept = [vars(each)[COMPILED_CALL] for each in found]
     for each in found:
         vars(each)[COMPILED_CALL] = None

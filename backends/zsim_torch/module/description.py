@@ -14,11 +14,13 @@ from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy.precision import Precision
 from zsim_torch.module.autograd import call
+from zsim_torch.module.block_result import cut
 from zsim_torch.module.forward_plan import Symbol
 from zsim_torch.module.module_state import unchanged
 from zsim_torch.module.planned_module import PlannedModule
 from zsim_torch.module.probe import value_or_probe
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
+from zsim_torch.module.unwritten import UnwrittenMemory
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 
 BACKWARD_FLOPS = 2
@@ -106,7 +108,7 @@ def describe_planned(
     for unit in planned.units:
         plan = planned.first.plans[unit.name]
         known = [values[symbol] for symbol in plan.inputs]
-        given = [each.requires_grad_(value.requires_gradient) for value, each in known]
+        given = [cut(each.requires_grad_(value.requires_gradient)) for value, each in known]
         with unchanged(planned.module):
             measured = _measure(unit, planned.values_of(unit), [*given, planned.first])
         for number, (symbol, made) in enumerate(zip(plan.outputs, measured.outputs, strict=True)):
@@ -175,7 +177,10 @@ def _measure(
         return saved[-1]
 
     counter = FlopCounterMode(display=False)
-    with torch.enable_grad(), counter, saved_tensors_hooks(keep, lambda kept: kept):
+    named = dict(zip(unit.names, parameters, strict=True))
+    unwritten = UnwrittenMemory(unit.name, named, tree_leaves(given))
+    keeping = saved_tensors_hooks(keep, lambda kept: kept)
+    with torch.enable_grad(), counter, keeping, unwritten:
         outputs = call(unit, parameters, given)
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
@@ -196,9 +201,9 @@ def _measure(
 
 def _entering(name: str, value: object) -> object:
     """Return what a unit is called with: differentiable if what made it is, never the batch."""
-    if name == BATCH or not isinstance(value, torch.Tensor) or not value.requires_grad:
+    if name == BATCH or not isinstance(value, torch.Tensor):
         return value
-    return value.detach().requires_grad_()
+    return cut(value)
 
 
 def _pointers(tensors: Sequence[object]) -> set[int]:
@@ -241,10 +246,21 @@ def _kernel(measured: _MeasuredUnit, dtype: DType, *, times: int) -> Kernel:
 
 
 def _value(name: str, tensor: torch.Tensor) -> Value:
+    """Return a tensor as a value; one in a format that schedules lack is so many bytes.
+
+    Raises:
+        ModuleUnitError: it has a gradient in such a format.
+    """
+    dtype = DTYPE_OF_TORCH.get(tensor.dtype)
+    if dtype is None and tensor.requires_grad:
+        raise ModuleUnitError(
+            f"{name}: {tensor.dtype} has no gradient in a schedule; return real numbers "
+            "(torch.view_as_real)"
+        )
     return Value(
         name=name,
-        elements=tensor.numel(),
-        dtype=DTYPE_OF_TORCH[tensor.dtype],
+        elements=tensor.numel() * (1 if dtype is not None else tensor.element_size()),
+        dtype=dtype or DType.INT8,
         requires_gradient=tensor.requires_grad,
     )
 

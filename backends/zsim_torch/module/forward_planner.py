@@ -26,6 +26,7 @@ from zsim_torch.module.block_result import (
     described,
     empty,
     name_of,
+    need_same_arguments,
     only_tells,
 )
 from zsim_torch.module.forward_plan import (
@@ -36,18 +37,19 @@ from zsim_torch.module.forward_plan import (
     Symbol,
     UnitPlan,
 )
+from zsim_torch.module.planned_function import MARK, need_followed
 from zsim_torch.module.saving import version
 from zsim_torch.module.unit import ModuleUnitError
+from zsim_torch.module.unwritten import UnwrittenMemory
 
 WHOLE, START, AFTER, END = "module", "start", "{}.after", "end"
 """Names of what stands alone, before the first block, after a block, and after the last."""
 
-MARK, INSIDE = "_zsim_symbol", "_zsim_made_inside"
-"""Attributes of tensors: the symbol that one stands for, and the block that made one."""
+INSIDE = "_zsim_made_inside"
+"""Attribute of tensors: the block that made one."""
 
 _WRITES_BUFFERS: Final = frozenset(["batch_norm", "instance_norm"])
 _DEVICE, _ON_META = (getattr(torch.Tensor, name).__get__ for name in ("device", "is_meta"))
-_DIFFERENTIATE: Final = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
 class ForwardPlanner(TorchFunctionMode):
@@ -118,6 +120,7 @@ class ForwardPlanner(TorchFunctionMode):
 
     def _note(self, func: Callable[..., object], leaves: list[object], spec: TreeSpec) -> object:
         """Call `func` on stand-ins, and note the call unless it only tells something."""
+        need_followed(func, self._parts, leaves, self._place)
         stood = [self._stand_in(each) for each in leaves]
         pairs = [
             (each, stand, version(stand))
@@ -156,15 +159,6 @@ class ForwardPlanner(TorchFunctionMode):
             ModuleUnitError: it needs values.
         """
         args, kwargs = tree_unflatten(stood, spec)
-        if func in _DIFFERENTIATE:
-            raise ModuleUnitError(
-                f"module: its forward calls {name_of(func)}, which zsim follows inside blocks alone"
-            )
-        if torch.is_autocast_enabled(self._parts.device.type):
-            raise ModuleUnitError(
-                f"module: its forward calls {name_of(func)} under autocast; choose a precision in "
-                "the strategy instead"
-            )
         if self._known is None:
             return func(*args, **kwargs)
         if kwargs.get("device") is not None:
@@ -386,10 +380,15 @@ class ForwardPlanner(TorchFunctionMode):
         }
         self._inside, self._quiet = path, False
         try:
-            with called_instead(block, None):
-                return functional_call(block, names, args, kwargs)
+            with (
+                called_instead(block, None),
+                UnwrittenMemory(path, names, given, watches_hooks=True),
+            ):
+                made = functional_call(block, names, args, kwargs)
         finally:
             self._inside, self._quiet = "", True
+        need_same_arguments(path, given, (args, kwargs))
+        return made
 
     def _marked(self, result: object) -> object:
         """Mark tensors that a block makes, so that they are known where they are not returned."""

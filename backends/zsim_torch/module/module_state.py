@@ -15,16 +15,30 @@ from zsim_torch.module.unit import TorchUnit
 
 @contextmanager
 def unchanged(module: nn.Module) -> Generator[None]:
-    """Give buffers and generators back what they had before."""
+    """Give buffers and generators back what they had before; a module has its own buffers again."""
     random = RandomState.now()
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    kept = [
+        (table, key, buffer, None if buffer is None else buffer.clone())
+        for table, key, buffer in _places(module)
+    ]
     try:
         yield
     finally:
         random.set()
         with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
+            for table, key, buffer, before in kept:
+                table[key] = buffer
+                if buffer is not None and before is not None:
+                    buffer.copy_(before)
+
+
+_Table = dict[str, torch.Tensor | None]
+
+
+def _places(module: nn.Module) -> list[tuple[_Table, str, torch.Tensor | None]]:
+    """Return where each buffer is kept: the table of its module, and the key; None stands too."""
+    tables: list[_Table] = [vars(part)["_buffers"] for part in module.modules()]
+    return [(table, key, buffer) for table in tables for key, buffer in table.items()]
 
 
 @contextmanager
@@ -45,13 +59,14 @@ class SharedBuffers:
 
     So DDP does it (`broadcast_buffers`), before the forward that follows. None travels while no
     step changes any, which holds for all ranks alike. That one was changed does not tell of the
-    others: a batch norm writes its statistics without a note in their versions.
+    others: a batch norm writes its statistics without a note in their versions. A forward may put
+    another tensor in a buffer's place, so they are looked up each time.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._buffers = [each for each in module.buffers() if not each.is_meta]
-        self._homes = [buffer.device for buffer in self._buffers]
-        for buffer in self._buffers:
+        self._module = module
+        self._homes = {name: each.device for name, each in self._named().items()}
+        for buffer in self._named().values():
             buffer.data = buffer.data.to(device)
         self._versions = self._now()
 
@@ -61,24 +76,35 @@ class SharedBuffers:
         With a `group` these are its ranks: a stage of a pipeline changes buffers for itself.
         """
         joined = distributed.is_initialized() and distributed.get_world_size(group) > 1
-        if joined and self._versions != self._now():
-            for buffer in self._buffers:
+        if joined and self._have_changed():
+            for buffer in self._named().values():
                 _broadcast(buffer, first, group)
         self._versions = self._now()
 
-    def settle(self, owners: Mapping[int, int]) -> None:
-        """Give all ranks each buffer of stages from the rank that `owners` has for its `id`."""
-        for buffer in self._buffers:
-            if id(buffer) in owners:
-                _broadcast(buffer, owners[id(buffer)], None)
+    def settle(self, owners: Mapping[str, int]) -> None:
+        """Give all ranks each buffer of stages from the rank that `owners` has for its name."""
+        for name, buffer in self._named().items():
+            if name in owners:
+                _broadcast(buffer, owners[name], None)
 
     def back(self) -> None:
         """Put buffers where they were before the run."""
-        for buffer, home in zip(self._buffers, self._homes, strict=True):
-            buffer.data = buffer.data.to(home)
+        for name, buffer in self._named().items():
+            if name in self._homes:
+                buffer.data = buffer.data.to(self._homes[name])
 
-    def _now(self) -> list[int]:
-        return [version(buffer) for buffer in self._buffers]
+    def _named(self) -> dict[str, torch.Tensor]:
+        return {name: each for name, each in self._module.named_buffers() if not each.is_meta}
+
+    def _now(self) -> list[tuple[torch.Tensor, int]]:
+        return [(buffer, version(buffer)) for buffer in self._named().values()]
+
+    def _have_changed(self) -> bool:
+        now = self._now()
+        return len(now) != len(self._versions) or any(
+            buffer is not known or number != before
+            for (buffer, number), (known, before) in zip(now, self._versions, strict=True)
+        )
 
 
 def _broadcast(buffer: torch.Tensor, first: int, group: distributed.ProcessGroup | None) -> None:
@@ -88,14 +114,19 @@ def _broadcast(buffer: torch.Tensor, first: int, group: distributed.ProcessGroup
         buffer.data.copy_(sent)
 
 
-def buffer_owners(schedule: Schedule, units: Sequence[TorchUnit]) -> dict[int, int]:
-    """Return the first rank of the stage that has a buffer of a unit, by the `id` of the buffer.
+def buffer_owners(
+    module: nn.Module, schedule: Schedule, units: Sequence[TorchUnit]
+) -> dict[str, int]:
+    """Return the first rank of the stage that has a buffer of a unit, by names of the buffer.
 
     Without stages all ranks have all, and rank 0 is believed.
     """
-    found: dict[int, int] = {}
+    found: dict[str, int] = {}
     if len(schedule.programs) == 1:
         return found
+    names: dict[int, list[str]] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        names.setdefault(id(buffer), []).append(name)
     ranks = range(schedule.mesh.size)
     roles = [schedule.program_of(rank).role for rank in ranks]
     for program in schedule.programs:
@@ -105,5 +136,6 @@ def buffer_owners(schedule: Schedule, units: Sequence[TorchUnit]) -> dict[int, i
         for unit in units:
             if unit.key in run:
                 for buffer in unit.module.buffers():
-                    found.setdefault(id(buffer), roles.index(program.role))
+                    for name in names.get(id(buffer), ()):
+                        found.setdefault(name, roles.index(program.role))
     return found

@@ -1,17 +1,18 @@
 """Any module as units: its repeated blocks, and what its forward does between them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import tree_map_only
 
 from zsim.dtype import DType
-from zsim_torch.module.block_result import BlockResult, called_instead
+from zsim_torch.module.block_result import BlockResult, called_instead, cut
+from zsim_torch.module.compiled import uncompiled
 from zsim_torch.module.forward_plan import (
     ParameterSymbol,
     PlannedBatch,
@@ -21,40 +22,23 @@ from zsim_torch.module.forward_plan import (
     UnitPlan,
 )
 from zsim_torch.module.forward_planner import ForwardPlanner
+from zsim_torch.module.module_loss import (
+    LossOf,
+    WithLoss,
+    extents,
+    loss_of,
+    need_extents,
+    need_unwritten,
+    tree_tensors,
+    versions,
+)
+from zsim_torch.module.module_refusal import need_no_hooks
 from zsim_torch.module.module_state import evaluating, unchanged
+from zsim_torch.module.planned_function import MARK
 from zsim_torch.module.probe import value_or_probe
-from zsim_torch.module.repeated_blocks import blocks_of, names_outside
-from zsim_torch.module.unit import ModuleUnitError, TorchUnit, choose
+from zsim_torch.module.repeated_blocks import blocks_of, names_outside, outside
+from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitRunError, choose
 from zsim_torch.torch_dtype import TORCH_DTYPE, entering
-
-LossOf = Callable[[nn.Module, object], Tensor]
-"""The loss of a module on a micro-batch."""
-
-
-def loss_of(module: nn.Module, batch: object) -> Tensor:
-    """Return what the module makes of a batch, as keyword arguments if it is a mapping.
-
-    Raises:
-        ModuleUnitError: it is neither one number nor has one called loss.
-    """
-    if isinstance(batch, Mapping):
-        made = module(**batch)
-    elif isinstance(batch, tuple | list):
-        made = module(*batch)
-    else:
-        made = module(batch)
-    found = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", made)
-    if not isinstance(found, Tensor) or found.numel() != 1:
-        raise ModuleUnitError(
-            f"module: returns {_described(found)} for a batch; say loss=lambda module, batch: ..."
-        )
-    return found
-
-
-def _described(made: object) -> str:
-    if isinstance(made, Tensor):
-        return f"a tensor of {made.numel()} elements"
-    return "no loss" if made is None else f"a {type(made).__name__}"
 
 
 def has_forward(module: nn.Module) -> bool:
@@ -71,9 +55,6 @@ class _UnitShape:
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[torch.Size, torch.dtype], ...]
     sloped: int
-
-
-_Extent = tuple[str, torch.Size, torch.dtype]
 
 
 class PlannedModule:
@@ -102,18 +83,51 @@ class PlannedModule:
         self._loss = loss
         self.dtype = dtype
         self._blocks = blocks_of(module)
-        self._names = {id(each): name for name, each in module.named_parameters()}
-        self._frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
+        self._parameters = dict(module.named_parameters())
+        self._names = {id(each): name for name, each in self._parameters.items()}
+        self._frozen = {name for name, each in self._parameters.items() if not each.requires_grad}
+        self._local = {
+            id(block): {local: self._names[id(each)] for local, each in block.named_parameters()}
+            for block in self._blocks.values()
+        }
+        self._around = outside(module, self._blocks)
         self._between = names_outside(module, self._blocks)
+        need_no_hooks(module, self._blocks.values(), forward_is_run=True)
         batch = self._entering(batch)
-        self._extents = _extents(batch)
+        self._extents = extents(batch)
         self._results: Sequence[BlockResult] | None = None
-        with unchanged(module):
+        with unchanged(module), self._in_format(batch):
+            before = versions(batch)
             plans, self._results = self._planned(batch)
+            need_unwritten(batch, before)
+            self._read_between = self._between.union(
+                *(plan.parameters for plan in plans if not plan.block)
+            )
             self.first = _batch(plans)
             self._shapes = _shapes_of(plans)
             self.units = self._units(plans)
             self._need_equal_losses(batch)
+
+    @contextmanager
+    def _in_format(self, batch: object) -> Generator[None]:
+        """Run the module for the first time inside, in the format of the strategy.
+
+        Raises:
+            ModuleUnitError: it fails there, and has another one.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            formats = {each.dtype for each in self._parameters.values()}
+            formats |= {each.dtype for each in tree_tensors(batch) if each.is_floating_point()}
+            own = TORCH_DTYPE[self.dtype]
+            if isinstance(error, UnitRunError) or formats == {own}:
+                raise
+            others = ", ".join(sorted(str(each) for each in formats - {own}))
+            raise ModuleUnitError(
+                f"module: its forward fails in {self.dtype}, the precision of the strategy, and it "
+                f"or the batch has {others} (train.precision?): {str(error).splitlines()[0]}"
+            ) from error
 
     def plan(self, batch: object) -> PlannedBatch:
         """Run the forward ahead for a micro-batch.
@@ -122,7 +136,7 @@ class PlannedModule:
             ModuleUnitError: it does something else than for the first one.
         """
         batch = self._entering(batch)
-        self._need_extents(batch)
+        need_extents(extents(batch), self._extents)
         plans, _ = self._planned(batch)
         self._need_shapes(_shapes_of(plans))
         return _batch(plans)
@@ -149,17 +163,17 @@ class PlannedModule:
     def _losses(self, batch: object, scale: float) -> tuple[Tensor, Tensor]:
         """Return the loss by units, and by the module itself, both from one state of generators."""
         values: dict[tuple[int, int], Tensor] = {}
-        with unchanged(self.module), torch.no_grad():
+        with unchanged(self.module), torch.enable_grad():  # hooks of tensors ask for a graph
             planned = self.plan(batch)
             for place, (unit, shape) in enumerate(zip(self.units, self._shapes, strict=True)):
                 given = [*(values[each] for each in shape.inputs), planned]
-                made = unit.run([self._value(name) * scale for name in unit.names], given)
-                values |= {(place, number): each for number, each in enumerate(made)}
-        with unchanged(self.module), torch.no_grad(), ExitStack() as stack:
+                made = unit.run([self._scaled(name, scale) for name in unit.names], given)
+                values |= {(place, number): cut(each) for number, each in enumerate(made)}
+        with unchanged(self.module), torch.enable_grad(), ExitStack() as stack:
             for block in self._blocks.values():
                 stack.enter_context(called_instead(block, partial(self._called, block, scale)))
-            whole = _WithLoss(self.module, self._loss)
-            named = {f"module.{name}": self._value(name) * scale for name in self._between}
+            whole = WithLoss(self.module, self._loss)
+            named = {f"module.{name}": self._scaled(name, scale) for name in self._read_between}
             itself = functional_call(whole, named, (batch,))
         return values[len(self.units) - 1, 0], itself.reshape(())
 
@@ -168,12 +182,14 @@ class PlannedModule:
 
     def _called(self, block: nn.Module, scale: float, *args: object, **kwargs: object) -> object:
         """Call a block with its parameters, which have memory for the time of the call."""
-        named = {
-            local: self._value(self._names[id(each)]) * scale
-            for local, each in block.named_parameters()
-        }
+        named = {local: self._scaled(name, scale) for local, name in self._local[id(block)].items()}
+        given = {id(each) for each in tree_tensors((args, kwargs))}
         with called_instead(block, None):
-            return functional_call(block, named, args, kwargs)
+            made = functional_call(block, named, args, kwargs)
+        return tree_map_only(Tensor, lambda each: each if id(each) in given else cut(each), made)
+
+    def _scaled(self, name: str, scale: float) -> Tensor:
+        return (self._value(name) * scale).requires_grad_(name not in self._frozen)
 
     def values_of(self, unit: TorchUnit) -> list[Tensor]:
         """Return the parameters of a unit, in its order and in the format in which it has them."""
@@ -183,7 +199,7 @@ class PlannedModule:
         ]
 
     def _value(self, name: str) -> Tensor:
-        return value_or_probe(self.module.get_parameter(name), name, TORCH_DTYPE[self.dtype])
+        return value_or_probe(self._parameters[name], name, TORCH_DTYPE[self.dtype])
 
     def _stand_in(self, known: dict[str, Tensor], name: str, *, has_values: bool) -> Tensor:
         """Return what stands for a parameter; `known` are those of one forward between blocks."""
@@ -192,7 +208,7 @@ class PlannedModule:
         if has_values:
             made = self._value(name)
         else:
-            shape = self.module.get_parameter(name).shape
+            shape = self._parameters[name].shape
             made = torch.empty(shape, dtype=TORCH_DTYPE[self.dtype], device="meta")
         made.requires_grad_(name not in self._frozen)
         if name in self._between:
@@ -212,9 +228,15 @@ class PlannedModule:
         )
         planner = ForwardPlanner(parts, self._results)
         with torch.enable_grad():
-            with planner.watched():
+            with uncompiled(self._around), planner.watched():
                 loss = self._loss(self.module, batch)
             last = planner.close(loss)
+        for name, buffer in self.module.named_buffers():
+            if hasattr(buffer, MARK):
+                raise ModuleUnitError(
+                    f"module: its forward makes buffer {name} of what depends on parameters, which "
+                    "zsim follows inside blocks alone"
+                )
         self._settle(planner.plans, last)
         return planner.plans, planner.results
 
@@ -263,7 +285,7 @@ class PlannedModule:
             else:
                 names = (*plan.parameters, *(unread if plan is plans[-1] else ()))
                 local, module = names, self.module
-                shapes = tuple(self.module.get_parameter(name).shape for name in names)
+                shapes = tuple(self._parameters[name].shape for name in names)
             frozen = frozenset(each for each in names if each in self._frozen or each in unread)
             found.append(
                 PlannedUnit(
@@ -297,25 +319,6 @@ class PlannedModule:
                 f"module: its forward has {len(found)} units, in the first {len(known)}"
             )
 
-    def _need_extents(self, batch: object) -> None:
-        """Return if the batch has tensors as the first one had.
-
-        Raises:
-            ModuleUnitError: it has not.
-        """
-        found = _extents(batch)
-        if [each[0] for each in found] != [each[0] for each in self._extents]:
-            raise ModuleUnitError(
-                f"batch: has {', '.join(each[0] for each in found)}; the schedule is made for "
-                f"{', '.join(each[0] for each in self._extents)}"
-            )
-        for (path, shape, dtype), (_, first, known) in zip(found, self._extents, strict=True):
-            if (shape, dtype) != (first, known):
-                raise ModuleUnitError(
-                    f"batch: {path} is {_extent(shape, dtype)}, the schedule is made for "
-                    f"{_extent(first, known)}"
-                )
-
 
 def _shapes_of(plans: Sequence[UnitPlan]) -> list[_UnitShape]:
     places = {
@@ -335,41 +338,9 @@ def _shapes_of(plans: Sequence[UnitPlan]) -> list[_UnitShape]:
     ]
 
 
-class _WithLoss(nn.Module):
-    """A module that returns its loss."""
-
-    def __init__(self, module: nn.Module, loss: LossOf) -> None:
-        super().__init__()
-        self.module = module
-        self._loss = loss
-        self.training = module.training
-
-    def forward(self, batch: object) -> Tensor:
-        """Return the loss of a micro-batch."""
-        return self._loss(self.module, batch)
-
-
 def _close(one: Tensor, other: Tensor) -> bool:
-    rounding = torch.finfo(one.dtype).eps ** 0.5
-    return torch.allclose(one, other, rtol=rounding, atol=rounding, equal_nan=True)
-
-
-def _extent(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"{' x '.join(map(str, shape)) or 'one'} {str(dtype).removeprefix('torch.')}"
-
-
-def tree_tensors(value: object) -> list[Tensor]:
-    """Return the tensors in containers."""
-    return [each for _, each in tree_flatten_with_path(value)[0] if isinstance(each, Tensor)]
-
-
-def _extents(batch: object) -> list[_Extent]:
-    found, _ = tree_flatten_with_path(batch)
-    return [
-        (f"batch{keystr(path)}", each.shape, each.dtype)
-        for path, each in found
-        if isinstance(each, Tensor)
-    ]
+    eps = torch.finfo(one.dtype).eps
+    return torch.allclose(one, other, rtol=eps**0.5, atol=eps, equal_nan=True)
 
 
 def _batch(plans: Sequence[UnitPlan]) -> PlannedBatch:

@@ -23,9 +23,14 @@ def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
     return {path: each for path, each in found.items() if any(True for _ in each.parameters())}
 
 
+def outside(module: nn.Module, blocks: Mapping[str, nn.Module]) -> list[nn.Module]:
+    """Return the modules that are in none of the blocks."""
+    inside = {id(part) for block in blocks.values() for part in block.modules()}
+    return [part for part in module.modules() if id(part) not in inside]
+
+
 def names_outside(module: nn.Module, blocks: Mapping[str, nn.Module]) -> set[str]:
     """Return names of the parameters that modules outside the blocks have."""
     names = {id(each): name for name, each in module.named_parameters()}
-    inside = {id(part) for block in blocks.values() for part in block.modules()}
-    parts = (part for part in module.modules() if id(part) not in inside)
+    parts = outside(module, blocks)
     return {names[id(each)] for part in parts for each in part.parameters(recurse=False)}

@@ -105,7 +105,7 @@ def test_a_module_is_described_as_it_is_written_and_compiled_again_afterwards() 
     module = Tiny(Precision.FP32)
     module.middle.compile(backend="eager")
     assert is_compiled(module)
-    with uncompiled(module):
+    with uncompiled(module.modules()):
         assert not is_compiled(module)
     assert is_compiled(module.middle)
     assert not is_compiled(module.first)

@@ -1,0 +1,106 @@
+"""Memory that a unit may not write in place: its parameters, and what it is called with.
+
+A schedule gives a unit copies of parameters that it gathered, and frees them; a unit that runs
+again for backward is called with the same values. Writes of either would be lost, or made twice.
+A hook on what it is called with would see the gradient of this unit alone, not that of all readers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from zsim_torch.module.saving import version
+from zsim_torch.module.unit import ModuleUnitError
+
+
+class UnwrittenMemory(TorchFunctionMode):
+    """Refuses inside what writes parameters of a unit, by name, or what the unit is called with.
+
+    Every function of torch is looked at, since `parameter.data` has versions of its own. With
+    `watches_hooks` hooks on what the unit is called with are refused, too; a counter of FLOPs puts
+    some there.
+
+    Raises:
+        ModuleUnitError: they are written.
+    """
+
+    def __init__(
+        self,
+        unit: str,
+        parameters: Mapping[str, Tensor],
+        given: Iterable[object],
+        *,
+        watches_hooks: bool = False,
+    ) -> None:
+        super().__init__()
+        self._unit = unit
+        self._what = {
+            _start(each): "what it is called with"
+            for each in given
+            if isinstance(each, Tensor) and _has_memory(each)
+        }
+        self._what |= {
+            _start(each): f"parameter {name}"
+            for name, each in parameters.items()
+            if _has_memory(each)
+        }
+        self._unhooked = {id(each) for each in given} if watches_hooks else set[int]()
+        self._watched = [
+            each for each in (*parameters.values(), *given) if isinstance(each, Tensor)
+        ]
+        self._versions: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._versions = [version(each) for each in self._watched]
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:  # noqa: ANN401  (torch's own)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch's
+        if error is None:  # a function of autograd writes past functions of torch
+            self._need_unwritten(self._watched, self._versions)
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401  (a function of torch, which names no type for it)
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call `func`, and look at the versions of what it was given."""
+        call: Callable[..., object] = func
+        if func is torch.Tensor.register_hook and id(args[0]) in self._unhooked:
+            raise ModuleUnitError(
+                f"unit {self._unit}: its forward puts a hook on what it is called with; put it on "
+                "what a unit makes"
+            )
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        before = [version(each) for each in tensors]
+        result = call(*args, **(kwargs or {}))
+        self._need_unwritten(tensors, before)
+        return result
+
+    def _need_unwritten(self, tensors: Iterable[Tensor], before: Iterable[int]) -> None:
+        for each, known in zip(tensors, before, strict=True):
+            if version(each) == known or not _has_memory(each):
+                continue
+            what = self._what.get(_start(each))
+            if what is not None:
+                raise ModuleUnitError(
+                    f"unit {self._unit}: its forward writes {what} in place (inplace=True? "
+                    "no_grad?); make a new tensor, or write between two trainings"
+                )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether elements of `tensor` have a place: those of `torch.func` have none."""
+    plain = tensor.layout is torch.strided and tensor.numel() > 0
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportPrivateUsage]
+
+
+def _start(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
