@@ -63,7 +63,7 @@ def updated(
     return [made[:, place] for place in range(count - 1)]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024, typed=True)
 def _update_name(rule: Optimizer, operands: int, step: float | None) -> str:
     """Return the name of an update, the same for all parameters; writing it takes a while."""
     return f"update {rule!r} {operands} {step!r}"
