@@ -67,6 +67,7 @@ class Bench:
             pools=self.pools,
             on_host=self.observer.see_host if self.observer else _ignored,
             poison=poison.generator is not None,
+            is_observed=self.observer is not None,
         )
         memory = LiveMemory(self.schedule, self.program, self.coordinates, setting)
         work = RankCompute(
