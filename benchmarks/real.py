@@ -6,21 +6,27 @@ Stage 0 stands beside DistributedDataParallel, stage 1 beside ZeroRedundancyOpti
 3 beside FSDP2, which keeps gathered parameters or not. All are made in one process of each rank and
 take turns, so what else the machine does meets all alike. All have the buckets that they have by
 default. A ratio below 1 is zsim's gain. Memory is the largest sum of storages that live in a step,
-seen by a dispatch mode in a round of its own. Then the host's share: microseconds of CPU time for
-each operation of a step, with units so small that their kernels take next to nothing.
+seen by a dispatch mode in a round of its own. Then the host's share, with units so small that their
+kernels take next to nothing: microseconds of CPU time of all threads for each operation of a step.
+Beside it stands what of that is not zsim's, as many operations sharing it: the module alone,
+forward, backward and Adam as users of PyTorch write them, and the step's collectives alone, by the
+calls that zsim makes of Gloo. What is left is zsim's own, with what it costs that each unit is a
+call of autograd and each bucket an update.
 """
 
 import gc
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -29,16 +35,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zsim.schedule.operation import walk
+from zsim.schedule.operation import AllGather, AllReduce, Operation, ReduceScatter, View, walk
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch import Trainer
+from zsim_torch.execute.flights import PendingWork
+from zsim_torch.execute.gloo_exchange import GlooExchange, all_reduced
 from zsim_torch.supervise.ranks import run_ranks
 
 WARM_UP, ROUNDS, STEPS = 2, 6, 2
 VOCABULARY, TOKENS = 512, 64
 RATE = 1e-3
+HOST_STEPS = 30
 TIMEOUT_S = 900.0
 """Seconds in which a comparison must end; one of 100 million parameters takes a minute."""
 
@@ -243,26 +252,75 @@ def compared(size: Size, stage: int) -> dict[str, Timed]:
     return {name: Timed(wall[name], cpu[name], peaks[name]) for name in steps}
 
 
-def host_time(stage: int) -> tuple[int, float, float]:
-    """Return operations of a step, and CPU microseconds of each: the lowest and the median."""
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """CPU microseconds for each of so many operations, and of the same step's parts alone."""
+
+    operations: int
+    step: list[float]
+    module: list[float]
+    collectives: list[float]
+
+    def __str__(self) -> str:
+        alone = min(self.module), min(self.collectives)
+        left = min(self.step) - sum(alone)
+        shown = (min(self.step), median(self.step), *alone, left)
+        return f"{self.operations:10} " + " ".join(f"{each:11.1f}" for each in shown)
+
+
+def collectives_alone(operations: Sequence[Operation]) -> Step:
+    """Return what hands the collectives of a step over to Gloo, as the executor does, and waits."""
+    group, exchange = distributed.group.WORLD, GlooExchange()
+    assert group is not None
+    calls: list[Callable[[], PendingWork]] = []
+    for each in operations:
+        match each:
+            case AllReduce(target=View(size=size)):
+                calls.append(partial(all_reduced, torch.zeros(size), group, ReduceOp.SUM))
+            case AllGather(source=View(size=size)):
+                whole = torch.zeros(size * group.size())
+                part = whole.chunk(group.size())[group.rank()]
+                calls.append(partial(exchange.all_gather, whole, part, group))
+            case ReduceScatter(target=View(size=size), reduction=how):
+                whole, part = torch.zeros(size * group.size()), torch.zeros(size)
+                calls.append(partial(exchange.reduce_scatter, part, whole, group, how))
+            case _:
+                pass
+
+    def step() -> None:
+        for work in [call() for call in calls]:
+            work.wait()
+
+    return step
+
+
+def host_time(stage: int) -> HostTime:
+    """Return CPU time of steps with the smallest units, and of their parts alone, in turns."""
     size, torch_threads = Size(8, 8), torch.get_num_threads()
     torch.set_num_threads(1)
     batch = torch.zeros(1, dtype=torch.int64)
-    module = Model(size)
+    module, alone = Model(size), Model(size)
     strategy = Strategy(
         parallel=Parallel(data=distributed.get_world_size()),
         zero=Zero(stage=stage, bucket_elements=800),
         train=Train(optimizer=Adam(learning_rate=RATE)),
     )
     trainer = Trainer(module, strategy, units=module.units, batch=batch)
-    count = len(list(walk(trainer.schedule.programs[0].step)))
-    found: list[float] = []
-    for _ in range(30):
-        used = time.process_time()
-        trainer.step(batch)
-        found.append((time.process_time() - used) / count * 1e6)
+    operations = list(walk(trainer.schedule.programs[0].step))
+    steps: tuple[Step, ...] = (
+        lambda: trainer.step(batch),
+        loop(alone, adam(alone), batch),
+        collectives_alone(operations),
+    )
+    found: tuple[list[float], ...] = ([], [], [])
+    for _ in range(HOST_STEPS):
+        for times, step in zip(found, steps, strict=True):
+            distributed.barrier()
+            used = time.process_time()
+            step()
+            times.append((time.process_time() - used) / len(operations) * 1e6)
     torch.set_num_threads(torch_threads)
-    return count, min(found), median(found)
+    return HostTime(len(operations), *found)
 
 
 def main() -> None:
@@ -283,10 +341,11 @@ def main() -> None:
             )
             shown = " ".join(f"{ratio:8.2f}" for ratio in ratios)
             print(f"{name:6} {stage:5} {beside:24} {shown}", flush=True)
-    print("host time of an operation with the smallest units, CPU microseconds: lowest, median")
+    print("host time of an operation with the smallest units, CPU microseconds")
+    columns = ("lowest", "median", "module", "collectives", "left")
+    print("stage operations " + " ".join(f"{each:>11}" for each in columns))
     for stage in range(4):
-        count, lowest, middle = run_ranks(host_time, stage, ranks=ranks)[0]
-        print(f"stage {stage}, {count} operations: {lowest:.1f} {middle:.1f}", flush=True)
+        print(f"{stage:5} {run_ranks(host_time, stage, ranks=ranks)[0]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from executor_mutant import (
     Mutant,
 )
 
-from zsim_torch.execute import copying, operands
+from zsim_torch.execute import copying, operands, shard_compute
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.cut_parts import CutParts
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import ShardComputer
+from zsim_torch.execute.sharded_optimizer import SteadyAdam
 from zsim_torch.module import autograd
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.saving import Saving
@@ -74,7 +75,7 @@ MUTANTS_OF_UNITS = (
         RANKS_1,
         copying,
         "_join",
-        "target.div_(copy.divisor)",
+        "target.div_(_divisor(copy.divisor, target))",
         "pass",
     ),
     # Operands that stay from step to step.
@@ -150,12 +151,20 @@ MUTANTS_OF_UNITS = (
         "first = 0",
     ),
     Mutant(
+        "the end of a shard is not updated",
+        STAYING,
+        SteadyAdam,
+        "update",
+        "_copy_each(ends, self._slots[1:])",
+        "pass",
+    ),
+    Mutant(
         "an update has one moment for both",
         STAYING,
-        ShardComputer,
-        "bound",
-        "moments=tensors(Role.MOMENT)",
-        "moments=tensors(Role.MOMENT)[:1] * 2",
+        shard_compute,
+        "_state",
+        "*known.views[Role.MOMENT])",
+        "*known.views[Role.MOMENT][:1] * 2)",
     ),
     # What autograd saves.
     Mutant(

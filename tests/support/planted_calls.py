@@ -197,17 +197,21 @@ def a_reduction_is_dropped(right: Function, self: ProcessGroups, handed: Any) ->
     return right(self, handed) if gathers else []
 
 
-@fault(ZERO0, Executor, "_issue")
+@fault(ZERO0, Executor, "_bound")
 def collectives_are_handed_over_in_another_order(right: Function) -> Function:
-    held: list[Operation] = []
+    held: list[Function] = []
 
-    def wrong(self: Executor, operation: Operation) -> Any:
-        if isinstance(operation, AllReduce) and not held:
-            held.append(operation)
-            return
-        right(self, operation)
-        if isinstance(operation, AllReduce):
-            right(self, held.pop())
+    def wrong(self: Executor, operation: Operation) -> Function:
+        issue = right(self, operation)
+
+        def in_another_order() -> None:
+            if not held:
+                held.append(issue)
+                return
+            issue()
+            held.pop()()
+
+        return in_another_order if isinstance(operation, AllReduce) else issue
 
     return wrong
 

@@ -121,14 +121,19 @@ def _strike_at(at: str, how: signal.Signals, *, in_flight: bool) -> None:
 
         CpuStreams.communicate = struck  # type: ignore[method-assign]  # this process ends with it
         return
-    issue_one = Executor._issue  # pyright: ignore[reportPrivateUsage]
+    bound = Executor._bound  # pyright: ignore[reportPrivateUsage]
 
-    def strike_one(self: Executor, operation: Operation) -> None:
-        if operation.id.endswith(at) and self.step != 0:
-            os.kill(os.getpid(), how)
-        issue_one(self, operation)
+    def bound_to_strike(self: Executor, operation: Operation) -> Callable[[], None]:
+        issue = bound(self, operation)
 
-    Executor._issue = strike_one  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+        def strike_one() -> None:
+            if operation.id.endswith(at) and self.step != 0:
+                os.kill(os.getpid(), how)
+            issue()
+
+        return strike_one
+
+    Executor._bound = bound_to_strike  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
 
 
 def _meet_at_the_end(rank: int, how: signal.Signals) -> None:

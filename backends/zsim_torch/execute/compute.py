@@ -98,6 +98,8 @@ class Computer:
         """Return what does `compute` in every step, with scalars and memory as they are then."""
         if compute.action in OF_SEGMENTS:
             return self.bound(compute, scalars)
+        if compute.action is Action.UPDATE:
+            return self._shards.updating(self._of(compute), scalars)
         return partial(self.run, compute, scalars)
 
     def bound(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:

@@ -11,6 +11,7 @@ import torch
 from zsim.schedule.operation import Copy, Read, View, Write
 from zsim.schedule.parameter_copy import Rearrangement, rearrangement
 from zsim_torch.execute.live_memory import LiveMemory
+from zsim_torch.observe.watchers import is_watched, unwatched
 
 JOINED: Final = 1 << 17
 """Elements of a copy up to which its pieces are put together first: calls cost more than bytes.
@@ -112,7 +113,8 @@ def _move_all(moves: list[_Move], copy: Copy) -> None:
         elif (source.dtype, source.device) == (target.dtype, target.device) and (
             source.is_contiguous() and target.is_contiguous()
         ):
-            torch.div(source, copy.divisor, out=target)  # in one pass, to the same bits
+            # In one pass, to the same bits.
+            torch.div(source, _divisor(copy.divisor, target), out=target)
         else:
             target.copy_(source).div_(copy.divisor)
 
@@ -121,4 +123,25 @@ def _join(pieces: list[torch.Tensor], target: torch.Tensor, copy: Copy) -> None:
     """Put small pieces one behind the other, by one call of torch and one that divides."""
     torch.cat([each if each.dim() == 1 else each.reshape(-1) for each in pieces], out=target)
     if copy.divisor != 1:
-        target.div_(copy.divisor)
+        target.div_(_divisor(copy.divisor, target))
+
+
+_WIDE: Final = (torch.float32, torch.float64)
+_EXACT_BITS: Final = 24
+"""Of whole numbers that fp32 has."""
+
+_DIVISORS: Final[dict[tuple[int, torch.dtype], torch.Tensor]] = {}
+"""Divisors on the CPU: torch makes a tensor of a number in each call, which takes longer."""
+
+
+def _divisor(divisor: int, target: torch.Tensor) -> torch.Tensor | int:
+    """Return what divides `target`: a tensor that is there, or the number."""
+    is_exact = target.dtype in _WIDE and divisor.bit_length() <= _EXACT_BITS
+    if not is_exact or not target.is_cpu or is_watched():
+        return divisor
+    found = _DIVISORS.get((divisor, target.dtype))
+    if found is None:
+        with unwatched():
+            found = torch.tensor(divisor, dtype=target.dtype)
+        _DIVISORS[divisor, target.dtype] = found
+    return found

@@ -85,7 +85,6 @@ class Executor:
     keeps_book: bool = True
     step: int = SETUP
     operation: str = ""
-    _issues: dict[str, Callable[[], None]] = field(default_factory=dict[str, Callable[[], None]])
     _lines: IssueLines = field(default_factory=IssueLines)
     _waits: NeededWaits = field(init=False)
     _awaited: set[str] = field(init=False)
@@ -150,25 +149,25 @@ class Executor:
     def _run(self, operations: Iterable[Operation]) -> None:
         where = self._role if self.step == SETUP else f" in step {self.step}{self._role}"
         step, write, on_issue = where.encode(), noting(), self.on_issue
-        for name, line, operation in self._lines.of(operations):
-            if line and write is not None:
-                write(line + step)
+        for each in self._lines.of(operations):
+            if each.line and write is not None:
+                write(each.line + step)
             if on_issue is not None:
-                on_issue(self.step, name)
-            self.operation = name
-            self._issue(operation)
-
-    def _issue(self, operation: Operation) -> None:
-        issue = self._issues.get(operation.id)
-        if issue is None:
-            issue = self._issues[operation.id] = self._bound(operation)
-        issue()
+                on_issue(self.step, each.name)
+            self.operation = each.name
+            issue = each.issue
+            if issue is None:
+                issue = each.issue = self._bound(each.operation)
+            issue()
 
     def _bound(self, operation: Operation) -> Callable[[], None]:
         """Return what issues the operation, in every step."""
         match operation:
             case Allocate(buffer=buffer):
-                return partial(self._allocate, buffer, self.book.entry(operation.id, buffer, 1))
+                line = self.book.entry(operation.id, buffer, 1)
+                if self.machine.program.by_name[buffer].produced:
+                    return partial(self._allocate, self.machine.memory.promise, buffer, line)
+                return partial(self._allocate, self.machine.memory.allocate, buffer, line)
             case Free():
                 return self._bound_free(operation)
             case HostWait(operation=edge):
@@ -190,10 +189,10 @@ class Executor:
         """Return the edges that order something; of setup, which runs once, all."""
         return self._waits.edges.get(operation.id, edges)
 
-    def _allocate(self, buffer: str, line: BookEntry) -> None:
+    def _allocate(self, allocate: Callable[[str], None], buffer: str, line: BookEntry) -> None:
         if self._deferred:
             self._return_deferred(line.operation)
-        self.machine.memory.allocate(buffer)
+        allocate(buffer)
         if self.keeps_book:
             self.book.enter(self.step, line)
 
@@ -289,10 +288,13 @@ class Executor:
         buffers = {access.view.buffer for access in accesses(operation)}
         entry, hand_over = self._entry(operation), partial(_hand_over, machine, members)
 
+        delay = machine.poison.delay if machine.poison.is_on else None
+
         def issue() -> None:
             self.book.hand_over(self.step, lines)
             self._travelled |= buffers
-            machine.poison.delay()
+            if delay is not None:
+                delay()
             machine.streams.communicate(entry, hand_over)
 
         return issue

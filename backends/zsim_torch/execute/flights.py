@@ -1,7 +1,7 @@
 """Collectives that were handed over on a CPU and are not waited for: flights."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -115,16 +115,16 @@ class Flights:
                 found.append(self._by_operation[edge])
         return found
 
-    def users(self, home: str, buffer: str, uses: Iterable[Edge]) -> list[Flight]:
+    def users(self, home: str, buffer: str, uses: Sequence[Edge]) -> list[Flight]:
         """Return the flights among `uses`, and those of the stream `home` that touch a buffer."""
-        return [
-            *self.named(uses),
-            *(
+        found = self.named(uses) if uses else []
+        if on_home := self._by_stream.get(home):
+            found += [
                 flight
-                for flight in self._by_stream.get(home, ())
+                for flight in on_home
                 if any(touch.buffer == buffer for touch in flight.entry.touches)
-            ),
-        ]
+            ]
+        return found
 
     def before(self, entry: StreamEntry) -> list[Flight]:
         """Return what ends before `entry` starts: on its stream, in `after`, of its group.

@@ -11,6 +11,7 @@ Exchanged parts take as much memory as the whole, as the copy of torch's own doe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import distributed
@@ -88,12 +89,17 @@ class GlooExchange:
         return Exchanged([work], at_end, finish)
 
 
+_OPTIONS: Final[dict[distributed.ReduceOp.RedOpType, distributed.AllreduceOptions]] = {}
+
+
 def all_reduced(
     target: torch.Tensor,
     group: distributed.ProcessGroup,
     reduction: distributed.ReduceOp.RedOpType,
 ) -> distributed.Work:
     """Sum `target` over all ranks, without what `torch.distributed.all_reduce` does around it."""
-    options = distributed.AllreduceOptions()
-    options.reduceOp = distributed.ReduceOp(reduction)
+    options = _OPTIONS.get(reduction)
+    if options is None:
+        options = _OPTIONS[reduction] = distributed.AllreduceOptions()
+        options.reduceOp = distributed.ReduceOp(reduction)
     return group.allreduce([target], options)

@@ -1,21 +1,23 @@
 """Lists of operations as a rank issues them: the id of each, and what is noted of it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from zsim.schedule.operation import Allocate, Free, Operation, SetScalar
 
 
-class IssueLine(NamedTuple):
+@dataclass(slots=True, eq=False)
+class IssueLine:
     """An operation, its id, and the start of the line that is noted when the host comes to it.
 
-    Of what the host does at once, without computing or waiting, nothing is noted.
+    Of what the host does at once, without computing or waiting, nothing is noted. `issue` is found
+    when the operation is issued first.
     """
 
     name: str
     line: bytes
     operation: Operation
+    issue: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)

@@ -1,13 +1,11 @@
 """The memory of one rank: buffers that the executor allocates, and those that autograd produces."""
 
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final
 
 import torch
 
@@ -17,14 +15,11 @@ from zsim.schedule.schedule import Buffer, Program, Schedule
 from zsim_torch.execute.cut_parts import CutParts, Kept, cut
 from zsim_torch.execute.host_memory import FileRange, HostBlock, HostPools
 from zsim_torch.execute.host_workers import Awaitable
-from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains
+from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains, settle
 from zsim_torch.execute.range_file import aligned
 from zsim_torch.execute.reserve import Reserve
 from zsim_torch.observe.watchers import see_taken
 from zsim_torch.torch_dtype import TORCH_DTYPE
-
-_SETTLE_S: Final = 0.2
-"""How long a freed storage is waited for that a thread of Gloo still holds: microseconds."""
 
 
 class MemoryFaultError(RuntimeError):
@@ -37,7 +32,7 @@ class MemorySetting:
 
     `making` marks what is allocated inside it as the executor's own; `on_home` makes a stream
     current for an allocation. `pools` are those of the host and on NVMe; `on_host` is told of each
-    tensor in host memory.
+    tensor in host memory. Without `is_observed`, `making` marks nothing.
     """
 
     device: torch.device
@@ -46,6 +41,7 @@ class MemorySetting:
     pools: HostPools
     on_host: Callable[[torch.Tensor], None]
     poison: bool = False
+    is_observed: bool = True
 
 
 class LiveMemory:
@@ -59,6 +55,8 @@ class LiveMemory:
         self.coordinates = coordinates
         self.setting = setting
         self._reserve = Reserve()
+        is_alone = not setting.is_observed and not setting.poison
+        self._is_plain = is_alone and setting.device.type == "cpu"
         self._held: dict[str, HostBlock | FileRange] = {}
         self._flat: dict[str, torch.Tensor] = {}
         self._parts: dict[str, list[ProducedPart]] = {}
@@ -67,18 +65,26 @@ class LiveMemory:
         self._buffers = program.by_name
         self._cuts = CutParts(frozenset(program.persistent))
 
-    def allocate(self, name: str) -> None:
-        """`name` has memory; a produced one is only promised, and bound later.
+    def promise(self, name: str) -> None:
+        """Promise memory to a buffer that is produced, and bound later.
 
         Raises:
             MemoryFaultError: it has memory already.
         """
-        if name in self._flat or name in self._promised or name in self._held:
+        if name in self._promised:
+            raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
+        self._promised.add(name)
+
+    def allocate(self, name: str) -> None:
+        """Give `name`, which is not produced, memory.
+
+        Raises:
+            MemoryFaultError: it has memory already.
+        """
+        if name in self._flat or name in self._held:
             raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
         buffer = self._buffers[name]
-        if buffer.produced:
-            self._promised.add(name)
-        elif self.setting.pools.has(buffer.pool):
+        if self.setting.pools.has(buffer.pool):
             held = self._held[name] = self.setting.pools.take(buffer.pool, buffer.size_bytes)
             if isinstance(held, HostBlock):
                 made = self._flat[name] = held.tensor(buffer.elements, TORCH_DTYPE[buffer.dtype])
@@ -88,6 +94,10 @@ class LiveMemory:
 
     def _take(self, buffer: Buffer) -> torch.Tensor:
         device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
+        if self._is_plain:
+            made = self._reserve.take(buffer.elements, dtype)
+            see_taken(made)
+            return made
         with self.setting.making(), self.setting.on_home(buffer.home):
             if device.type == "cpu":
                 made = self._reserve.take(buffer.elements, dtype)
@@ -169,11 +179,12 @@ class LiveMemory:
         if self.setting.poison:
             with self.setting.on_home(self.program.by_name[name].home):
                 spoil(remains.flat)
+        if not travelled or not remains.flat.is_cpu:
+            remains.flat = None
+            return
         storage = weakref.ref(remains.flat.untyped_storage())
-        on_cpu = remains.flat.device.type == "cpu"
         remains.flat = None
-        if travelled and on_cpu:
-            _settle(storage)
+        settle(storage)
 
     def give_back(self, name: str, remains: Remains, busy: Iterable[Awaitable] = ()) -> None:
         """Let dropped memory of the host, or of a file, serve another once `busy` is over."""
@@ -388,9 +399,3 @@ def spoil(tensor: torch.Tensor) -> None:
         tensor.fill_(float("nan"))
     else:
         tensor.fill_(torch.iinfo(tensor.dtype).max)
-
-
-def _settle(storage: "weakref.ref[torch.UntypedStorage]") -> None:
-    deadline = time.perf_counter() + _SETTLE_S
-    while storage() is not None and time.perf_counter() < deadline:
-        time.sleep(0)

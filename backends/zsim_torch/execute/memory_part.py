@@ -1,12 +1,17 @@
 """Memory that buffers have beside an allocation: what autograd made, what is freed, in a file."""
 
+import time
+import weakref
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
 from zsim_torch.execute.host_memory import FileRange, HostBlock
 from zsim_torch.execute.range_file import RangeFile
+
+_SETTLE_S: Final = 0.2
+"""How long a freed storage is waited for that a thread of Gloo still holds: microseconds."""
 
 
 class ProducedPart(NamedTuple):
@@ -37,3 +42,10 @@ class FileWindow(NamedTuple):
     offset: int
     size: int
     room: int
+
+
+def settle(storage: "weakref.ref[torch.UntypedStorage]") -> None:
+    """Wait until a storage is gone, or for so long that nobody will let go of it."""
+    deadline = time.perf_counter() + _SETTLE_S
+    while storage() is not None and time.perf_counter() < deadline:
+        time.sleep(0)

@@ -12,6 +12,7 @@ from zsim_torch.execute.collectives import ProcessGroups
 from zsim_torch.execute.compute import Computer, RankCompute
 from zsim_torch.execute.cuda_streams import CudaStreams
 from zsim_torch.execute.executor import Executor, RankMachine
+from zsim_torch.execute.freed_memory import keep_freed
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.host_workers import HostWorkers, worker_streams
 from zsim_torch.execute.live_memory import LiveMemory, MemorySetting
@@ -45,6 +46,8 @@ class Bench:
         self.pools = pools
         workers = HostWorkers(worker_streams(schedule, program))
         self.streams: Streams = CpuStreams(workers)
+        if device.type == "cpu":
+            keep_freed()
         if device.type == "cuda":
             self.streams = CudaStreams(device, schedule.streams, workers)
 
@@ -67,6 +70,7 @@ class Bench:
             pools=self.pools,
             on_host=self.observer.see_host if self.observer else _ignored,
             poison=poison.generator is not None,
+            is_observed=self.observer is not None,
         )
         memory = LiveMemory(self.schedule, self.program, self.coordinates, setting)
         work = RankCompute(

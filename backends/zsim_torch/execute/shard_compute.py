@@ -8,15 +8,54 @@ import torch
 
 from zsim.schedule.operation import Action, Compute, Role, View
 from zsim.schedule.parameter_copy import held
+from zsim.strategy.optimizer_rule import Adam
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.norm_share import counted
 from zsim_torch.execute.operands import Operands
 from zsim_torch.module.unit import UnitRunError
 from zsim_torch.module.visit import views_of
+from zsim_torch.observe.watchers import is_watched, unwatched
 
 Initial = Callable[[str], torch.Tensor]
 """The initial value of a parameter, by its name."""
+
+
+def _state(known: Operands) -> tuple[View, ...]:
+    """Return what an update trains, and its moments."""
+    trained = known.views[Role.MASTER] or known.views[Role.PARAMETER]
+    return (*trained[:1], *known.views[Role.MOMENT])
+
+
+@dataclass(slots=True, eq=False)
+class SteadyUpdate:
+    """An update by Adam of buffers that stay; `prepared` holds their memory until it goes."""
+
+    memory: LiveMemory
+    known: Operands
+    rule: Adam
+    scalars: Mapping[str, float]
+    prepared: optimizer.SteadyAdam | None = None
+
+    def __call__(self) -> None:
+        """Apply a step, with scalars and memory as they are now."""
+        known, scalars, prepared = self.known, self.scalars, self.prepared
+        gradient = self.memory.flat(known.views[Role.GRADIENT][0])
+        if prepared is None:
+            state = _state(known)
+            trained, *others = [self.memory.flat(each) for each in state]
+            operands = optimizer.Updated(gradient=gradient, trained=trained, moments=tuple(others))
+            if is_watched() or not optimizer.SteadyAdam.serves(operands):
+                optimizer.update(self.rule, operands, scalars)
+                return
+            with unwatched():
+                prepared = self.prepared = optimizer.SteadyAdam(self.rule, operands)
+            self.memory.keep({each.buffer for each in state}, self)
+        prepared.update(gradient, scalars)
+
+    def clear(self) -> None:
+        """Hold memory no more."""
+        self.prepared = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +92,17 @@ class ShardComputer:
                 first = part.offset + low - part.position
                 target[low - start : high - start] = value[first : first + high - low]
 
+    def updating(self, known: Operands, scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Return what updates in every step, with scalars and memory as they are then."""
+        rule, staying = known.compute.rule, frozenset(self.memory.program.persistent)
+        state = _state(known)
+        if not isinstance(rule, Adam) or not {each.buffer for each in state} <= staying:
+            return partial(self._update_anew, known, scalars)
+        return SteadyUpdate(self.memory, known, rule, scalars)
+
+    def _update_anew(self, known: Operands, scalars: Mapping[str, float]) -> None:
+        self.bound(known, scalars)()
+
     def bound(self, known: Operands, scalars: Mapping[str, float]) -> Callable[[], None]:
         """Return what an operation of the optimizer does, with scalars and memory as they are."""
         compute, flat = known.compute, self.memory.flat
@@ -64,9 +114,9 @@ class ShardComputer:
         scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
         match compute.action:
             case Action.UPDATE:
-                trained = tensors(Role.MASTER) or tensors(Role.PARAMETER)
+                trained, *moments = [flat(view) for view in _state(known)]
                 operands = optimizer.Updated(
-                    gradient=gradients[0], trained=trained[0], moments=tensors(Role.MOMENT)
+                    gradient=gradients[0], trained=trained, moments=tuple(moments)
                 )
                 return partial(optimizer.update, compute.rule, operands, dict(scalars))
             case Action.NORM:

@@ -114,6 +114,71 @@ def _in_blocks(update_block: Callable[..., None], operands: Updated, dtype: torc
             each.copy_(updated[: count - whole])
 
 
+class SteadyAdam:
+    """Adam on a shard that stays in its memory on the CPU: all that stays is found once.
+
+    It does what `update` does, to the same bits, where gradient, masters and moments have one
+    format: in one call of torch, and without a tensor made but for views of the gradient.
+    """
+
+    __slots__ = ("_blocks", "_ends", "_padded", "_rule", "_slots", "_step", "_whole")
+
+    def __init__(self, rule: Adam, operands: Updated) -> None:
+        count, self._rule = operands.trained.numel(), rule
+        self._whole = whole = count - count % LANES
+        state = (operands.trained, *operands.moments)
+        self._blocks = [[each[:whole]] if whole else [] for each in state]
+        self._step = torch.zeros((), dtype=torch.float32)
+        self._ends, self._padded, self._slots = list[torch.Tensor](), _NOTHING, _NOTHING
+        if whole < count:
+            room = torch.zeros(1 + len(state), LANES, dtype=operands.trained.dtype)
+            self._ends = [each[whole:] for each in state]
+            self._padded, self._slots = room.unbind(), room[:, : count - whole].unbind()
+            for block, padded in zip(self._blocks, self._padded[1:], strict=True):
+                block.append(padded)
+
+    @staticmethod
+    def serves(operands: Updated) -> bool:
+        """Return whether all operands are on the CPU, in one format."""
+        trained = operands.trained
+        formats = {each.dtype for each in (operands.gradient, *operands.moments)}
+        return trained.is_cpu and formats == {trained.dtype}
+
+    def update(self, gradient: torch.Tensor, scalars: Mapping[str, float]) -> None:
+        """Apply a step to what stays."""
+        rule, whole, ends = self._rule, self._whole, self._ends
+        gradients = [gradient[:whole] if ends else gradient] if whole else []
+        if ends:
+            _copy_each(self._slots, [gradient[whole:], *ends])
+            gradients.append(self._padded[0])
+        self._step.fill_(scalars["step"])
+        trained, first, second = self._blocks
+        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+            trained,
+            gradients,
+            first,
+            second,
+            [],
+            [self._step] * len(trained),
+            lr=rate_of(rule, scalars),
+            beta1=rule.beta1,
+            beta2=rule.beta2,
+            weight_decay=rule.weight_decay,
+            eps=rule.epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+        if ends:
+            _copy_each(ends, self._slots[1:])
+
+
+_NOTHING: Final[tuple[torch.Tensor, ...]] = ()
+
+
+def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    torch._foreach_copy_(targets, sources)  # type: ignore[arg-type]  # it takes tuples as well
+
+
 def _padded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a copy of less than LANES elements, with zeros behind."""
     made = torch.zeros(LANES, dtype=dtype)

@@ -281,26 +281,29 @@ def _need_own_inputs(record: Record) -> None:
     Raises:
         UnitRunError: they depend on what entered another one, whose gradient would be lost.
     """
-    seen: set[Node | None] = {edge.node for edge in record.parameters if edge is not None}
+    seen: set[Node] = {edge.node for edge in record.parameters if edge is not None}
     seen.update(edge.node for edge in record.inputs)
-    seen.add(None)
     link = record.link
-    waiting: list[Node | None] = [each.edge.node for each in record.outputs if each.edge]
+    maker, place = (None, 0) if link is None else (link.node, link.output_nr)
+    waiting: list[Node] = [each.edge.node for each in record.outputs if each.edge]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        before = node.next_functions
-        is_others = link is not None and any(
-            each is link.node and number != link.output_nr for each, number in before
-        )
-        if is_others or (type(node).__name__ in ENTRIES and is_entered(node)):
+        is_others = type(node).__name__ in ENTRIES and is_entered(node)
+        for each, number in node.next_functions:
+            if each is None:
+                continue
+            if each not in seen:
+                waiting.append(each)
+            elif each is maker and number != place:
+                is_others = True
+        if is_others:
             raise UnitRunError(
                 f"unit {record.unit.name}: its forward reads what another forward was given or "
                 "made, past its inputs (a module or function that kept it?): the gradient is lost"
             )
-        waiting += [each for each, _ in before if each not in seen]
 
 
 def backward(

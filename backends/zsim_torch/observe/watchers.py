@@ -52,6 +52,11 @@ def watching(watcher: Watcher) -> Generator[None]:
         _watching.remove(watcher)
 
 
+def is_watched() -> bool:
+    """Return whether somebody watches, to whom what is read has to be a buffer."""
+    return bool(_watching)
+
+
 def seen(exchange: Exchange) -> list[Callable[[], object]]:
     """Tell all who watch of an exchange; returns what is to be called at its end."""
     return [watcher.see_exchange(exchange) for watcher in _watching]
