@@ -8,8 +8,9 @@ import torch
 from torch import distributed
 
 from zsim.backend.backend import RefusedError
-from zsim.backend.document import encode_trace
+from zsim.backend.document import Document, encode, encode_trace
 from zsim.memory import peak_bytes
+from zsim.model.model import Model
 from zsim.schedule.operation import BACKWARDS, Compute, Role, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.kineto import kineto
@@ -114,18 +115,36 @@ def write_together(schedule: Schedule, own: Trace, path: Path) -> None:
     Raises:
         RefusedError: it cannot be written; every rank is told.
     """
-    traces, failures = [own], [""]
+    traces = [own]
     if distributed.is_initialized():
         found: list[Trace | None] = [None] * distributed.get_world_size()
         distributed.all_gather_object(found, own)
         traces = [each for each in found if each is not None]
     whole = merged(traces)
-    if own.ranks[0].rank == whole.ranks[0].rank:
-        text = encode_trace(whole, kineto(schedule, whole, whole.ranks[0]))
+    is_first = own.ranks[0].rank == whole.ranks[0].rank
+    text = encode_trace(whole, kineto(schedule, whole, whole.ranks[0])) if is_first else ""
+    _write("trace", text, path, is_first=is_first)
+
+
+def write_schedule(schedule: Schedule, model: Model | None, path: Path) -> None:
+    """Write a schedule as JSON, with its model where that is known; every rank calls it.
+
+    Raises:
+        RefusedError: it cannot be written; every rank is told.
+    """
+    is_first = not distributed.is_initialized() or distributed.get_rank() == 0
+    text = encode(Document(schedule=schedule, model=model)) if is_first else ""
+    _write("schedule", text, path, is_first=is_first)
+
+
+def _write(what: str, text: str, path: Path, *, is_first: bool) -> None:
+    """Write `text` on the first rank, and tell all whether it is there."""
+    failures = [""]
+    if is_first:
         try:
             path.write_text(text, "utf-8")
         except OSError as error:
-            failures = [f"trace: {path}: {error.strerror or error}"]
+            failures = [f"{what}: {path}: {error.strerror or error}"]
     if distributed.is_initialized():
         distributed.broadcast_object_list(failures, src=0)
     if failures[0]:

@@ -37,7 +37,7 @@ from zsim_torch.module_schedule import (
     unit_choices,
 )
 from zsim_torch.rank_admission import need_runnable, need_values_and_memory, place
-from zsim_torch.rank_result import mean_over_ranks, write_together
+from zsim_torch.rank_result import mean_over_ranks, write_schedule, write_together
 from zsim_torch.rank_run import RankRun
 from zsim_torch.run_option import Option, given_in
 
@@ -124,8 +124,7 @@ class Trainer:
         """
         option = option or Option()
         need_trainable(module)
-        if isinstance(optimizer, torch.optim.Optimizer) and not option.restart:
-            need_no_moments(optimizer)
+        need_no_moments(optimizer, may_restart=option.restart)
         need_buffers(module, option.initial)
         with uncompiled(module.modules()):
             planned = planned_module(module, source, units, batch, loss=loss)
@@ -335,6 +334,14 @@ class Trainer:
             RefusedError: `Option(keep_trace=True)` was not said, or no file can be written.
         """
         write_together(self.schedule, self.trace(), Path(path))
+
+    def write_schedule(self, path: str | PathLike[str]) -> None:
+        """Write the schedule as JSON for `check` and `run`; every rank calls it, the first writes.
+
+        Raises:
+            RefusedError: it cannot be written.
+        """
+        write_schedule(self.schedule, self.model, Path(path))
 
     def simulate(self, cluster: Cluster, *, steps: int = SIMULATED_STEPS) -> "RunResult":
         """Return the prediction of this training on `cluster`, as `zsim.run` does.

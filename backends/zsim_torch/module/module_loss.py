@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from zsim_torch.module.saving import version
 from zsim_torch.module.unit import ModuleUnitError
+from zsim_torch.module.unwritten import version_of
 
 LossOf = Callable[[nn.Module, object], Tensor]
 """The loss of a module on a micro-batch."""
@@ -96,7 +96,7 @@ def _extent(shape: torch.Size, dtype: torch.dtype) -> str:
 
 def versions(batch: object) -> list[int]:
     """Return how often each tensor of a batch was changed in place."""
-    return [version(each) for each in tree_tensors(batch)]
+    return [version_of(each) for each in tree_tensors(batch)]
 
 
 def need_unwritten(batch: object, before: list[int]) -> None:

@@ -86,12 +86,14 @@ def need_no_hooks(module: nn.Module, units: Iterable[nn.Module], *, forward_is_r
             )
 
 
-def need_no_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Return if `optimizer` has trained nothing yet: a schedule begins moments of its own.
+def need_no_moments(optimizer: object, *, may_restart: bool) -> None:
+    """Return if an optimizer of torch has trained nothing yet, or may begin moments anew.
 
     Raises:
-        RefusedError: it has.
+        RefusedError: it has, and may not.
     """
+    if may_restart or not isinstance(optimizer, torch.optim.Optimizer):
+        return
     for state in optimizer.state.values():
         for key, value in state.items():
             if isinstance(value, Tensor | int | float) and bool(torch.as_tensor(value).any()):

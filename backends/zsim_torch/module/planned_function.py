@@ -10,7 +10,10 @@ from zsim_torch.module.forward_plan import PlannedParts
 from zsim_torch.module.unit import ModuleUnitError
 
 _DIFFERENTIATE: Final = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-_FREEZES: Final = (torch.Tensor.requires_grad_, vars(torch._C.TensorBase)["requires_grad"].__set__)
+_FREEZES: Final = (
+    torch.Tensor.requires_grad_,
+    *(getattr(torch.Tensor, name).__set__ for name in ("requires_grad",)),
+)
 
 
 MARK: Final = "_zsim_symbol"

@@ -38,24 +38,16 @@ class UnwrittenMemory(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._unit = unit
-        self._what = {
-            _start(each): "what it is called with"
-            for each in given
-            if isinstance(each, Tensor) and _has_memory(each)
-        }
-        self._what |= {
-            _start(each): f"parameter {name}"
-            for name, each in parameters.items()
-            if _has_memory(each)
-        }
+        tensors = [each for each in given if isinstance(each, Tensor)]
+        self._what = {_start(each): "what it is called with" for each in tensors}
+        self._what |= {_start(each): f"parameter {name}" for name, each in parameters.items()}
+        self._what.pop(None, None)
         self._unhooked = {id(each) for each in given} if watches_hooks else set[int]()
-        self._watched = [
-            each for each in (*parameters.values(), *given) if isinstance(each, Tensor)
-        ]
+        self._watched = [*parameters.values(), *tensors]
         self._versions: list[int] = []
 
     def __enter__(self) -> Self:
-        self._versions = [version(each) for each in self._watched]
+        self._versions = [version_of(each) for each in self._watched]
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's
         return self
 
@@ -79,16 +71,14 @@ class UnwrittenMemory(TorchFunctionMode):
                 "what a unit makes"
             )
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        before = [version(each) for each in tensors]
+        before = [version_of(each) for each in tensors]
         result = call(*args, **(kwargs or {}))
         self._need_unwritten(tensors, before)
         return result
 
     def _need_unwritten(self, tensors: Iterable[Tensor], before: Iterable[int]) -> None:
         for each, known in zip(tensors, before, strict=True):
-            if version(each) == known or not _has_memory(each):
-                continue
-            what = self._what.get(_start(each))
+            what = None if version_of(each) == known else self._what.get(_start(each))
             if what is not None:
                 raise ModuleUnitError(
                     f"unit {self._unit}: its forward writes {what} in place (inplace=True? "
@@ -96,11 +86,16 @@ class UnwrittenMemory(TorchFunctionMode):
                 )
 
 
-def _has_memory(tensor: Tensor) -> bool:
-    """Return whether elements of `tensor` have a place: those of `torch.func` have none."""
-    plain = tensor.layout is torch.strided and tensor.numel() > 0
-    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportPrivateUsage]
+def version_of(tensor: Tensor) -> int:
+    """Return how often `tensor` was changed in place; those of inference mode do not tell."""
+    return 0 if tensor.is_inference() else version(tensor)
 
 
-def _start(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _start(tensor: Tensor) -> int | None:
+    """Return where the memory of `tensor` starts; those of `torch.func` have none."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None

@@ -340,6 +340,13 @@ def differentiates(block: Block, x: Tensor) -> Tensor:
     return made
 
 
+def infers(block: Block, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        shift = torch.ones(WIDTH) * 2
+        shift = shift + 1
+    return plain_block(block, x + shift.clone())
+
+
 def regularized(net: Net, x: Tensor) -> Tensor:
     """Read parameters of blocks between them."""
     return x + 0.1 * torch.stack([each.square().sum() for each in net.parameters()]).sum()
@@ -386,6 +393,7 @@ WORKS: dict[str, Callable[[], nn.Module]] = {
         Net(), lambda net: setattr(net, "between", hooked_between)
     ),
     "a gradient taken in a block": lambda: Net(differentiates),
+    "inference mode in a block": lambda: Net(infers),
     "parameters of blocks that are read between them": lambda: with_(
         Net(), lambda net: setattr(net, "between", regularized)
     ),

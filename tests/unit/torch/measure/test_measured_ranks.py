@@ -94,9 +94,12 @@ def on_rank(node: Path, folder: Path) -> tuple[Schedule, float, str]:
         for _ in range(2):
             trainer.step(first)
         trainer.write_trace(folder / "trace.json")
+        trainer.write_schedule(folder / "schedule.json")
         predicted = trainer.simulate(node_of(node))
         with pytest.raises(RefusedError, match=r"trace: .*absent"):
             trainer.write_trace(folder / "absent" / "trace.json")
+        with pytest.raises(RefusedError, match=r"schedule: .*absent"):
+            trainer.write_schedule(folder / "absent" / "schedule.json")
         schedule = trainer.schedule
     return schedule, predicted.step_time_s, predicted.backend
 
@@ -122,6 +125,15 @@ def test_a_trainer_writes_what_all_ranks_ran_and_it_follows_the_schedule(
     text = path.read_text("utf-8")
     planted.write_text(text.replace('"reduce_scatter"', '"all_reduce"', 1), "utf-8")
     assert not zsim.check(schedule, against=planted).is_right
+
+
+def test_a_trainer_writes_its_schedule_for_check_and_run(
+    trained: tuple[Path, list[tuple[Schedule, float, str]]],
+) -> None:
+    path, ((schedule, *_), *_) = trained
+    read = zsim.load(str(path.with_name("schedule.json")))
+    assert read.schedule == schedule
+    assert zsim.check(read, against=path).is_right
 
 
 def test_a_module_of_ones_own_is_predicted_as_a_scenario_is(
