@@ -103,8 +103,7 @@ class Trainer:
 
         Args:
             module: its parameters are trained, from the values that they have.
-            source: a schedule; or a strategy, or a scenario, from which the schedule is made: one
-                that names no buckets gets those of DistributedDataParallel.
+            source: a schedule; or a strategy or scenario to make it from (`with_buckets` applies).
             units: submodules by path, or pairs of name and module, in the order of forward. By
                 default the children of an `nn.Sequential`; of any other module its repeated
                 blocks, with what its forward does between them.

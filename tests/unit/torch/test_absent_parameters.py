@@ -21,7 +21,6 @@ from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim.strategy.zero_knobs import Keep
 from zsim_des.values import Carrier, carry
 from zsim_torch.module.absent import AbsentParameterError
 from zsim_torch.module.description import describe
@@ -274,7 +273,7 @@ def test_a_kept_parameter_is_refused_where_it_is_gathered_into_other_memory(
     "strategy",
     [
         *(STRATEGY.but({"zero.stage": stage}) for stage in range(3)),
-        STRATEGY.but({"zero.keep_after_forward": Keep.EVERYTHING}),
+        STRATEGY.but({"zero.keep_after_forward": "everything"}),
         STRATEGY.but({"activations.checkpointing": Checkpointing.FULL, "zero.stage": 1}),
     ],
 )

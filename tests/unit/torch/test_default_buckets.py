@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import (  # no public names
 )
 from torch.nn import functional
 
+from zsim.config_error import ConfigError
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.operation import Action, AllReduce, Communication, Compute, ReduceScatter, walk
 from zsim.schedule.schedule import Schedule
@@ -108,6 +109,18 @@ def test_stage_3_has_a_bucket_for_each_unit_as_before() -> None:
     assert with_buckets(strategy(3)) == strategy(3)
     sizes = [size for size, _ in reductions(strategy(3))]
     assert sizes == [100 * WIDTH, *[WIDTH**2] * LAYERS]
+
+
+@pytest.mark.parametrize(
+    ("stage", "fused", "why"),
+    [
+        (1, "model", "zero.first_bucket_elements: 9 is for fused_buffers = constant"),
+        (3, "constant", "zero.first_bucket_elements: 9 is for stages 0 to 2, stage 3 reduces unit"),
+    ],
+)
+def test_a_first_bucket_needs_others_of_another_size(stage: int, fused: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        strategy(stage, first_bucket_elements=9, fused_buffers=FusedBuffers(fused))
 
 
 def test_sizes_are_bytes_of_gradients() -> None:
