@@ -16,8 +16,9 @@ from zsim.strategy.strategy import Strategy
 from zsim_torch.module.description import describe, describe_planned
 from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.module_loss import LossOf
+from zsim_torch.module.module_refusal import need_no_hooks
 from zsim_torch.module.planned_module import PlannedModule, has_forward
-from zsim_torch.module.unit import ModuleUnitError, UnitChoice, resolve
+from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.optimizer_groups import RateGroups, with_optimizer
 
 FIRST_BUCKET_BYTES: Final = 2**20
@@ -142,6 +143,22 @@ def unit_choices(module: nn.Module, units: Sequence[UnitChoice] | None) -> Seque
             "them with, so say which of its submodules are gathered and run as one"
         )
     return units
+
+
+def units_of(
+    module: nn.Module, units: PlannedModule | Sequence[UnitChoice]
+) -> tuple[TorchUnit, ...]:
+    """Return the units that make up `module`.
+
+    Raises:
+        ModuleUnitError: they do not.
+        RefusedError: hooks around those that were chosen would not be called.
+    """
+    if isinstance(units, PlannedModule):
+        return units.units
+    found = resolve(module, units)
+    need_no_hooks(module, [each.module for each in found], forward_is_run=False)
+    return found
 
 
 def _schedule_for(

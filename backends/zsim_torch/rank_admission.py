@@ -10,7 +10,9 @@ from zsim.schedule.schedule import Program, Schedule
 from zsim_torch import capability
 from zsim_torch.execute import blocking_host
 from zsim_torch.execute.run_state import lost_state
+from zsim_torch.initial_values import need_buffers
 from zsim_torch.module.absent import is_emptied
+from zsim_torch.module.module_refusal import need_no_moments, need_trainable
 from zsim_torch.module.unit import TorchUnit
 from zsim_torch.run_option import Option
 from zsim_torch.supervise.process_group import DeviceError, backends, rank_device
@@ -30,6 +32,18 @@ def need_runnable(
         reason = judge(schedule)
     if reason is not None:
         raise RefusedError(reason)
+
+
+def need_start(module: nn.Module, optimizer: object, option: Option) -> None:
+    """Return if `module` can be trained, as it is and from the start; its buffers have values then.
+
+    Raises:
+        RefusedError: it cannot.
+        CheckpointError: the folder with its values cannot be read, or is of another model.
+    """
+    need_trainable(module)
+    need_no_moments(optimizer, may_restart=option.restart)
+    need_buffers(module, option.initial)
 
 
 def need_values_and_memory(

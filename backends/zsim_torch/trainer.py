@@ -21,22 +21,26 @@ from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
 from zsim_torch.execute.evaluation import Evaluation, need_shapes, shapes_of
 from zsim_torch.feed import micro_batches
-from zsim_torch.initial_values import initial_values, need_buffers
+from zsim_torch.initial_values import initial_values
 from zsim_torch.job_module import JobModule
 from zsim_torch.module.compiled import uncompiled
 from zsim_torch.module.module_loss import LossOf, loss_of
-from zsim_torch.module.module_refusal import need_no_hooks, need_no_moments, need_trainable
 from zsim_torch.module.module_state import evaluating
-from zsim_torch.module.planned_module import PlannedModule
-from zsim_torch.module.unit import UnitChoice, resolve
+from zsim_torch.module.unit import UnitChoice
 from zsim_torch.module_schedule import (
     HasStrategy,
     groups_of,
     planned_module,
     schedule_of,
     unit_choices,
+    units_of,
 )
-from zsim_torch.rank_admission import need_runnable, need_values_and_memory, place
+from zsim_torch.rank_admission import (
+    need_runnable,
+    need_start,
+    need_values_and_memory,
+    place,
+)
 from zsim_torch.rank_result import mean_over_ranks, write_schedule, write_together
 from zsim_torch.rank_run import RankRun
 from zsim_torch.run_option import Option, given_in
@@ -122,9 +126,7 @@ class Trainer:
             ModuleUnitError: the units do not make up the module.
         """
         option = option or Option()
-        need_trainable(module)
-        need_no_moments(optimizer, may_restart=option.restart)
-        need_buffers(module, option.initial)
+        need_start(module, optimizer, option)
         with uncompiled(module.modules()):
             planned = planned_module(module, source, units, batch, loss=loss)
             chosen = planned or unit_choices(module, units)
@@ -133,9 +135,7 @@ class Trainer:
         schedule = self.schedule
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
-        resolved = chosen.units if isinstance(chosen, PlannedModule) else resolve(module, chosen)
-        if planned is None:
-            need_no_hooks(module, [each.module for each in resolved], forward_is_run=False)
+        resolved = units_of(module, chosen)
         need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
         need_values_and_memory(module, schedule, program, option)
         self._groups = groups_of(schedule, module, rates, optimizer=optimizer)
