@@ -128,7 +128,10 @@ class Kernels:
             index = self.tensors.index(ranks, operand.view)
             is_piece = self.moves.pieces(ranks, buffer) != NOTHING
             wanted = self.contents.content(ranks, buffer, self.means)
-            shown = read(Datum(wanted, np.broadcast_to(is_piece, wanted.shape[1:])), index)
+            # ranks may all be meant to hold the same, and differ in what of it is a piece
+            shape = np.broadcast_shapes(is_piece.shape, wanted.shape[1:])
+            wanted = np.broadcast_to(wanted, (len(wanted), *shape))
+            shown = read(Datum(wanted, np.broadcast_to(is_piece, shape)), index)
             apart = (gradient.values != shown.values).any(axis=0)
             if shown.undefined is not None:  # a mark of what is a piece, here
                 apart = apart & shown.undefined
