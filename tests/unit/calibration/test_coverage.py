@@ -41,6 +41,32 @@ def test_what_other_publications_say_holds_too_where_they_say_anything(
             assert each.p_value > 0.05, each
 
 
+def test_a_fourth_publication_without_errors_makes_peaks_of_the_widest_one_stated_too_low() -> None:
+    # What keeps peaks on H200 out of the table (docs/validation.md): three publications are as few
+    # as may state one, and the fourth, the widest of all, is then asked about. No error of the one
+    # that comes in has a part in it.
+    runs = judged_runs()
+    (h200,) = (run for run in runs if run.publication == "KempnerForge")
+    exact = [
+        replace(
+            h200,
+            peak_bytes=10**10,
+            predicted_peak_bytes=10**10,
+            features=replace(h200.features, tensor=tensor),
+        )
+        for tensor in (1, 4)
+    ]
+    quantity = JudgedQuantity.PEAK_MEMORY
+    before, _ = coverage(runs, LeftOut.PUBLICATION, quantity)
+    after, kinds = coverage([*runs, *exact], LeftOut.PUBLICATION, quantity)
+    assert after.stated > before.stated + MANY
+    (widest,) = (each for each in kinds if each.kind == "Nanotron, tensor, bf16")
+    assert widest.share is not None
+    assert widest.p_value is not None
+    assert widest.share < 0.9
+    assert widest.p_value < 0.05
+
+
 def test_errors_that_are_understated_are_seen() -> None:
     runs = judged_runs()
     worst = {
