@@ -368,7 +368,8 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = 
 
     Backward holds two gradients: of the logarithm of the softmax, and of the logits, which are in
     the wide format, unless the loss is narrow. In place, the gradient takes the place of the
-    softmax (Megatron-LM, `vocab_parallel_cross_entropy`). Logits that a caller holds are there as if they were saved.
+    softmax (Megatron-LM, `vocab_parallel_cross_entropy`). Logits that a caller holds are there as
+    if they were saved.
     """
     own = _area(size, logits)
     dtype = size.dtype if size.shape.execution.loss is Loss.NARROW else size.wide
