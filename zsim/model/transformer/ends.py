@@ -32,7 +32,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     made = size.copied if is_whole else size.part
     words = made(TOKENS, size.shape.vocab_size if is_whole else size.vocabulary, size.hidden)
     output = size.value("embedding/output")
-    shape, dtype, sums = (size.tokens, size.hidden), size.dtype, size.cut and not is_whole
+    shape, dtype, is_cut = (size.tokens, size.hidden), size.dtype, size.cut and not is_whole
     found = size.value("embedding/words")
     target = found if size.shape.places else output
     look_up = Operator(
@@ -45,7 +45,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     )
     if not size.shape.places:
         only = Stretch(
-            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=sums
+            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=is_cut
         )
         return Unit(
             name="embedding",
@@ -67,7 +67,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         trains=() if places.frozen else (replace(sums, backward=True),),
     )
     stretches: tuple[Stretch, ...] = (
-        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=sums),
+        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=is_cut),
         Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
     )
     if not size.cut:
