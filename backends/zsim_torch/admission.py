@@ -112,6 +112,8 @@ def _execution(asked: Execution) -> str | None:
         return "zero.fsdp2.disable_loss_parallel: true is simulated only"
     if asked.gathers_each:
         return "zero.fsdp2.input_gathers: linear is simulated only"
+    if asked.whole_embedding:
+        return "zero.fsdp2.replicate_embedding: true is simulated only"
     if asked.holds_logits:
         return "train.holds_logits: true is simulated only"
     if asked.context > 1 and asked.exchange is not ContextExchange.ALL_GATHER:

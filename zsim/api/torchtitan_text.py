@@ -41,6 +41,8 @@ def _need_its_own_plan(options: Mapping[str, object]) -> None:
     """Check that what FSDP2 is asked for around a tensor axis and the root is torchtitan's own."""
     if options.get("input_gathers", "module") != "module":
         raise MistakeError("--config: torchtitan's modules gather what their layers read")
+    if options.get("replicate_embedding", False):
+        raise MistakeError("--config: torchtitan's tensor ranks have parts of the token embedding")
     if options.get("reshard_root_after_forward", False):
         raise MistakeError("--config: torchtitan keeps the root until its backward")
 

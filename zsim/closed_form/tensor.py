@@ -30,8 +30,7 @@ def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
     total = 0
     for segment in unit.segments:
         if segment.reduces_output:
-            runs = 2 if recomputed else 1
-            total += runs * sum(
+            total += (1 + (recomputed and segment.sums_output(again=True))) * sum(
                 _ring(model, value.name) for value in segment.outputs if not value.tensor_sharded
             )
         if segment.reduces_input_gradient and model.runs_backward(segment):
@@ -54,11 +53,11 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
     gathered = scattered = 0
     again = recomputed(model, strategy)
     for unit in model.units:
-        runs, is_left = 2 if unit.name in again else 1, False
+        is_recomputed, is_left = unit.name in again, False
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
-            scattered += runs * made
-            gathered += 0 if is_left else runs * read
+            scattered += (1 + (is_recomputed and segment.sums_output(again=True))) * made
+            gathered += 0 if is_left else (1 + (is_recomputed and segment.runs_again)) * read
             is_left = segment.leaves_whole
             if model.runs_backward(segment):
                 scattered += _read(model, segment, differentiable=True)

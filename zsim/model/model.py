@@ -115,6 +115,9 @@ class Segment:
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
         again: kernels of forward where a checkpoint is run again; empty if all of them.
+        runs_again: whether it is run where a checkpoint is run again: what stops early does not
+            reach segments that keep nothing.
+        sums_again: whether what it makes there is summed over the tensor axis, if outputs are.
         forward_course, backward_course: memory of single tensors that each direction takes and
             gives back, in order; empty if it is not known. Buffers are, by number, the workspace,
             what is saved, then gradients of each parameter and of each input.
@@ -140,6 +143,8 @@ class Segment:
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     again: tuple[Kernel, ...] = ()
+    runs_again: bool = True
+    sums_again: bool = True
     forward_course: tuple[AllocationEvent, ...] = ()
     backward_course: tuple[AllocationEvent, ...] = ()
     split: SplitBackward | None = None
@@ -163,6 +168,10 @@ class Segment:
     def passed_input(self) -> str | None:
         """Return the input that is another rank's of those that share a sequence, if one is."""
         return self.inputs[-1] if self.context_offset else None
+
+    def sums_output(self, *, again: bool) -> bool:
+        """Return whether outputs are summed after forward, or where a checkpoint is run `again`."""
+        return self.reduces_output and (self.sums_again or not again)
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
         """Those of forward, or where a checkpoint is run `again`."""

@@ -22,6 +22,8 @@ class Loss(StrEnum):
 
     TORCH = "torch"
     """`torch.nn.functional.cross_entropy` of logits that were cast to fp32."""
+    NARROW = "narrow"
+    """The same of logits in their own format, in which the logarithm of their softmax is kept."""
     FUSED = "fused"
     """One kernel that reads logits in their own format, and makes their gradient in it
     (`flash_attn.losses.cross_entropy`, `xentropy_cuda_lib` before)."""
@@ -31,6 +33,17 @@ class Loss(StrEnum):
     CHUNKED_HEAD = "chunked_head"
     """The same from the projection on, the backward of each eighth at once: whole logits are never
     there (torchtitan of 2026, `ChunkedLossWrapper`)."""
+
+
+class Norms(StrEnum):
+    """Ways to run norms by the root mean square in blocks that are not compiled."""
+
+    FUSED = "fused"
+    """One kernel each way (`torch.nn.functional.rms_norm` of CUDA since PyTorch 2.9, Apex's)."""
+    COMPOSED = "composed"
+    """One for each operator of PyTorch, most of fp32: the cast, squares, their mean, two products,
+    the cast back; thirteen in backward (`torch.nn.functional.rms_norm` before 2.9, modules that
+    write them out)."""
 
 
 class ContextExchange(StrEnum):
@@ -68,10 +81,13 @@ class Execution:
         loss: how the loss is computed.
         metrics: cross entropies that a training loop computes once more of the logits, in their
             own format and without a gradient, to report them (Composer's `train_metrics`).
+        norms: how norms run where they are not compiled.
         holds_logits: who calls the model holds its logits, in the format of the loss, while
             backward runs, as a training loop does that keeps them in a variable.
         whole_logits: with a tensor axis, logits of the whole vocabulary are gathered: every rank
             computes the loss of all (`disable_loss_parallel` of torchtitan).
+        whole_embedding: with hidden states cut by tokens over a tensor axis, each rank has the
+            whole token embedding, and looks up all tokens.
         splits: backward is in two parts: what the loss saves is not kept for the second.
         gathers_each: with hidden states cut by tokens over a tensor axis, each linear layer of a
             block gathers what it reads, and scatters the gradient of it, by itself. Where blocks
@@ -92,8 +108,10 @@ class Execution:
     merges: bool = False
     loss: Loss = Loss.TORCH
     metrics: int = 0
+    norms: Norms = Norms.FUSED
     holds_logits: bool = False
     whole_logits: bool = False
+    whole_embedding: bool = False
     splits: bool = False
     gathers_each: bool = False
     rearranges: bool = False

@@ -99,6 +99,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def whole_embedding(self) -> bool:
+        """True if each rank of the tensor axis has the whole token embedding."""
+        return False
+
+    @property
     def gathers_each(self) -> bool:
         """True if each linear layer gathers the tokens that it reads, by itself."""
         return False

@@ -8,7 +8,7 @@ from pydantic_core import InitErrorDetails
 
 from zsim.config_error import refusal, refuse
 from zsim.strategy.config_table import Count, Flag, Positive, Repeat, Table, Whole
-from zsim.strategy.execution import Float8, Loss
+from zsim.strategy.execution import Float8, Loss, Norms
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
@@ -50,6 +50,7 @@ class TrainKnobs(Table):
         loss: how the loss is computed.
         metrics: cross entropies that the training loop computes once more, to report them (see
             `zsim.strategy.execution`).
+        norms: how norms by the root mean square run where blocks are not compiled.
         holds_logits: the training loop holds the logits until backward has made their gradient.
         clip_norm: largest global gradient norm; None does not clip.
         loss_scale: used with fp16 alone.
@@ -60,6 +61,7 @@ class TrainKnobs(Table):
     float8: Float8 | None = None
     loss: Loss = Loss.TORCH
     metrics: Whole = 0
+    norms: Norms = Norms.FUSED
     holds_logits: Flag = False
     clip_norm: Positive | None = None
     loss_scale: LossScale = LossScale()

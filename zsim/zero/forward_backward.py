@@ -135,7 +135,7 @@ class ForwardBackward:
     ) -> str:
         """Forward of one segment, or recompute."""
         writer, segment = self.writer, self._segment(visit, part)
-        path = f"{part.action}{part.segment}"
+        path, again = f"{part.action}{part.segment}", part.action is Action.RECOMPUTE
         whole = self.tokens.gather_inputs(segment, part)
         whole += self.sequence.gather_inputs(segment, part)
         for instance in part.makes:
@@ -155,15 +155,14 @@ class ForwardBackward:
             segment=part.segment,
             micro_batch=self.micro_batch,
             after=(*after, *came),
-            kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
+            kernels=segment.forward_kernels(again=again),
             draw=self._drawn.draw(segment, part, which, writer.path(path)),
         )
         self.sequence.note(part, name)
         self.sequence.finish(segment, part, name)
         writer.free(*whole, *workspace)
-        if segment.reduces_output:
-            for instance in part.makes:
-                self._reduce(instance.value, self._value(instance), path)
+        for instance in part.makes if segment.sums_output(again=again) else ():
+            self._reduce(instance.value, self._value(instance), path)
         self._end(part, name)
         return name
 
@@ -373,8 +372,9 @@ class ForwardBackward:
         for instance in part.ends:
             if instance.made is Made.GATHERED:
                 self.checkpoints.end(instance.value, last)
-            else:
-                self.writer.free(instance.buffer)
+                continue
+            is_summed = instance.buffer in self.writer.alive
+            self.writer.free(instance.buffer if is_summed else self._made(instance))
 
     def _read(self, part: SegmentVisit, instance: ValueInstance, segment: Segment) -> View:
         if self.tokens.gathers(segment, instance.value):

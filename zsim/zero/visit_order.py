@@ -218,6 +218,7 @@ def _run_again(model: Model, block: _CheckpointedUnits, unit: int) -> tuple[Segm
             tuple(ValueInstance(value.name, Made.AGAIN) for value in segment.outputs),
         )
         for number, segment in enumerate(model.units[unit].segments)
+        if segment.runs_again
     )
 
 

@@ -7,6 +7,7 @@ from exact_training import STEPS, trained
 from fitting import fitting
 
 from zsim.config_error import ConfigError
+from zsim.dtype import DType
 from zsim.model.architecture import GPT, Llama
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model
@@ -14,7 +15,7 @@ from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.fsdp2.options import FSDP2, InputGathers, OffloadPolicy
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import AllGather, ReduceScatter
+from zsim.schedule.operation import AllGather, AllReduce, ReduceScatter
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.execution import Execution
 from zsim.strategy.precision import Precision
@@ -63,6 +64,9 @@ def freeing(
 
 
 ROOT_FREED = freeing()
+WHOLE_EMBEDDING = EACH.but(
+    {"zero.emulate": FSDP2(replicate_embedding=True, reduce_dtype=DType.FP32)}
+)
 
 
 def model_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Model:
@@ -80,6 +84,8 @@ def made_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Schedule:
         EACH,
         COMPILED,
         ROOT_FREED,
+        WHOLE_EMBEDDING,
+        WHOLE_EMBEDDING.but({"activations": Activations()}),
         EACH.but({"activations": Activations()}),
         COMPILED.but({"activations": Activations(checkpointing=Checkpointing.OPERATIONS)}),
         freeing(reshard_after_backward=False),
@@ -90,6 +96,8 @@ def made_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Schedule:
         "each layer",
         "compiled",
         "root freed",
+        "embedding whole",
+        "embedding whole, nothing run again",
         "nothing run again",
         "operations run again",
         "root kept after backward",
@@ -126,6 +134,43 @@ def test_each_layer_gathers_what_it_reads_and_scatters_the_gradient_of_it() -> N
     module = EACH.but({"zero.emulate": FSDP2()})
     assert of_blocks(module, AllGather) == 2 + 2 + 2
     assert of_blocks(EACH, ReduceScatter) - of_blocks(module, ReduceScatter) == 5 - 2
+
+
+def test_a_block_that_stops_early_does_not_scatter_what_it_makes_last() -> None:
+    """What attention makes twice, what the MLP makes once, and the gradients of five inputs.
+
+    The same profile has 6,420 scatters, one of which is of the head in each micro-batch.
+    """
+    assert of_blocks(EACH, ReduceScatter) == 2 + 1 + 5 == (6420 / 20 - 1) / 40
+    whole = EACH.but({"activations.early_stop": False})
+    assert of_blocks(whole, ReduceScatter) == 2 + 2 + 5
+    assert of_blocks(whole, AllGather) == of_blocks(EACH, AllGather)
+
+
+def test_without_tokens_that_are_cut_it_does_not_sum_what_it_makes_last() -> None:
+    summed = EACH.but({"zero.emulate": FSDP2(enable_sequence_parallel=False)})
+
+    def sums(strategy: Strategy) -> int:
+        (program,) = made_of(strategy.but({"train.gradient_accumulation_steps": 1})).programs
+        found = [each for each in program.step if isinstance(each, AllReduce)]
+        return sum(each.group == "tensor" and "/block" in each.id for each in found)
+
+    whole = summed.but({"activations.early_stop": False})
+    assert sums(whole) - sums(summed) == LLAMA.layers
+    assert not check(made_of(summed), model_of(summed))
+
+
+def test_an_embedding_that_is_whole_is_gathered_and_reduced_with_all_its_rows() -> None:
+    def embedding(strategy: Strategy) -> tuple[int, ...]:
+        return model_of(strategy).units[0].parameters[0].shape
+
+    assert embedding(EACH) == (LLAMA.vocab_size // 2, LLAMA.hidden_size)
+    assert embedding(WHOLE_EMBEDDING) == (LLAMA.vocab_size, LLAMA.hidden_size)
+
+
+def test_a_whole_embedding_needs_tokens_that_are_cut() -> None:
+    with pytest.raises(ConfigError, match="replicate_embedding: true needs enable_sequence_para"):
+        FSDP2(replicate_embedding=True, enable_sequence_parallel=False)
 
 
 def test_compiled_layers_that_read_the_same_gather_it_once_and_scatter_gradients_each() -> None:

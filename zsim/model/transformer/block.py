@@ -17,7 +17,7 @@ from zsim.model.transformer.operator import (
     parameters_of,
     tensor_of,
 )
-from zsim.model.transformer.segment import segments
+from zsim.model.transformer.segment import segments, until_saved
 from zsim.model.transformer.size import Size
 
 SCRIPTED = (8, 9)
@@ -41,6 +41,8 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
     if not size.cut:
         stretches = _between_exchanges(stretches)
     made = segments(rearranged(size, stretches), (source,), size.shape.execution)
+    if size.shape.execution.early_stop:
+        made = until_saved(made)
     return Unit(name=name, parameters=parameters, segments=made)
 
 

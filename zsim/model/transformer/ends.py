@@ -22,16 +22,22 @@ PLACES = "embedding.position.weight"
 def embedding(size: Size, batch: Value) -> Unit:
     """Rows of the token embedding, with those of the places where positions are learned.
 
-    With a tensor axis each rank looks up the tokens that it has, and the sum over ranks is all.
-    Ranks that share sequences take their tokens of the batch first, and keep these.
+    With a tensor axis each rank looks up the tokens that it has, and the sum over ranks is all; or
+    each has the whole embedding, of which kernels read and write rows of all tokens, keeps those of
+    its own tokens, and makes a gradient of these, which are summed. DTensor makes the same sum of
+    gradients of hidden states that it gathers first. Ranks that share sequences take their tokens
+    of the batch first, and keep these.
     """
-    words = size.part(TOKENS, size.vocabulary, size.hidden)
+    is_whole = size.whole_embedding
+    made = size.copied if is_whole else size.part
+    words = made(TOKENS, size.shape.vocab_size if is_whole else size.vocabulary, size.hidden)
     output = size.value("embedding/output")
-    shape, dtype = (size.tokens, size.hidden), size.dtype
+    shape, dtype, is_cut = (size.tokens, size.hidden), size.dtype, size.cut and not is_whole
     found = size.value("embedding/words")
+    target = found if size.shape.places else output
     look_up = Operator(
         reads=(),
-        makes=size.whole(found if size.shape.places else output),
+        makes=tensor_of(target) if is_whole else size.whole(target),
         parameters=(words,),
         saves=(_tokens(size, batch),),
         forward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2),),
@@ -39,7 +45,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     )
     if not size.shape.places:
         only = Stretch(
-            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=size.cut
+            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=is_cut
         )
         return Unit(
             name="embedding",
@@ -61,7 +67,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         trains=() if places.frozen else (replace(sums, backward=True),),
     )
     stretches: tuple[Stretch, ...] = (
-        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=size.cut),
+        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=is_cut),
         Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
     )
     if not size.cut:
@@ -186,7 +192,7 @@ def _entropy(
         return (_chunked_cross_entropy(size, logits, target, whole=whole),)
     if way is Loss.FUSED:
         return (_fused_cross_entropy(size, logits, target),)
-    if size.dtype is size.wide:
+    if size.dtype is size.wide or way is Loss.NARROW:
         return (_cross_entropy(size, logits, target, whole=whole),)
     # Kernels of the cast are those of the cross entropy.
     wide = replace(logits, name="head/wide", dtype=size.wide)
@@ -361,11 +367,13 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = 
     """Cross entropy from logits; forward reads them twice and writes, backward reads and writes.
 
     Backward holds two gradients: of the logarithm of the softmax, and of the logits, which are in
-    the wide format. In place, the gradient takes the place of the softmax (Megatron-LM,
-    `vocab_parallel_cross_entropy`). Logits that a caller holds are there as if they were saved.
+    the wide format, unless the loss is narrow. In place, the gradient takes the place of the
+    softmax (Megatron-LM, `vocab_parallel_cross_entropy`). Logits that a caller holds are there as
+    if they were saved.
     """
     own = _area(size, logits)
-    kept = Tensor(name="head/softmax", elements=own[0] * own[1], dtype=size.wide)
+    dtype = size.dtype if size.shape.execution.loss is Loss.NARROW else size.wide
+    kept = Tensor(name="head/softmax", elements=own[0] * own[1], dtype=dtype)
     targets = Tensor(name="head/targets", elements=size.tokens, dtype=DType.INT64)
     if size.cut and not whole:
         last = Tensor(name="head/elsewhere", elements=size.tokens, dtype=DType.INT8)
@@ -373,9 +381,7 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = 
         last = Tensor(name="head/count", elements=1, dtype=size.wide)
 
     def kernel(streams: int, *, backward: bool = False) -> Kernel:
-        return streaming(
-            KernelKind.CROSS_ENTROPY, own, size.wide, streams=streams, backward=backward
-        )
+        return streaming(KernelKind.CROSS_ENTROPY, own, dtype, streams=streams, backward=backward)
 
     return Operator(
         reads=(logits,),

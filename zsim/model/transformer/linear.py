@@ -1,5 +1,6 @@
 """Linear layers and norms: what every part of a transformer is made of."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from zsim.dtype import DType
@@ -122,6 +123,8 @@ def normalize(
 ) -> Operator:
     """Return the norm `name`: it keeps its source, and mean and deviation of rows, or RMS.
 
+    Composed of PyTorch's operators it keeps its source and what is normalized, both in fp32.
+
     A row is the hidden state of a token, or `width` elements. Forward reads and writes; backward
     reads source and gradient, writes the source's gradient, and reads both again for those of the
     parameters, if one is trained; these are kernels of their own where the others are made before.
@@ -138,6 +141,8 @@ def normalize(
         dtype=size.wide,
     )
     area = (rows, width)
+    if size.composes_norms:
+        return _composed(size, (source, target), statistics, parameters)
     both, alone, rest = (
         streaming(KernelKind.NORM, area, dtype, streams=streams, backward=True)
         for streams in (5, 3, 2)
@@ -150,4 +155,62 @@ def normalize(
         forward=(streaming(KernelKind.NORM, area, dtype, streams=2),),
         backward=(alone if frozen else both,),
         apart=() if frozen else ((alone,), (rest,)),
+    )
+
+
+# Elements of the narrow and the wide format that each kernel of a composed norm reads and writes,
+# as torch 2.13 dispatches rms_norm and its backward without fused kernels.
+CAST = (1, 1)
+SQUARES, MEAN, PRODUCT = (0, 2), (0, 1), (0, 2)
+OF_TWO, QUOTIENT = (0, 3), (0, 1)
+FORWARD = (CAST, SQUARES, MEAN, PRODUCT, PRODUCT, CAST)
+BACKWARD = (
+    *(CAST, PRODUCT),  # of the result, times the weight
+    *(OF_TWO, PRODUCT, MEAN),  # of the root: its product, its sum; and of the source beside it
+    *(QUOTIENT, SQUARES, PRODUCT, OF_TWO),  # of the mean and of the squares
+    *(OF_TWO, CAST),  # both, in the format of the source
+)
+OF_WEIGHT = (OF_TWO, MEAN)
+
+
+def _composed(
+    size: Size,
+    tensors: tuple[Tensor, Tensor],
+    statistics: Tensor,
+    parameters: list[Parameter],
+) -> Operator:
+    """Return a norm by the root mean square, each operator a kernel."""
+    source, target = tensors
+    shape = (statistics.elements, source.elements // statistics.elements)
+
+    def kernels(moved: Iterable[tuple[int, int]], *, backward: bool) -> tuple[Kernel, ...]:
+        return tuple(
+            Kernel(
+                kind=KernelKind.ELEMENTWISE,
+                flops=source.elements,
+                bytes=source.elements
+                * (narrow * size.dtype.size_bytes + wide * size.wide.size_bytes),
+                dtype=size.wide,
+                shape=shape,
+                backward=backward,
+            )
+            for narrow, wide in moved
+            if not narrow or size.dtype is not size.wide
+        )
+
+    trained = [each for each in parameters if not each.frozen]
+    back = kernels(BACKWARD, backward=True)
+    weights = kernels(OF_WEIGHT, backward=True) if trained else ()
+    wide, normal = (
+        Tensor(name=f"{target.name}/{name}", elements=source.elements, dtype=size.wide)
+        for name in ("wide", "normal")
+    )
+    return Operator(
+        reads=(source,),
+        makes=target,
+        parameters=tuple(parameters),
+        saves=(wide, *((normal,) if trained else ()), statistics),
+        forward=kernels(FORWARD, backward=False),
+        backward=back,
+        trains=weights,
     )

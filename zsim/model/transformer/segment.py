@@ -75,6 +75,27 @@ def _segment(
     )
 
 
+def until_saved(found: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return the segments of a checkpoint that stops once all is there that backward reads.
+
+    Those behind the last that keeps something are not run again, and what none of the others reads
+    is not summed over the tensor axis (`_StopRecomputationError`, torch 2.13,
+    torch/utils/checkpoint.py).
+    """
+    end = len(found)
+    while end > 1 and not (found[end - 1].saved_bytes or found[end - 1].saves_input):
+        end -= 1
+    read = {name for each in found[:end] for name in each.inputs}
+    return tuple(
+        replace(
+            each,
+            runs_again=number < end,
+            sums_again=any(value.name in read for value in each.outputs),
+        )
+        for number, each in enumerate(found)
+    )
+
+
 def _split(stretch: Stretch, needed: Container[str]) -> SplitBackward | None:
     """Return the backward in two parts; None without one for parameters, or without one for inputs.
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
-from zsim.model.architecture import Architecture
+from zsim.model.architecture import Architecture, Norm
 from zsim.model.generator import Draws
 from zsim.model.model import Parameter, Value
 from zsim.model.transformer.operator import Tensor
-from zsim.strategy.execution import Float8
+from zsim.strategy.execution import Float8, Norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,21 @@ class Size:
     def gathers_each(self) -> bool:
         """Return whether each linear layer of a block gathers the tokens that it reads."""
         return self.cut and self.sequence and self.shape.execution.gathers_each
+
+    @property
+    def composes_norms(self) -> bool:
+        """Return whether norms are several kernels each."""
+        execution, norm = self.shape.execution, self.shape.norm
+        return execution.norms is Norms.COMPOSED and norm is Norm.RMS and not execution.compiled
+
+    @property
+    def whole_embedding(self) -> bool:
+        """Return whether each rank of the tensor axis has all of the token embedding.
+
+        One that is the head's weight, too, is cut as that is.
+        """
+        is_own = self.cut and self.sequence and not self.shape.tied_embeddings
+        return is_own and self.shape.execution.whole_embedding
 
     @property
     def rearranges(self) -> bool:

@@ -69,6 +69,8 @@ class FSDP2(RuntimeOptions):
             (`torch.distributed.tensor.parallel.loss_parallel`). Torchtitan's key, too.
         input_gathers: with `enable_sequence_parallel`, what gathers the tokens that linear layers
             read, and scatters their gradients: the module around them, or each by itself.
+        replicate_embedding: with `enable_sequence_parallel`, no style parallelizes the token
+            embedding: each rank of the tensor axis has all of it, beside parts of other weights.
         reshard_root_after_forward: true frees the parameters of the root after forward, and gathers
             them again for backward: `fully_shard(model, reshard_after_forward=True)`.
         pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
@@ -99,6 +101,7 @@ class FSDP2(RuntimeOptions):
     enable_sequence_parallel: Flag = True
     disable_loss_parallel: Flag = False
     input_gathers: InputGathers = InputGathers.MODULE
+    replicate_embedding: Flag = False
     reshard_root_after_forward: Flag = False
     pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     pipeline_stages_per_rank: Count | None = None
@@ -113,6 +116,9 @@ class FSDP2(RuntimeOptions):
         if self.gathers_each and not self.enable_sequence_parallel:
             why = f"{self.input_gathers} needs enable_sequence_parallel = true"
             refuse([refusal("input_gathers", None, why)])
+        if self.replicate_embedding and not self.enable_sequence_parallel:
+            why = "true needs enable_sequence_parallel = true"
+            refuse([refusal("replicate_embedding", None, why)])
         chunks, is_interleaved = self.pipeline_stages_per_rank, self.is_interleaved
         if chunks is not None and is_interleaved == (chunks == 1):
             why = f"must be {'at least 2' if is_interleaved else 1} for {self.pipeline_schedule}"
@@ -163,6 +169,11 @@ class FSDP2(RuntimeOptions):
     def keeps_whole(self) -> bool:
         """True: autograd keeps what linear layers read, which `PrepareModuleInput` gathered."""
         return True
+
+    @property
+    def whole_embedding(self) -> bool:
+        """True if each rank of the tensor axis has the whole token embedding."""
+        return self.replicate_embedding
 
     @property
     def gathers_each(self) -> bool:
