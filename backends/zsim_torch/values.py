@@ -20,7 +20,7 @@ from zsim.schedule.parameter_copy import Rearrangement, held, rearrangement
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.collectives import received
-from zsim_torch.execute.live_memory import spoil
+from zsim_torch.execute.memory_part import spoil
 from zsim_torch.feed import place_of_data
 from zsim_torch.module import autograd
 from zsim_torch.module.absent import Absence

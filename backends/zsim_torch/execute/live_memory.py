@@ -15,7 +15,7 @@ from zsim.schedule.schedule import Buffer, Program, Schedule
 from zsim_torch.execute.cut_parts import CutParts, Kept, cut
 from zsim_torch.execute.host_memory import FileRange, HostBlock, HostPools
 from zsim_torch.execute.host_workers import Awaitable
-from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains, settle
+from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains, settle, spoil
 from zsim_torch.execute.range_file import aligned
 from zsim_torch.execute.reserve import Reserve
 from zsim_torch.observe.watchers import see_taken
@@ -391,11 +391,3 @@ class LiveMemory:
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def spoil(tensor: torch.Tensor) -> None:
-    """Whoever reads `tensor` now sees it: not a number, or the largest integer."""
-    if tensor.is_floating_point():
-        tensor.fill_(float("nan"))
-    else:
-        tensor.fill_(torch.iinfo(tensor.dtype).max)

@@ -49,3 +49,11 @@ def settle(storage: "weakref.ref[torch.UntypedStorage]") -> None:
     deadline = time.perf_counter() + _SETTLE_S
     while storage() is not None and time.perf_counter() < deadline:
         time.sleep(0)
+
+
+def spoil(tensor: torch.Tensor) -> None:
+    """Fill `tensor` so that whoever reads it sees it: not a number, or the largest integer."""
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).max)

@@ -15,7 +15,7 @@ import torch
 
 from zsim.schedule.operation import Broadcast, CollectiveOperation, ReducingOperation
 from zsim_torch.execute.collectives import IssuedCollective
-from zsim_torch.execute.live_memory import spoil
+from zsim_torch.execute.memory_part import spoil
 
 DELAY_S_MAX: Final = 2e-3
 """A late rank is at most this late at one operation; a collective on loopback takes about 1 ms."""
