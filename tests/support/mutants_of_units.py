@@ -22,7 +22,6 @@ from zsim_torch.execute.cut_parts import CutParts
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import ShardComputer
-from zsim_torch.execute.sharded_optimizer import SteadyAdam
 from zsim_torch.module import autograd
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.saving import Saving
@@ -149,14 +148,6 @@ MUTANTS_OF_UNITS = (
         "_initialize",
         "first = part.offset + low - part.position",
         "first = 0",
-    ),
-    Mutant(
-        "the end of a shard is not updated",
-        STAYING,
-        SteadyAdam,
-        "update",
-        "_copy_each(ends, self._slots[1:])",
-        "pass",
     ),
     Mutant(
         "an update has one moment for both",
