@@ -16,7 +16,7 @@ from zsim.strategy.strategy import Strategy
 from zsim_torch.module.description import describe, describe_planned
 from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.module_loss import LossOf
-from zsim_torch.module.module_refusal import need_no_hooks
+from zsim_torch.module.module_refusal import need_no_hooks, need_trained
 from zsim_torch.module.planned_module import PlannedModule, has_forward
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.optimizer_groups import RateGroups, with_optimizer
@@ -70,6 +70,7 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
         if optimizer is not None:
             raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
         return source, {}, {}, None
+    need_trained(module)
     strategy, rates = with_optimizer(with_buckets(_strategy_of(source)), module, optimizer)
     if batch is None:
         raise RefusedError("batch: missing; a micro-batch is needed to measure units on")

@@ -15,7 +15,7 @@ _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def need_trainable(module: object) -> None:
-    """Return if `module` has parameters that a schedule can have, and one that is trained.
+    """Return if a schedule can have the parameters of `module`.
 
     Raises:
         RefusedError: it has not.
@@ -27,11 +27,8 @@ def need_trainable(module: object) -> None:
             "module: torch.compile has wrapped it whole, and a schedule acts between its units; "
             "compile its blocks in place: block.compile()"
         )
-    named = dict(module.named_parameters())
-    for name, each in named.items():
+    for name, each in module.named_parameters():
         _need_parameter(name, each)
-    if not any(each.requires_grad for each in named.values()):
-        raise RefusedError("module: it has no parameter that is trained (requires_grad)")
     for path, each in module.named_modules():
         if getattr(each, "sparse", False) is True and isinstance(
             each, nn.Embedding | nn.EmbeddingBag
@@ -39,6 +36,16 @@ def need_trainable(module: object) -> None:
             raise RefusedError(
                 f"module {path}: its gradients are sparse, a schedule's are dense; say sparse=False"
             )
+
+
+def need_trained(module: nn.Module) -> None:
+    """Return if `module` has a parameter that is trained, without which no schedule can be made.
+
+    Raises:
+        RefusedError: it has none.
+    """
+    if not any(each.requires_grad for each in module.parameters()):
+        raise RefusedError("module: it has no parameter that is trained (requires_grad)")
 
 
 def _need_parameter(name: str, parameter: nn.Parameter) -> None:

@@ -132,8 +132,6 @@ def test_days_are_those_of_commits_and_of_pages_with_a_month_in_their_name() -> 
 def test_what_is_not_simulated_of_a_run_keeps_it_from_fitting() -> None:
     assert not run_of(fsdp2_llama.TABLE, FSDP2).incomplete
     assert "keys and values" in run_of(fsdp2_llama.TABLE, FSDP2, cp="2", dp_shard="4").incomplete
-    assert "embedding" in run_of(kempner_h200.TABLE, KEMPNER).incomplete
-    assert not run_of(kempner_h200.TABLE, KEMPNER, tp="1").incomplete
 
 
 def test_a_row_of_the_kempner_institute_has_its_throughput_and_its_trainer() -> None:
@@ -146,6 +144,7 @@ def test_a_row_of_the_kempner_institute_has_its_throughput_and_its_trainer() -> 
     told = cast("dict[str, Any]", run.scenario)["zero"]["fsdp2"]
     assert told["input_gathers"] == "linear"
     assert told["reshard_root_after_forward"]
+    assert told["replicate_embedding"]
     wide = run_of(kempner_h200.TABLE, KEMPNER, d_model="8192", n_heads="64")
     assert scenario_of(wide).model.intermediate_size == 28_672
     assert "not 4 H200" in run_of(kempner_h200.TABLE, KEMPNER, gpus_per_node="8").reason

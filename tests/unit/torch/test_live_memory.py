@@ -163,7 +163,7 @@ def test_parts_that_were_made_in_another_order_are_read_by_their_places() -> Non
     memory = memory_of_one()
     made = next(each for each in memory.program.buffers if each.produced and each.elements > 3)
     values = torch.arange(made.elements, dtype=torch.float32)
-    memory.allocate(made.name)
+    memory.promise(made.name)
     # as of a unit of two segments, of which the second has its backward first
     memory.bind(made.name, [ProducedPart(2, values[2:])])
     memory.bind(made.name, [ProducedPart(0, values[:2])])

@@ -223,12 +223,12 @@ def test_a_run_whose_rank_is_killed_ends_with_one_line_and_nothing_left(
 
 
 def test_a_run_whose_rank_is_stopped_ends_in_the_set_time(tmp_path: Path) -> None:
-    running = Running(tmp_path, "--timeout", "5")
+    running = Running(tmp_path, "--timeout", "10")
     running.strike(STRUCK, "in step", signal.SIGSTOP)
     code, line = running.end()
     assert code == 3
     stopped = (
-        r"zsim: rank 1: stopped by a signal, no progress for 5\S* s, last seen: step/\S+ in step"
+        r"zsim: rank 1: stopped by a signal, no progress for 10\S* s, last seen: step/\S+ in step"
     )
     waits = r"(rank 0 waits|rank 2 waits|ranks 0 and 2 wait) for step/\S+ where rank 1 is missing"
     assert re.match(rf"{stopped} \d+; {waits}", line)
