@@ -108,6 +108,10 @@ def strike(job: Job, rank: int, at: str, how: signal.Signals, in_flight: bool) -
     return trace
 
 
+REACHED_S = 0.5
+"""Seconds before a rank is struck, in which the others come to where they wait for it."""
+
+
 def _strike_at(at: str, how: signal.Signals, *, in_flight: bool) -> None:
     if in_flight:
         communicate = CpuStreams.communicate
@@ -128,6 +132,7 @@ def _strike_at(at: str, how: signal.Signals, *, in_flight: bool) -> None:
 
         def strike_one() -> None:
             if operation.id.endswith(at) and self.step != 0:
+                time.sleep(REACHED_S)
                 os.kill(os.getpid(), how)
             issue()
 
