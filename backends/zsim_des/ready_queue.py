@@ -58,7 +58,7 @@ def _ring(alarm: simpy.Event) -> None:
 
 
 RING: list[Callable[[simpy.Event], None]] = [_ring]
-"""What an alarm calls, the same list for all."""
+"""Callbacks of an alarm, the same list for all."""
 
 
 class Agenda:

@@ -11,7 +11,7 @@ from zsim_torch.execute.host_memory import FileRange, HostBlock
 from zsim_torch.execute.range_file import RangeFile
 
 _SETTLE_S: Final = 0.2
-"""How long a freed storage is waited for that a thread of Gloo still holds: microseconds."""
+"""Seconds to wait at most for a freed storage that a thread of Gloo still holds; a few us do."""
 
 
 class ProducedPart(NamedTuple):

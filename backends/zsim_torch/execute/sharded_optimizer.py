@@ -73,23 +73,31 @@ def _adam(rule: Adam, operands: Updated, rate: float, step: float) -> None:
     def update_block(
         gradient: torch.Tensor, trained: torch.Tensor, first: torch.Tensor, second: torch.Tensor
     ) -> None:
-        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-            [trained],
-            [gradient],
-            [first],
-            [second],
-            [],
-            [steps],
-            lr=rate,
-            beta1=rule.beta1,
-            beta2=rule.beta2,
-            weight_decay=rule.weight_decay,
-            eps=rule.epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+        _fused(rule, rate, steps, ([trained], [gradient], [first], [second]))
 
     _in_blocks(update_block, operands, operands.moments[0].dtype)
+
+
+def _fused(
+    rule: Adam, rate: float, step: torch.Tensor, lists: tuple[list[torch.Tensor], ...]
+) -> None:
+    """Update lists of parameters, by gradients and both moments, with torch's fused kernel."""
+    trained, gradients, first, second = lists
+    torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+        trained,
+        gradients,
+        first,
+        second,
+        [],
+        [step] * len(trained),
+        lr=rate,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        weight_decay=rule.weight_decay,
+        eps=rule.epsilon,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def _in_blocks(update_block: Callable[..., None], operands: Updated, dtype: torch.dtype) -> None:
@@ -153,21 +161,8 @@ class SteadyAdam:
             gradients.append(self._padded[0])
         self._step.fill_(scalars["step"])
         trained, first, second = self._blocks
-        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-            trained,
-            gradients,
-            first,
-            second,
-            [],
-            [self._step] * len(trained),
-            lr=rate_of(rule, scalars),
-            beta1=rule.beta1,
-            beta2=rule.beta2,
-            weight_decay=rule.weight_decay,
-            eps=rule.epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+        rate, lists = rate_of(rule, scalars), (trained, gradients, first, second)
+        _fused(rule, rate, self._step, lists)
         if ends:
             _copy_each(ends, self._slots[1:])
 

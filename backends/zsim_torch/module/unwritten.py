@@ -97,5 +97,5 @@ def _start(tensor: Tensor) -> int | None:
         return None
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None

@@ -16,7 +16,7 @@ from zsim_torch.supervise.torchrun_watchdog import Watchdog
 Result = TypeVar("Result")
 
 _GRACE_S: Final = 10.0
-"""How long a rank that lost its peer keeps silent, so that the origin is heard first.
+"""Seconds for which a rank that lost its peer keeps silent, so that the origin is heard first.
 
 On a busy machine the origin needs seconds to leave its interpreter, and torchrun sees it only then.
 """

@@ -48,7 +48,7 @@ def step_ps(made: Job, times: MeasuredTimes) -> int:
 
 
 def landed_s(made: Job, times: MeasuredTimes) -> float:
-    """What the host has to do with all collectives of a step."""
+    """Return what the host has to do with all collectives of a step."""
     return sum(
         times.landing_s(each.name, 2, each.whole.size * each.wire.size_bytes)
         for each in walk(made.schedule.programs[0].step)

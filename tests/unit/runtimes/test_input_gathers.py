@@ -137,7 +137,7 @@ def test_each_layer_gathers_what_it_reads_and_scatters_the_gradient_of_it() -> N
 
 
 def test_a_block_that_stops_early_does_not_scatter_what_it_makes_last() -> None:
-    """What attention makes twice, what the MLP makes once, and the gradients of five inputs.
+    """Count results of attention twice, those of the MLP once, and the gradients of five inputs.
 
     The same profile has 6,420 scatters, one of which is of the head in each micro-batch.
     """

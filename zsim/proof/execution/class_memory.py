@@ -8,7 +8,7 @@ from zsim.proof.execution.datum import Datum, written
 from zsim.proof.execution.tensors import Index
 
 BufferWrite = tuple[str, Index, Datum]
-"""What is written to a view of a buffer."""
+"""A write: a buffer, the places in it, and the values that come there."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ Named = tuple[tuple[str, Index], ...]
 
 
 class SegmentWrites(NamedTuple):
-    """What a segment makes, by buffer, and which of it are gradients of parameters."""
+    """Values that a segment makes, by buffer, and which of it are gradients of parameters."""
 
     writes: list[BufferWrite]
     gradients: list[Datum]
