@@ -5,11 +5,18 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
 
+from zsim.analysis.summary import Summary
 from zsim.api.answer import Progress
-from zsim.api.forecast import forecast
-from zsim.api.paper_validation import FAULTS, throughput
+from zsim.api.paper_validation import FAULTS, forecast_of, throughput
 from zsim.calibration.judged_rows import rounded
-from zsim.calibration.paper_figures import FigureQuantity, Paper, PaperFigure, PaperRun, parse
+from zsim.calibration.paper_figures import (
+    THROUGHPUTS,
+    FigureQuantity,
+    Paper,
+    PaperFigure,
+    PaperRun,
+    parse,
+)
 from zsim.calibration.training_verdict import RunForecast
 from zsim.files.installed import published_papers
 from zsim.files.source import settled
@@ -17,8 +24,8 @@ from zsim.prediction.evidence import JudgedRun, flat
 from zsim.prediction.run_features import RunFeatures, features
 from zsim.scenario.tables import from_tables
 
-RATES = (FigureQuantity.THROUGHPUT, FigureQuantity.BLOCK_THROUGHPUT)
-"""Quantities that a step time follows from: FLOPs of a step are those that are predicted."""
+TIMED = (*THROUGHPUTS, FigureQuantity.STEP_TIME)
+"""Quantities that say how long a step took."""
 
 Asked = tuple[str, str, FigureQuantity, PaperRun]
 """Publication, sweep, quantity and run."""
@@ -31,7 +38,7 @@ def figure_runs() -> list[Asked]:
         (paper.publication.removesuffix(", runs"), _sweep(paper, figure), figure.quantity, run)
         for paper in papers
         for figure in paper.figures
-        if figure.quantity in RATES and not figure.again
+        if figure.quantity in TIMED and not figure.again
         for run in figure.runs
         if not run.fitted
     ]
@@ -57,21 +64,36 @@ def judged_figure(asked: Asked) -> JudgedRun | None:
     publication, sweep, quantity, run = asked
     try:
         for tables in run.ways:
-            rate, found = throughput(quantity, tables)
+            rate, found = _published(quantity, tables)
             if found.fits or tables is run.ways[-1]:
-                step_s = found.step_time_s * rate / run.published
-                return _row(tables, step_s, publication=publication, sweep=sweep)
+                made = found if isinstance(found, RunForecast) else forecast_of(tables)
+                step_s = run.published if rate is None else found.step_time_s * rate / run.published
+                return _row(tables, made, step_s, publication=publication, sweep=sweep)
     except FAULTS:
         return None
     return None
 
 
+def _published(
+    quantity: FigureQuantity, tables: Mapping[str, object]
+) -> tuple[float | None, Summary | RunForecast]:
+    """Return the rate that is predicted of a run, if not the time itself was published, and it."""
+    if quantity is FigureQuantity.STEP_TIME:
+        return None, forecast_of(tables)
+    return throughput(quantity, tables)
+
+
 def _row(
-    tables: Mapping[str, object], step_s: float, *, publication: str, sweep: str
+    tables: Mapping[str, object],
+    made: RunForecast,
+    step_s: float,
+    *,
+    publication: str,
+    sweep: str,
 ) -> JudgedRun | None:
     """Return the row of a run whose step took `step_s` as published."""
-    of_run, made = scenario_features(tables), forecast(tables)
-    if not isinstance(of_run, RunFeatures) or not isinstance(made, RunForecast):
+    of_run = scenario_features(tables)
+    if not isinstance(of_run, RunFeatures):
         return None
     return JudgedRun(
         publication=publication.split(",")[1].strip(),

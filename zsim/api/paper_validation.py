@@ -112,9 +112,14 @@ class PaperValidation(Answer):
         return list(chain.from_iterable(self.verdicts.values()))
 
 
-def validate_papers() -> PaperValidation:
-    """Predict every figure that ships, on all processors."""
-    papers = [parse(text) for text in published_papers().values()]
+def validate_papers(*, pipelines: bool = False) -> PaperValidation:
+    """Predict every figure that ships, on all processors.
+
+    Args:
+        pipelines: instead, publications of pipelines on many nodes, of which each row is a run.
+    """
+    found = [parse(text) for text in published_papers().values()]
+    papers = [paper for paper in found if paper.pipelines == pipelines]
     return PaperValidation(verdicts={each.publication: verdicts_of(each) for each in papers})
 
 
@@ -212,8 +217,11 @@ def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[flo
     if quantity is FigureQuantity.BACKWARD:
         _, trace, found = _simulated(tables)
         return _backward_s(trace), found.fits
-    rate, run = throughput(quantity, tables)
-    return rate, run.fits
+    if quantity is FigureQuantity.STEP_TIME:
+        run = forecast_of(tables)
+        return run.step_time_s, run.fits
+    rate, summed = throughput(quantity, tables)
+    return rate, summed.fits
 
 
 def throughput(
@@ -226,17 +234,40 @@ def throughput(
     Raises:
         MistakeError: nothing is predicted, or there are no blocks to count.
     """
-    if quantity is not FigureQuantity.BLOCK_THROUGHPUT:
+    if quantity is FigureQuantity.THROUGHPUT:
         _, _, summed = _simulated(tables)
         return summed.model_tflops_per_gpu, summed
-    found = forecast(tables)
-    if isinstance(found, str):
-        raise MistakeError(found)
+    found = forecast_of(tables)
     job = settled_source(accumulating(tables, 1)).job()
     steps = from_tables(tables).train.gradient_accumulation_steps or 1
     tokens = steps * job.schedule.contract.loss_divisor * job.model.tokens
-    flops = offload_formulas.step_flops(_transformer_size(job), tokens=tokens)
+    if quantity is FigureQuantity.BLOCK_THROUGHPUT:
+        flops = offload_formulas.step_flops(_transformer_size(job), tokens=tokens)
+    else:
+        flops = _formula_flops(job, tokens=tokens)
     return flops / found.step_time_s / job.schedule.mesh.size / TERA, found
+
+
+def forecast_of(tables: Mapping[str, object]) -> RunForecast:
+    """Return what is predicted of the run in `tables`.
+
+    Raises:
+        MistakeError: nothing is predicted.
+    """
+    found = forecast(tables)
+    if isinstance(found, str):
+        raise MistakeError(found)
+    return found
+
+
+def _formula_flops(job: Job, *, tokens: int) -> float:
+    """Return the FLOPs of a step of so many tokens by `FigureQuantity.FORMULA_THROUGHPUT`."""
+    shape = job.model.architecture
+    if shape is None:
+        raise NotModelledError("model: its layers and width must be given")
+    layers, width = shape.layers, shape.hidden_size
+    more = 1 + shape.sequence_length / (6 * width) + shape.vocab_size / (16 * layers * width)
+    return 96 * tokens * layers * width**2 * more
 
 
 def _simulated(tables: Mapping[str, object]) -> tuple[Job, Trace, Summary]:

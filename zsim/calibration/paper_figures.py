@@ -38,6 +38,11 @@ class FigureQuantity(StrEnum):
     BLOCK_THROUGHPUT = "block throughput"
     """10^12 FLOPs per second and GPU as ZeRO-Infinity counts them (section 4): 8 for each parameter
     of the blocks (12 for each layer and squared width) and token, recomputation among them."""
+    FORMULA_THROUGHPUT = "formula throughput"
+    """10^12 FLOPs per second and GPU as Narayanan et al. 2021 count them (equation 3): a step has
+    96 B s l h^2 (1 + s / 6h + V / 16lh), recomputation among them."""
+    STEP_TIME = "step time"
+    """Seconds of a step of the optimizer."""
     BACKWARD = "backward"
     """Seconds from the first operation of backward to its last, with what is reduced and copied."""
     STEP_TIME_RATIO = "step time ratio"
@@ -69,6 +74,14 @@ class FigureQuantity(StrEnum):
             FigureQuantity.KERNEL,
             FigureQuantity.DRIVES,
         }
+
+
+THROUGHPUTS = (
+    FigureQuantity.THROUGHPUT,
+    FigureQuantity.BLOCK_THROUGHPUT,
+    FigureQuantity.FORMULA_THROUGHPUT,
+)
+"""Quantities that a step time follows from: the FLOPs of a step are those that are counted."""
 
 
 class _FigureTable(BaseModel):
@@ -104,6 +117,7 @@ class _SecondAnswer(_FigureTable):
 
 class _File(_FigureTable):
     publication: str
+    pipelines: bool = False
     base: dict[str, Any] = {}
     figure: Annotated[tuple[_Figure, ...], Field(min_length=1)]
     again: tuple[_SecondAnswer, ...] = ()
@@ -147,10 +161,15 @@ class PaperFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """Content of a file."""
+    """Content of a file.
+
+    Attributes:
+        pipelines: its rows are runs of training on many nodes, which are judged by themselves.
+    """
 
     publication: str
     figures: tuple[PaperFigure, ...]
+    pipelines: bool = False
 
 
 def parse(text: str) -> Paper:
@@ -170,7 +189,7 @@ def parse(text: str) -> Paper:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise PaperError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return Paper(publication=file.publication, figures=figures)
+    return Paper(publication=file.publication, figures=figures, pipelines=file.pipelines)
 
 
 def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
@@ -307,7 +326,7 @@ def _errors(found: Sequence[Predicted]) -> Errors | None:
 def shown(value: float, quantity: FigureQuantity) -> str:
     """Return `value` in the unit of `quantity`."""
     match quantity:
-        case FigureQuantity.THROUGHPUT | FigureQuantity.BLOCK_THROUGHPUT:
+        case _ if quantity in THROUGHPUTS:
             return f"{value:.1f} TFLOP/s"
         case FigureQuantity.FORMULA:
             return f"{value:g}"
@@ -315,7 +334,7 @@ def shown(value: float, quantity: FigureQuantity) -> str:
             return f"{value:.3g} times"
         case FigureQuantity.COPY | FigureQuantity.DRIVES:
             return f"{value:.3g} GB/s"
-        case FigureQuantity.KERNEL | FigureQuantity.BACKWARD:
+        case FigureQuantity.KERNEL | FigureQuantity.BACKWARD | FigureQuantity.STEP_TIME:
             return f"{value:.3g} s"
         case _:
             return f"{value / 1e9:.4g} billion"

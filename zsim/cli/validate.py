@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from zsim.api.answer import Answer
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
-TRUST, BEST = "trust", "best"
+PIPELINES, TRUST, BEST = "pipelines", "trust", "best"
+SHIPS = (PAPER, PIPELINES)
+"""What is compared with figures that ship."""
+NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
 PARTS = 20
-KINDS = (NETWORK, TRAINING, MEMORY, PAPER, TRUST, BEST)
+KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, TRUST, BEST)
 
 
 def validate(
@@ -27,7 +30,7 @@ def validate(
     ] = "",
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; not for paper."),
+        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; not for what ships."),
     ] = None,
     all_rows: Annotated[
         bool,
@@ -58,16 +61,18 @@ def validate(
         return _all_rows(what, data, picture, as_json=json)
     if what not in KINDS:
         raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
-    if what == PAPER and data is not None:
-        raise MistakeError(f"--data: {data}: {PAPER} takes none, its figures ship")
+    if what in SHIPS and data is not None:
+        raise MistakeError(f"--data: {data}: {what} takes none, its figures ship")
     if what == TRUST:
         return _trust(data, picture, to, as_json=json)
     if what == BEST:
         return _best(data, picture, as_json=json)
-    if what != PAPER and data is None:
+    if what not in SHIPS and data is None:
         raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
     if what == NETWORK and picture is not None:
-        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+        raise MistakeError(
+            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
+        )
     if left_out and data is not None:
         return _left_out(data, as_json=json)
     need_output("--picture", picture, FileKind.PICTURE)
@@ -84,7 +89,9 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
     if data is None:
         raise MistakeError("--data: missing; --all-rows needs a folder of published tables")
     if picture is not None:
-        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+        raise MistakeError(
+            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
+        )
     from zsim.api.all_rows_validation import validate_all_rows
 
     with progress(f"rows of {data}") as told:
@@ -106,7 +113,9 @@ def _left_out(data: Path, *, as_json: bool) -> Code:
 def _trust(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
     """Judge the percentile that trust prints, by the table that ships or by one made again."""
     if picture is not None:
-        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+        raise MistakeError(
+            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
+        )
     from zsim.api.trust_validation import validate_trust
 
     if data is None:
@@ -122,7 +131,9 @@ def _trust(data: Path | None, picture: Path | None, to: Path | None, *, as_json:
 def _best(data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
     """Judge which published setting is ranked first, by the table that ships or a folder."""
     if picture is not None:
-        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+        raise MistakeError(
+            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
+        )
     from zsim.api.choice_validation import validate_best
 
     with progress("published settings") as told:
@@ -142,7 +153,7 @@ def _validated(what: str, data: Path | None) -> "tuple[Answer, Callable[[Path | 
     if data is None:
         from zsim.api.paper_validation import validate_papers
 
-        papers = validate_papers()
+        papers = validate_papers(pipelines=what == PIPELINES)
         return papers, papers.picture
     if what == NETWORK:
         from zsim.api.network_validation import validate_network

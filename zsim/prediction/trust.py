@@ -118,13 +118,19 @@ def judged_by(
 
 
 def _broad_sentence(asked: RunFeatures, found: Elsewhere, quantity: JudgedQuantity) -> str:
-    """Say what publications of runs that are no more than broadly alike stay within."""
+    """Say what publications of runs that are no more than broadly alike stay within, and how often.
+
+    The largest percentile of so many is at least that of one more in all draws but one.
+    """
     kind = "with a pipeline" if asked.pipeline > 1 else "without a pipeline"
     if quantity is JudgedQuantity.STEP_TIME:
         kind += " on several nodes" if asked.nodes > 1 else " on one node"
+    widest_first = sorted(found.bounds, key=lambda name: -found.bounds[name])
+    count = len(widest_first)
     return (
-        f"of {len(found.bounds)} publications of other runs {kind} the furthest off has "
-        f"9 of 10 within {found.bound:.1%}"
+        f"of {count} publications of other runs {kind} ({', '.join(widest_first)}) the first is "
+        f"furthest off, with 9 of 10 within {found.bound:.1%}, as one more would be in {count} of "
+        f"{count + 1} draws"
     )
 
 

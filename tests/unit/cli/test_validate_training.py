@@ -154,7 +154,7 @@ def test_many_micro_batches_take_as_long_as_if_each_was_simulated() -> None:
         ),
         (
             ["network", "--picture", "x.svg"],
-            "zsim: --picture: x.svg: is for training, memory and paper",
+            "zsim: --picture: x.svg: is for training, memory, paper and pipelines",
         ),
     ],
 )

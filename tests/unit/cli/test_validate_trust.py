@@ -77,7 +77,7 @@ def test_the_table_is_made_again_from_published_rows(
         (["memory", "--data", ".", "--to", "x.json"], "--to: x.json: is for trust with --data"),
         (
             ["trust", "--picture", "x.svg"],
-            "--picture: x.svg: is for training, memory and paper",
+            "--picture: x.svg: is for training, memory, paper and pipelines",
         ),
     ],
 )

@@ -177,6 +177,15 @@ def test_the_widest_of_several_publications_speaks_of_runs_like_none(worst: list
     assert ("publications of other runs" in told.text) == (found.bound is not None)
 
 
+def test_publications_that_speak_are_named_and_how_often_one_more_is_like_them() -> None:
+    told = judged_by(FEATURES, of_publications(0.1, 0.3, 0.2, runtime="DeepSpeed"))
+    assert told.text.endswith(
+        "; of 3 publications of other runs without a pipeline on several nodes (team 1, team 2, "
+        "team 0) the first is furthest off, with 9 of 10 within 30.0%, as one more would be in 3 "
+        "of 4 draws"
+    )
+
+
 @pytest.mark.parametrize(
     "changes",
     [

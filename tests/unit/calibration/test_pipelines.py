@@ -1,0 +1,90 @@
+"""Publications of pipelines that ship: what is counted of a row, and that each is judged."""
+
+import pytest
+
+from zsim.api import paper_validation
+from zsim.api.forecast import forecast
+from zsim.api.judged_figures import judged_figure
+from zsim.api.paper_validation import validate_papers
+from zsim.calibration.judged_rows import rounded
+from zsim.calibration.paper_figures import FigureQuantity, parse
+from zsim.calibration.training_verdict import RunForecast
+
+TIMED = """
+publication = "nobody, nowhere"
+pipelines = true
+[base.model]
+layers = 4
+hidden_size = 64
+attention_heads = 4
+sequence_length = 64
+vocab_size = 256
+[base.cluster]
+topology = "dgx2_infiniband"
+nodes = 1
+[base.zero]
+stage = 1
+emulate = "megatron"
+[base.train]
+micro_batch_size = 2
+gradient_accumulation_steps = 6
+precision = "fp16"
+[[figure]]
+name = "seconds"
+quantity = "step time"
+source = "made up"
+keys = ["parallel.pipeline"]
+rows = [
+    { label = "two stages", published = 0.5, values = [2] },
+    { label = "uneven", published = 0.5, values = [8] },
+]
+[[figure]]
+name = "rates"
+quantity = "formula throughput"
+source = "made up"
+keys = ["parallel.pipeline"]
+rows = [{ label = "two stages", published = 0.25, values = [2] }]
+"""
+
+
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = TIMED.replace("pipelines = true", "").replace("nobody", "somebody")
+    monkeypatch.setattr(
+        paper_validation, "published_papers", lambda: {"pipelines": TIMED, "figures": other}
+    )
+
+
+def test_seconds_and_rates_by_formula_are_those_of_the_forecast(shipped: None) -> None:
+    found = validate_papers(pipelines=True).verdicts
+    assert list(found) == ["nobody, nowhere"]
+    seconds, rates = found["nobody, nowhere"]
+    (run,) = (run for run in parse(TIMED).figures[1].runs)
+    made = forecast(run.ways[0])
+    assert isinstance(made, RunForecast)
+    assert seconds.predicted[0].value == made.step_time_s
+    # 4 blocks of width 64, 256 words; two stages on 16 GPUs leave 8 ranks of data, with 6 x 2
+    # sequences of 64 tokens each.
+    tokens = 8 * 6 * 2 * 64
+    flops = 96 * tokens * 4 * 64**2 * (1 + 64 / (6 * 64) + 256 / (16 * 4 * 64))
+    assert rates.predicted[0].value == pytest.approx(flops / made.step_time_s / 16 / 1e12)
+    ((label, reason),) = seconds.unmodelled
+    assert label == "uneven"
+    assert "must be a multiple of parallel.pipeline = 8" in reason
+
+
+def test_pipelines_are_judged_apart_from_figures(shipped: None) -> None:
+    assert list(validate_papers().verdicts) == ["somebody, nowhere"]
+
+
+def test_a_published_rate_says_how_long_a_step_took() -> None:
+    seconds, rates = parse(TIMED).figures
+    timed = judged_figure(("a, b", "", FigureQuantity.STEP_TIME, seconds.runs[0]))
+    assert timed is not None
+    assert timed.step_s == 0.5
+    rated = judged_figure(("a, b", "", FigureQuantity.FORMULA_THROUGHPUT, rates.runs[0]))
+    assert rated is not None
+    assert rated.predicted_step_s == timed.predicted_step_s
+    of_tokens = 96 * 6144 * 4 * 64**2 * (1 + 64 / (6 * 64) + 256 / (16 * 4 * 64))
+    assert rated.step_s == rounded(of_tokens / 16 / 0.25e12)
+    assert judged_figure(("a, b", "", FigureQuantity.STEP_TIME, seconds.runs[1])) is None
