@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from zsim.analysis.summary import Summary
 from zsim.api.answer import Progress
+from zsim.api.forecast import accumulating
 from zsim.api.paper_validation import FAULTS, forecast_of, throughput
 from zsim.calibration.judged_rows import rounded
 from zsim.calibration.paper_figures import (
@@ -109,6 +110,13 @@ def _row(
 
 
 def scenario_features(tables: Mapping[str, object]) -> RunFeatures | str:
-    """Return the features of the run in `tables`, or in words why no judged run can be like it."""
-    found, _ = settled("scenario", from_tables(tables))
+    """Return the features of the run in `tables`, or in words why no judged run can be like it.
+
+    They do not depend on how many micro-batches a step has, which may be more than are simulated.
+    """
+    train = tables["train"]
+    assert isinstance(train, Mapping)
+    counted = "gradient_accumulation_steps" in train and "global_batch_size" not in train
+    few = accumulating(tables, 1) if counted else tables
+    found, _ = settled("scenario", from_tables(few))
     return features(found.strategy, found.make_model(), found.cluster)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, comb
+from math import ceil, exp, lgamma, log
 from statistics import median
 
 from zsim.prediction.evidence import JudgedRun
@@ -129,8 +129,15 @@ def _coverage(kind: str, asked: Sequence[tuple[float, float | None]]) -> Coverag
 
 def binomial_p(hits: int, trials: int, chance: float = LEVEL) -> float:
     """Return the two-sided exact p-value of so many hits: that of all outcomes no likelier."""
+    # By logarithms: of more than a thousand trials the coefficients are beyond a float.
     likely = [
-        comb(trials, each) * chance**each * (1 - chance) ** (trials - each)
+        exp(
+            lgamma(trials + 1)
+            - lgamma(each + 1)
+            - lgamma(trials - each + 1)
+            + each * log(chance)
+            + (trials - each) * log(1 - chance)
+        )
         for each in range(trials + 1)
     ]
     return min(1.0, sum(each for each in likely if each <= likely[hits] * (1 + 1e-9)))

@@ -30,7 +30,7 @@ def validate(
     ] = "",
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; not for what ships."),
+        typer.Option(metavar="DIR", help="Folder of published tables, in CSV."),
     ] = None,
     all_rows: Annotated[
         bool,

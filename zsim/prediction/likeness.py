@@ -1,18 +1,20 @@
 """Judged runs that are like a run, and how far off their predictions are.
 
-**Like** are runs that have the same runtime, precision, constants and tier of states, use the same
-axes, shard parameters or do not, are on one node or on several, and whose sizes (degrees of the
-axes, nodes, tokens of a micro-batch, width, bandwidth and oversubscription of the fabric where it
-is used) are within a factor of `FACTOR`. Memory depends on neither constants nor fabric, so these
-are not asked of it. Of more than `NEAREST` the nearest count: by the sum of squares of the
-logarithms (base 2) of the sizes' ratios, and 1 for each of architecture, attention, checkpointing
-and compilation that differs.
+**Like** are runs that have the same runtime, constants and tier of states, compute in 16 bits or in
+the same other format, use the same axes, shard parameters or do not, are on one node or on several,
+and whose sizes (degrees of the axes, nodes, tokens of a micro-batch, width, bandwidth and
+oversubscription of the fabric where it is used) are within a factor of `FACTOR`. Memory depends on
+neither constants nor fabric, so these are not asked of it. Of a publication's more than `NEAREST`
+the nearest count: by the sum of squares of the logarithms (base 2) of the sizes' ratios, and 1 for
+each of precision, architecture, attention, checkpointing and compilation that differs.
 
 **Conformal.** If the run were drawn as the n like ones were, its error would be at most the
 ceil(0.9 (n + 1))-th smallest of theirs in at least nine of ten draws (Vovk, Gammerman, Shafer 2005,
 "Algorithmic Learning in a Random World"; Lei et al. 2018, "Distribution-Free Predictive Inference
-for Regression"). Fewer than `FEWEST` runs say nothing at that level. `zsim validate trust` leaves
-each sweep, and each publication, out in turn, and counts how often this holds.
+for Regression"). Fewer than `FEWEST` runs say nothing at that level. Runs of one publication are
+more alike than those of several, so the widest percentile is stated: that of all, or of any
+publication with as many. `zsim validate trust` leaves each sweep, and each publication, out in
+turn, and counts how often this holds.
 
 **Elsewhere.** Where too few are alike, publications speak instead of runs: those that have runs
 with a pipeline or without, on one node or on several, with states in the same tier and in 8-bit
@@ -21,10 +23,10 @@ all of theirs by more than `FACTOR`. Each has a percentile of its own, and the l
 least that of one more publication in g of g + 1 draws (groups are exchanged as runs are above:
 Dunn, Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets for Two-Layer Hierarchical
 Models").
-Fewer than `FEWEST_PUBLICATIONS` say nothing.
+Fewer than `FEWEST_PUBLICATIONS` say nothing: with as many that is so in nine of ten draws.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,8 +41,9 @@ FACTOR = 4
 """Largest ratio of the sizes of runs that are alike."""
 
 NEAREST = 29
-"""Like runs that count at most: the 27th of 29 errors has exactly nine of ten ranks up to it. Fewer
-state too little of memory, more too much of pipelines (docs/validation.md has what was tried)."""
+"""Like runs of a publication that count at most: the 27th of 29 errors has exactly nine of ten
+ranks up to it. Fewer state too little of memory, more too much of pipelines (docs/validation.md has
+what was tried)."""
 
 LEVEL = 0.9
 """Share of like runs whose error is stated to be no larger."""
@@ -48,14 +51,18 @@ LEVEL = 0.9
 FEWEST = 9
 """Fewest runs of which one is the ceil(0.9 (n + 1))-th."""
 
-FEWEST_PUBLICATIONS = 3
-"""Fewest publications whose widest percentile is stated of another one."""
+FEWEST_PUBLICATIONS = 9
+"""Fewest publications whose widest percentile is stated of another one: of so many it is at least
+that of one more in `LEVEL` of all draws."""
 
 AXES = ("tensor", "pipeline", "context", "replicate")
 FABRIC = ("gpu_bytes_per_s", "oversubscription")
 SIZES = (*AXES, "nodes", "tokens", "width")
-KINDS = ("architecture", "attention", "checkpointing", "compiled")
+KINDS = ("precision", "architecture", "attention", "checkpointing", "compiled")
 FLOAT8 = "float8"
+SIXTEEN_BITS = ("fp16", "bf16")
+"""Formats that take the same bytes and, on every GPU with both, reach the same rates."""
+
 GATHERS = 3
 """The stage that shards parameters."""
 
@@ -101,7 +108,14 @@ class Likeness:
     @property
     def bound(self) -> float | None:
         """Return the error that nine of ten predictions stay within; None of too few runs."""
-        return percentile(self.errors)
+        together = percentile(self.errors)
+        if together is None:
+            return None
+        errors: defaultdict[str, list[float]] = defaultdict(list)
+        for run, error in zip(self.runs, self.errors, strict=True):
+            errors[run.publication].append(error)
+        own = map(percentile, errors.values())
+        return max([together, *(bound for bound in own if bound is not None)])
 
 
 def alike(
@@ -117,7 +131,12 @@ def alike(
             steps = _steps(asked, run.features, quantity)
             if max(steps.values()) <= log2(FACTOR):
                 found.append((_distance(asked, run.features, steps.values()), number, run))
-    nearest = [run for _, _, run in sorted(found, key=lambda each: each[:2])[:NEAREST]]
+    counted: Counter[str] = Counter()
+    nearest: list[JudgedRun] = []
+    for _, _, run in sorted(found, key=lambda each: each[:2]):
+        if counted[run.publication] < NEAREST:
+            counted[run.publication] += 1
+            nearest.append(run)
     errors = [error for run in nearest if (error := error_of(run, quantity)) is not None]
     return Likeness(runs=tuple(nearest), errors=tuple(errors))
 
@@ -265,7 +284,7 @@ def kind_of(found: RunFeatures, quantity: JudgedQuantity) -> tuple[object, ...]:
     several = found.nodes > 1
     kind: tuple[object, ...] = (
         found.runtime,
-        found.precision,
+        _format(found.precision),
         found.states,
         found.stage == GATHERS,
         *(getattr(found, axis) > 1 for axis in AXES),
@@ -274,6 +293,10 @@ def kind_of(found: RunFeatures, quantity: JudgedQuantity) -> tuple[object, ...]:
         return kind
     listed = several and not found.oversubscription
     return (*kind, found.constants, several, found.network, listed)
+
+
+def _format(precision: str) -> str:
+    return "16 bits" if precision in SIXTEEN_BITS else precision
 
 
 def _steps(asked: RunFeatures, there: RunFeatures, quantity: JudgedQuantity) -> dict[str, float]:
@@ -348,7 +371,7 @@ def kind_text(found: RunFeatures, quantity: JudgedQuantity) -> str:
     words += [name for name in AXES if getattr(found, name) > 1]
     if found.states != "device":
         words.append(f"states on {found.states}")
-    words.append(found.precision)
+    words.append(_format(found.precision))
     if quantity is JudgedQuantity.STEP_TIME:
         words += [found.constants, "several nodes" if found.nodes > 1 else "one node"]
     return ", ".join(words)

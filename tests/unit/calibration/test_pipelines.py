@@ -1,14 +1,21 @@
 """Publications of pipelines that ship: what is counted of a row, and that each is judged."""
 
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, cast
+
 import pytest
 
 from zsim.api import paper_validation
 from zsim.api.forecast import forecast
-from zsim.api.judged_figures import judged_figure
+from zsim.api.judged_figures import figure_runs, judged_figure
 from zsim.api.paper_validation import validate_papers
 from zsim.calibration.judged_rows import rounded
 from zsim.calibration.paper_figures import FigureQuantity, parse
 from zsim.calibration.training_verdict import RunForecast
+from zsim.files.installed import published_papers
+from zsim.prediction.evidence import flat, judged_runs
 
 TIMED = """
 publication = "nobody, nowhere"
@@ -88,3 +95,37 @@ def test_a_published_rate_says_how_long_a_step_took() -> None:
     of_tokens = 96 * 6144 * 4 * 64**2 * (1 + 64 / (6 * 64) + 256 / (16 * 4 * 64))
     assert rated.step_s == rounded(of_tokens / 16 / 0.25e12)
     assert judged_figure(("a, b", "", FigureQuantity.STEP_TIME, seconds.runs[1])) is None
+
+
+def key(publication: str, settings: Mapping[str, object]) -> tuple[str, str]:
+    return publication, str(sorted((name, str(value)) for name, value in settings.items()))
+
+
+def test_every_published_pipeline_is_in_the_table_of_judged_runs_or_is_refused() -> None:
+    ships = Counter(
+        (*key(run.citation, run.settings), rounded(run.step_s)) for run in judged_runs()
+    )
+    of_pipelines = {
+        parse(text).publication
+        for text in published_papers().values()
+        if tomllib.loads(text).get("pipelines")
+    }
+    assert len(of_pipelines) >= 4
+    refused: list[str] = []
+    asked: Counter[tuple[str, str, float]] = Counter()
+    for citation, _, quantity, run in figure_runs():
+        if citation in of_pipelines and quantity is FigureQuantity.STEP_TIME:
+            tables = {name: each for name, each in run.ways[0].items() if name != "title"}
+            if is_uneven(run.ways[0]):
+                refused.append(run.label)
+            else:
+                asked[*key(citation, flat(tables)), rounded(run.published)] += 1
+    assert asked
+    assert refused
+    assert not asked - ships
+
+
+def is_uneven(tables: Mapping[str, object]) -> bool:
+    """Return whether stages would have unlike numbers of layers, which Megatron-LM refuses."""
+    model, parallel = (cast("dict[str, Any]", tables[name]) for name in ("model", "parallel"))
+    return model["layers"] % parallel.get("pipeline", 1) != 0

@@ -86,7 +86,7 @@ def test_the_bound_is_an_error_of_a_like_run_that_nine_of_ten_draws_stay_within(
 
 @given(st.lists(st.floats(-0.9, 3), min_size=1, max_size=30))
 def test_like_runs_say_how_much_longer_they_took_and_never_less(errors: list[float]) -> None:
-    found = Likeness(runs=(), errors=tuple(errors))
+    found = Likeness(runs=tuple(map(judged, errors)), errors=tuple(errors))
     assert found.slower >= 1
     if found.bound is None or found.bias >= 0:
         assert found.slower == 1
@@ -153,6 +153,33 @@ def test_the_nearest_runs_count_and_kinds_that_differ_count_as_a_factor_of_two()
     assert found.bias == pytest.approx(-0.5)
 
 
+@pytest.mark.parametrize("quantity", list(JudgedQuantity))
+def test_formats_of_16_bits_are_alike_and_their_own_is_nearer(quantity: JudgedQuantity) -> None:
+    asked = with_features({"precision": "fp16"})
+    assert alike(asked, many(NEAREST), quantity).bound is not None
+    both = alike(asked, [*many(NEAREST), judged(0.9, precision="fp16")], quantity)
+    assert [run.features.precision for run in both.runs[:2]] == ["fp16", "bf16"]
+    assert not_shown(asked, many(3)) == ["precision fp16"]
+    assert not alike(with_features({"precision": "fp32"}), many(NEAREST), quantity).runs
+
+
+@given(
+    few=st.lists(st.floats(0.3, 0.9), min_size=1, max_size=FEWEST + 3),
+    more=st.integers(FEWEST, 3 * NEAREST),
+)
+def test_a_publication_with_many_like_runs_does_not_hide_a_wider_one(
+    few: list[float], more: int
+) -> None:
+    narrow = [replace(judged(0.01, number), publication="many") for number in range(more)]
+    wide = [replace(judged(error), publication="few") for error in few]
+    found = alike(FEATURES, [*narrow, *wide])
+    assert sum(run.publication == "many" for run in found.runs) == min(more, NEAREST)
+    assert sum(run.publication == "few" for run in found.runs) == len(few)
+    assert found.bound is not None
+    for alone in (narrow, wide):
+        assert found.bound >= (alike(FEATURES, alone).bound or 0)
+
+
 def of_publications(*worst: float, **changes: object) -> list[JudgedRun]:
     """Ten runs of each publication, off by up to so much."""
     return [
@@ -162,7 +189,10 @@ def of_publications(*worst: float, **changes: object) -> list[JudgedRun]:
     ]
 
 
-@given(worst=st.lists(st.floats(0.01, 0.9), min_size=1, max_size=6))
+WORST = (0.1, 0.3, 0.2, *[0.05] * (FEWEST_PUBLICATIONS - 3))
+
+
+@given(worst=st.lists(st.floats(0.01, 0.9), min_size=1, max_size=2 * FEWEST_PUBLICATIONS))
 def test_the_widest_of_several_publications_speaks_of_runs_like_none(worst: list[float]) -> None:
     runs = of_publications(*worst, runtime="DeepSpeed", precision="fp16")
     assert not alike(FEATURES, runs).runs
@@ -178,11 +208,11 @@ def test_the_widest_of_several_publications_speaks_of_runs_like_none(worst: list
 
 
 def test_publications_that_speak_are_named_and_how_often_one_more_is_like_them() -> None:
-    told = judged_by(FEATURES, of_publications(0.1, 0.3, 0.2, runtime="DeepSpeed"))
+    told = judged_by(FEATURES, of_publications(*WORST, runtime="DeepSpeed"))
     assert told.text.endswith(
-        "; of 3 publications of other runs without a pipeline on several nodes (team 1, team 2, "
-        "team 0) the first is furthest off, with 9 of 10 within 30.0%, as one more would be in 3 "
-        "of 4 draws"
+        "; of 9 publications of other runs without a pipeline on several nodes (team 1, team 2, "
+        "team 0, team 3, team 4, team 5, team 6, team 7, team 8) the first is furthest off, with 9 "
+        "of 10 within 30.0%, as one more would be in 9 of 10 draws"
     )
 
 
@@ -202,13 +232,13 @@ def test_publications_that_speak_are_named_and_how_often_one_more_is_like_them()
 def test_publications_say_nothing_of_another_kind_or_of_sizes_beyond_theirs(
     changes: dict[str, object],
 ) -> None:
-    runs = of_publications(0.1, 0.2, 0.3, runtime="DeepSpeed")
+    runs = of_publications(*WORST, runtime="DeepSpeed")
     assert elsewhere(FEATURES, runs).bound is not None
     assert elsewhere(with_features(changes), runs).bound is None
 
 
 def test_runs_that_are_alike_speak_before_other_publications() -> None:
-    runs = [*many(FEWEST), *of_publications(0.5, 0.6, 0.7, runtime="DeepSpeed")]
+    runs = [*many(FEWEST), *of_publications(*WORST, runtime="DeepSpeed")]
     told = judged_by(FEATURES, runs)
     assert told.error == alike(FEATURES, runs).bound
     assert "publications of other runs" not in told.text

@@ -46,9 +46,9 @@ def words(*settings: str) -> str:
 @pytest.mark.parametrize(
     ("settings", "unlike"),
     [
-        (("zero.emulate=megatron", "zero.stage=1"), "Megatron"),
+        (("zero.emulate=megatron", "zero.stage=1"), "no context axis (not context degree 2)"),
         (("zero.emulate=deepspeed",), "DeepSpeed"),
-        (("train.precision=fp16",), "fp16 (not bf16)"),
+        (("train.precision=fp32",), "fp32 (not bf16)"),
         (("train.float8=rowwise", "train.compile=true"), "bf16 with rowwise float8"),
         (("parallel.context=2",), "context degree 2 (not no context axis)"),
         (("parallel.replicate=2",), "2 replicas of the shards (not no replicate axis)"),
