@@ -141,7 +141,7 @@ def test_the_table_of_evidence_is_what_trust_says(capsys: pytest.CaptureFixture[
     (fsdp1,) = (
         each["median_stated_error"]
         for each in found["step time"]["kinds"]
-        if each["kind"] == "FSDP1, parameters sharded, bf16, a100, one node"
+        if each["kind"] == "FSDP1, parameters sharded, 16 bits, a100, one node"
     )
     assert f"{fsdp1:.0%}" == "5%"
 
