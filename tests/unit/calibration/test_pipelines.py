@@ -128,4 +128,4 @@ def test_every_published_pipeline_is_in_the_table_of_judged_runs_or_is_refused()
 def is_uneven(tables: Mapping[str, object]) -> bool:
     """Return whether stages would have unlike numbers of layers, which Megatron-LM refuses."""
     model, parallel = (cast("dict[str, Any]", tables[name]) for name in ("model", "parallel"))
-    return model["layers"] % parallel.get("pipeline", 1) != 0
+    return bool(model["layers"] % parallel.get("pipeline", 1))
