@@ -8,7 +8,7 @@ from torch import distributed, nn
 
 from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Schedule
-from zsim_torch.execute.generator_state import RandomState
+from zsim_torch.execute.generator_state import NumpyState, RandomState
 from zsim_torch.module.saving import version
 from zsim_torch.module.unit import TorchUnit
 
@@ -16,7 +16,7 @@ from zsim_torch.module.unit import TorchUnit
 @contextmanager
 def unchanged(module: nn.Module) -> Generator[None]:
     """Give buffers and generators back what they had before; a module has its own buffers again."""
-    random = RandomState.now()
+    states = RandomState.now(), NumpyState.now()
     kept = [
         (table, key, buffer, None if buffer is None else buffer.clone())
         for table, key, buffer in _places(module)
@@ -24,7 +24,8 @@ def unchanged(module: nn.Module) -> Generator[None]:
     try:
         yield
     finally:
-        random.set()
+        for state in states:
+            state.set()
         with torch.no_grad():
             for table, key, buffer, before in kept:
                 table[key] = buffer
