@@ -1,5 +1,6 @@
 """Two real ranks, measured with tiny sizes: the node is read, predicts, and stands beside a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from zsim.api.real_comparison import compare_with_real
 from zsim.backend.backend import RefusedError
 from zsim.dtype import DType
 from zsim.files.trace_file import read_trace
+from zsim.mistake import MistakeError
 from zsim.model.kernel import KernelKind
 from zsim.schedule.schedule import Schedule
 from zsim_torch.measure import drive_times as measured_drive
@@ -96,6 +98,9 @@ def on_rank(node: Path, folder: Path) -> tuple[Schedule, float, str]:
         trainer.write_trace(folder / "trace.json")
         trainer.write_schedule(folder / "schedule.json")
         predicted = trainer.simulate(node_of(node))
+        small = replace(node_of(node), gpus_per_node=1)
+        with pytest.raises(MistakeError, match=r"cluster\.nodes: 1 must be at least 2 for 2 ranks"):
+            trainer.simulate(small)
         with pytest.raises(RefusedError, match=r"trace: .*absent"):
             trainer.write_trace(folder / "absent" / "trace.json")
         with pytest.raises(RefusedError, match=r"schedule: .*absent"):
