@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -70,7 +71,7 @@ def optimizer_of(module: Tiny) -> torch.optim.Optimizer:
     """Return torch's own, with the last unit in a group of its own."""
     rule = CASE.strategy.train.optimizer
     assert isinstance(rule, Adam)
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [*module.first.parameters(), *module.middle.parameters()]},
         {"params": [*module.last.parameters()], "weight_decay": 0.0},
     ]
@@ -180,7 +181,7 @@ def by_torch() -> tuple[Parameters, Parameters, tuple[float, ...]]:
         optimizer.zero_grad()
         made = [module(CASE.batch(step, number, 0)) / 2 for number in range(2)]
         total = torch.stack(made).sum()
-        total.backward()
+        total.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         losses.append(float(total.detach()))
         nn.utils.clip_grad_norm_(module.parameters(), CASE.strategy.train.clip_norm or 0.0)
         optimizer.step()

@@ -64,8 +64,8 @@ class NumpyState:
     @classmethod
     def now(cls) -> "NumpyState":
         """Return the current state."""
-        name, key, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  (modules draw from it)
-        place, has_gauss, gauss = rest
+        state: Any = np.random.get_state(legacy=True)  # noqa: NPY002  (modules draw from it)
+        name, key, place, has_gauss, gauss = state
         return cls(str(name), key.tobytes(), (int(place), int(has_gauss), float(gauss)))
 
     def set(self) -> None:
