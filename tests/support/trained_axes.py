@@ -116,6 +116,7 @@ class AxesCase:
     steps: int = 2
     poison: bool = False
     witness: bool = False
+    observe: bool = True
 
     def job(self) -> Job:
         strategy, shape = self.strategy, self.shape
@@ -164,7 +165,14 @@ def by_ranks(cases: list[AxesCase]) -> list[RankResult]:
 def by_rank(case: AxesCase) -> RankResult:
     """Train a case on this rank."""
     job = case.job()
-    work = Assignment(job=job, seed=SEED, data=None, poison=case.poison, witness=case.witness)
+    work = Assignment(
+        job=job,
+        seed=SEED,
+        data=None,
+        poison=case.poison,
+        witness=case.witness,
+        observe=case.observe,
+    )
     trained = trained_on_rank(work)
     place = place_of(job.schedule)
     return RankResult(place, trained.full_parameters(), trained.losses, trained.trace)
