@@ -123,7 +123,7 @@ class Strategy(Table):
                 *self._against_runtime(),
                 *self._against_stage(),
                 *self._against_checkpointing(),
-                *self.train.contradictions(self.zero.emulate, self.offload),
+                *self.train.contradictions(self.zero.emulate, self.offload, self.zero.stage),
                 *self.offload.contradictions(
                     stage=self.zero.stage,
                     emulates=self.zero.emulate is not None,

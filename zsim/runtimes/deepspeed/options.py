@@ -129,6 +129,7 @@ class DeepSpeed(RuntimeOptions):
     stages = (1, 2, 3)
     has_replicas = False
     takes_frozen = True
+    trains_narrow = True
     checkpoint_option = "cpu_checkpointing"
 
     min_aio_bytes: ClassVar[int] = 1 << 20

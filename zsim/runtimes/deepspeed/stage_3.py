@@ -73,12 +73,14 @@ class Stage3Step(Step):
     optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, shards: Shards) -> None:
-        # _create_fp32_partitions: masters in any precision
+        # _create_fp32_partitions: sub-groups that are on the device, in the format of masters, are
+        # masters themselves (since 0.18.2)
         options = strategy.options(DeepSpeed)
+        has_master = strategy.train.precision.has_master or bool(options.tiers(stage=3))
         holding = Holding(
             parameter=strategy.train.precision.compute,
             parameter_sharded=True,
-            has_master=True,
+            has_master=has_master,
             parameter_tier=TIER[options.offload_param.device],
             optimizer_tier=TIER[options.offload_optimizer.device],
             host_parameters=frozenset(range(len(shards.groups.all))) - shards.filed_groups,
@@ -95,7 +97,7 @@ class Stage3Step(Step):
         move_checkpoints(self)
         self.shards = shards
         overlaps = options.overlap_comm is not False  # stage 3 alone has it on by default
-        updated = update_path(shards.groups.trained[-1], strategy, has_master=True)
+        updated = update_path(shards.groups.trained[-1], strategy, has_master=has_master)
         if options.offload_optimizer.is_on and not options.offload_param.is_on:
             updated = updated.replace("/cast", "/upload")
         self.gathers = CoalescedGathers(
