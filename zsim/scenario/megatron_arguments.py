@@ -45,6 +45,7 @@ REFUSED = {
     "quick-geglu": "quick GEGLU",
     "no-position-embedding": "a model without positions",
     "optimizer-cpu-offload": "its optimizer on the host",
+    "fine-grained-activation-offloading": "activations of modules on the host",
     "decoder-first-pipeline-num-layers": "stages of unlike layers",
     "decoder-last-pipeline-num-layers": "stages of unlike layers",
     "account-for-embedding-in-pipeline-split": "stages of unlike layers",
@@ -319,8 +320,26 @@ def _checkpoints(arguments: Arguments) -> None:
         arguments.word("recompute-method", "uniform", ("uniform",))
         if (layers := arguments.whole("recompute-num-layers", 1)) != 1:
             raise arguments.wrong("recompute-num-layers", f"{layers} is not modelled, only 1")
+    _need_layers_on_device(arguments, kind)
     cuts = "distribute-saved-activations"
     arguments.say("activations.partition", arguments.flag(cuts) or None, cuts)
+
+
+def _need_layers_on_device(arguments: Arguments, kind: Checkpointing) -> None:
+    """Refuse what layers save in host memory, which Megatron-LM has without other savings alone."""
+    option = "cpu-offloading-num-layers"
+    if arguments.given.get(option) == ["0"]:  # the default
+        del arguments.given[option]
+    layers = arguments.whole(option, 0)
+    if not layers:
+        return
+    why = "is not modelled, only 0"
+    # TransformerConfig.__post_init__ (core/transformer/transformer_config.py)
+    if kind is not Checkpointing.NONE:
+        why = "does not go with --recompute-granularity, in Megatron-LM neither"
+    elif "parallel.pipeline" in arguments.said and arguments.said["parallel.pipeline"].value != 1:
+        why = "does not go with a pipeline, in Megatron-LM neither"
+    raise arguments.wrong(option, f"{layers} {why}")
 
 
 def _runtime(arguments: Arguments) -> None:
