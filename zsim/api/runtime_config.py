@@ -314,6 +314,9 @@ def _megatron(asked: ConfigQuestion) -> str:
     layers = asked.options.get("num_layers_per_virtual_pipeline_stage")
     if layers is not None:
         found.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
+    stored = asked.options.get("cpu_offloading_num_layers")
+    if stored:
+        found.append(f"--cpu-offloading-num-layers {stored}")
     if asked.options.get("overlap_p2p_comm") is False:
         found.append("--no-overlap-p2p-communication")
     if asked.precision != "fp32":

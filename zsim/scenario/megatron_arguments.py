@@ -320,30 +320,14 @@ def _checkpoints(arguments: Arguments) -> None:
         arguments.word("recompute-method", "uniform", ("uniform",))
         if (layers := arguments.whole("recompute-num-layers", 1)) != 1:
             raise arguments.wrong("recompute-num-layers", f"{layers} is not modelled, only 1")
-    _need_layers_on_device(arguments, kind)
     cuts = "distribute-saved-activations"
     arguments.say("activations.partition", arguments.flag(cuts) or None, cuts)
 
 
-def _need_layers_on_device(arguments: Arguments, kind: Checkpointing) -> None:
-    """Refuse what layers save in host memory, which Megatron-LM has without other savings alone."""
-    option = "cpu-offloading-num-layers"
-    if arguments.given.get(option) == ["0"]:  # the default
-        del arguments.given[option]
-    layers = arguments.whole(option, 0)
-    if not layers:
-        return
-    why = "is not modelled, only 0"
-    # TransformerConfig.__post_init__ (core/transformer/transformer_config.py)
-    if kind is not Checkpointing.NONE:
-        why = "does not go with --recompute-granularity, in Megatron-LM neither"
-    elif "parallel.pipeline" in arguments.said and arguments.said["parallel.pipeline"].value != 1:
-        why = "does not go with a pipeline, in Megatron-LM neither"
-    raise arguments.wrong(option, f"{layers} {why}")
-
-
 def _runtime(arguments: Arguments) -> None:
     """Say the stage, which is that of the distributed optimizer, and the options of the runtime."""
+    if arguments.given.get("cpu-offloading-num-layers") == ["0"]:  # the default
+        del arguments.given["cpu-offloading-num-layers"]
     shards = arguments.flag("use-distributed-optimizer")
     arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
     arguments.say("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
@@ -352,6 +336,10 @@ def _runtime(arguments: Arguments) -> None:
     in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_bf16
     options: dict[str, tuple[str, object]] = {
         "bucket_size": ("ddp-bucket-size", arguments.whole("ddp-bucket-size")),
+        "cpu_offloading_num_layers": (
+            "cpu-offloading-num-layers",
+            arguments.whole("cpu-offloading-num-layers"),
+        ),
         "grad_reduce_in_fp32": ("accumulate-allreduce-grads-in-fp32", in_fp32 and not in_bf16),
         **{
             field: (name, arguments.flag(name))

@@ -227,7 +227,9 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
         tiers = runtime.tiers(stage=strategy.zero.stage)
         wanted |= {f"zero.{table}.{option}": tier for option, tier in tiers.items()}
         if runtime.moves_checkpoints:
-            wanted[f"zero.{table}.{runtime.checkpoint_option}"] = strategy.checkpoint_tier
+            wanted[f"zero.{table}.{runtime.checkpoint_option}"] = MemoryTier.HOST
+        if runtime.layers_on_host:
+            wanted[f"zero.{table}.{runtime.layers_option}"] = MemoryTier.HOST
     for name, tier in wanted.items():
         for missing, what in (
             (tier != MemoryTier.DEVICE and not has_host, "host memory behind PCIe"),

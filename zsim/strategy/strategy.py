@@ -214,7 +214,9 @@ class Strategy(Table):
                 why = "needs activations.checkpointing = full"
                 yield refusal("offload.checkpoints", self.offload.checkpoints, why)
             yield from self._against_moved("true needs activations.checkpointing = full")
-        elif pipeline > 1:
+        if self.layers_on_host:
+            yield from self._against_layers_on_host()
+        if activations.checkpointing is Checkpointing.FULL and pipeline > 1:
             yield from self._against_moved(f"true is not modelled for pipeline = {pipeline}")
         if activations.partition and pipeline > 1:
             why = f"true is not modelled for pipeline = {pipeline}"
@@ -236,6 +238,28 @@ class Strategy(Table):
         if runtime is None or runtime.checkpoint_option is None:
             return ""
         return f"zero.{type(runtime).__name__.lower()}.{runtime.checkpoint_option}"
+
+    def _against_layers_on_host(self) -> Iterator[InitErrorDetails]:
+        """Yield what does not go with layers whose activations are in the host's memory."""
+        runtime, mode = self.zero.emulate, self.activations.checkpointing
+        assert runtime is not None
+        option = f"zero.{type(runtime).__name__.lower()}.{runtime.layers_option}"
+        if self.parallel.pipeline > 1:
+            why = f"does not go with pipeline = {self.parallel.pipeline}"
+            yield refusal(option, self.layers_on_host, why)
+        if mode is not Checkpointing.NONE:
+            why = f"does not go with activations.checkpointing = {mode}"
+            yield refusal(option, self.layers_on_host, why)
+
+    @property
+    def layers_on_host(self) -> int:
+        """Layers whose activations are in the host's memory until their backward."""
+        return 0 if self.zero.emulate is None else self.zero.emulate.layers_on_host
+
+    @property
+    def stored_least(self) -> int:
+        """Elements from which on a tensor of such a layer is there."""
+        return 0 if self.zero.emulate is None else self.zero.emulate.stored_least
 
     @property
     def checkpoint_tier(self) -> MemoryTier:

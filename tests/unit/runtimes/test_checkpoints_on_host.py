@@ -103,7 +103,7 @@ def test_without_a_stream_a_copy_is_on_the_compute_stream_where_its_block_begins
         unit = copy.id.split("/")[3]
         out = "/offload/" in copy.id
         begins = runs(program, unit, Action.FORWARD if out else Action.RECOMPUTE)
-        before = program.step[place(program, lambda each, it=copy: each is it) : begins]
+        before = program.step[program.step.index(copy) : begins]
         kernels = [each for each in before if isinstance(each, Compute)]
         assert kernels == []
         waits = [
@@ -214,7 +214,7 @@ def test_deepspeeds_parts_of_checkpoints_stop_the_host_whatever_the_stream() -> 
     assert found[0] == found[1]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Strategy, dict[str, object]]] = {
     "zero.fsdp2.offload_wrapper: true needs activations.checkpointing = full": (
         of(MOVING["fsdp2"]),
         {"activations.checkpointing": "none"},
@@ -258,20 +258,29 @@ def edited(made: Schedule, edit: Callable[[Operation], Operation | None]) -> Sch
     return replace(made, programs=(replace(program, step=step),))
 
 
+def instead(of_it: Operation, other: Operation | None) -> Callable[[Operation], Operation | None]:
+    """Return an edit that puts another operation in the place of one, or none."""
+
+    def edit(each: Operation) -> Operation | None:
+        return other if each is of_it else each
+
+    return edit
+
+
 def wrong(program: Program) -> Iterator[tuple[str, Callable[[Operation], Operation | None]]]:
     """Yield what is wrong with copies of checkpoints, and with what waits for them."""
     out, back = crossing(program, "offload"), crossing(program, "fetch")
     for which in (out[0], out[-1], back[0], back[-1]):
-        yield f"no {which.id}", lambda each, it=which: None if each is it else each
+        yield f"no {which.id}", instead(which, None)
         half = replace(which.source, size=which.source.size // 2)
         other = replace(which, source=half, target=replace(which.target, size=half.size))
-        yield f"half of {which.id}", lambda each, it=which, to=other: to if each is it else each
+        yield f"half of {which.id}", instead(which, other)
     swapped = replace(back[0], source=back[1].source)
-    yield "another checkpoint", lambda each: swapped if each is back[0] else each
+    yield "another checkpoint", instead(back[0], swapped)
     if out[0].stream == COMPUTE:
         return
     early = replace(out[0], after=())
-    yield "a copy out before it was made", lambda each: early if each is out[0] else each
+    yield "a copy out before it was made", instead(out[0], early)
     copies = {each.id for each in (*out, *back)}
 
     def hastily(each: Operation) -> Operation:

@@ -183,8 +183,9 @@ def test_checkpoints_are_partitioned_where_there_are_some() -> None:
 
 def test_checkpoints_go_to_the_host_where_there_are_some() -> None:
     config = zero(1) | {"activation_checkpointing": {"cpu_checkpointing": True}}
-    assert not emulated(read(config).zero).moves_checkpoints
-    assert emulated(read(config, "activations.checkpointing=full").zero).moves_checkpoints
+    assert emulated(read(config).zero) == DeepSpeed()
+    found = read(config, "activations.checkpointing=full")
+    assert emulated(found.zero) == DeepSpeed(cpu_checkpointing=True)
     assert not named(config)
 
 

@@ -156,16 +156,8 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
         ),
         (f"{SHAPE} --num-experts 8", "--num-experts: experts: not modelled"),
         (
-            f"{SHAPE} --cpu-offloading-num-layers 1",
-            "--cpu-offloading-num-layers: 1 is not modelled, only 0",
-        ),
-        (
-            f"{SHAPE} --cpu-offloading-num-layers 1 --recompute-activations",
-            "1 does not go with --recompute-granularity, in Megatron-LM neither",
-        ),
-        (
-            f"{SHAPE} --cpu-offloading-num-layers 1 --pipeline-model-parallel-size 2",
-            "1 does not go with a pipeline, in Megatron-LM neither",
+            f"{SHAPE} --fine-grained-activation-offloading",
+            "activations of modules on the host: not modelled",
         ),
         (f"{SHAPE} --num-layers $LAYERS", "'$LAYERS': must be written out"),
         (f"{SHAPE} --num-layers 0", "--num-layers: '0' must be a whole number of at least 1"),
