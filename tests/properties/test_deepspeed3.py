@@ -43,7 +43,6 @@ def options(draw: st.DrawFn, data: int) -> DeepSpeed:
 def jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model, trained by DeepSpeed's stage 3."""
     drawn = draw(zero_strategies())
-    assume(drawn.train.precision is not Precision.PURE_BF16)  # is refused
     strategy = Strategy(
         parallel=Parallel(data=drawn.parallel.data, tensor=drawn.parallel.tensor),
         zero=Zero(stage=3, emulate=draw(options(drawn.parallel.data))),

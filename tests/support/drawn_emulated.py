@@ -150,7 +150,13 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
         runtime = runtime.but(reshard_after_forward=True)
     checkpointing, tensor = draw(st.sampled_from(Checkpointing)), draw(st.integers(1, 2))
-    may_skip = checkpointing is Checkpointing.FULL and runtime.checkpoints_every_nth
+    full = checkpointing is Checkpointing.FULL
+    if full and runtime.checkpoint_option is not None and draw(st.booleans()):
+        moves = {runtime.checkpoint_option: True}
+        if isinstance(runtime, DeepSpeed):
+            moves["checkpoint_stream"] = draw(st.booleans())
+        runtime = runtime.but(**moves)
+    may_skip = full and runtime.checkpoints_every_nth
     strategy = Strategy(
         parallel=Parallel(
             data=data,

@@ -5,6 +5,7 @@ settings whose bound is more than there is.
 """
 
 from zsim.closed_form.checkpoint import recomputed
+from zsim.closed_form.stored_layers import stored
 from zsim.model.model import BATCH, Model, Unit
 from zsim.model.pipeline_stages import stages
 from zsim.strategy.offload import MemoryTier
@@ -73,10 +74,13 @@ def kept_activations(model: Model, strategy: Strategy) -> int:
     """Return the bytes that a micro-batch keeps for its backward, at least.
 
     What segments save, and their inputs as far as backward reads them; of blocks that are run
-    again, what they are given.
+    again, what they are given. Nothing of layers that keep it in host memory.
     """
     total, inputs, again = 0, set[str](), recomputed(model, strategy)
+    away = {unit.name for unit in stored(model, strategy)}
     for unit in model.units:
+        if unit.name in away:
+            continue
         if unit.name in again:
             own = {value.name for segment in unit.segments for value in segment.outputs}
             given = {name for segment in unit.segments for name in segment.inputs} - own

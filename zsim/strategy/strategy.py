@@ -123,10 +123,11 @@ class Strategy(Table):
                 *self._against_runtime(),
                 *self._against_stage(),
                 *self._against_checkpointing(),
-                *self.train.contradictions(self.zero.emulate, self.offload),
+                *self.train.contradictions(self.zero.emulate, self.offload, self.zero.stage),
                 *self.offload.contradictions(
                     stage=self.zero.stage,
                     emulates=self.zero.emulate is not None,
+                    of_runtime=self._checkpoint_key,
                     pipeline=self.parallel.pipeline,
                     moments=self.moments,
                     has_groups=bool(self.train.groups),
@@ -212,12 +213,60 @@ class Strategy(Table):
             if self.offload.checkpoints is not MemoryTier.DEVICE:
                 why = "needs activations.checkpointing = full"
                 yield refusal("offload.checkpoints", self.offload.checkpoints, why)
+            yield from self._against_moved("true needs activations.checkpointing = full")
+        if self.layers_on_host:
+            yield from self._against_layers_on_host()
+        if activations.checkpointing is Checkpointing.FULL and pipeline > 1:
+            yield from self._against_moved(f"true is not modelled for pipeline = {pipeline}")
         if activations.partition and pipeline > 1:
             why = f"true is not modelled for pipeline = {pipeline}"
             yield refusal("activations.partition", None, why)
         if activations.partition and self.cuts_tokens:
             why = "true cuts what sequence parallelism has cut"
             yield refusal("activations.partition", None, why)
+
+    def _against_moved(self, why: str) -> Iterator[InitErrorDetails]:
+        """Yield that the runtime moves checkpoints to the host, if it does."""
+        runtime = self.zero.emulate
+        if runtime is not None and runtime.moves_checkpoints:
+            yield refusal(self._checkpoint_key, None, why)
+
+    @property
+    def _checkpoint_key(self) -> str:
+        """The key with which the runtime moves checkpoints to the host; empty if it has none."""
+        runtime = self.zero.emulate
+        if runtime is None or runtime.checkpoint_option is None:
+            return ""
+        return f"zero.{type(runtime).__name__.lower()}.{runtime.checkpoint_option}"
+
+    def _against_layers_on_host(self) -> Iterator[InitErrorDetails]:
+        """Yield what does not go with layers whose activations are in the host's memory."""
+        runtime, mode = self.zero.emulate, self.activations.checkpointing
+        assert runtime is not None
+        option = f"zero.{type(runtime).__name__.lower()}.{runtime.layers_option}"
+        if self.parallel.pipeline > 1:
+            why = f"does not go with pipeline = {self.parallel.pipeline}"
+            yield refusal(option, self.layers_on_host, why)
+        if mode is not Checkpointing.NONE:
+            why = f"does not go with activations.checkpointing = {mode}"
+            yield refusal(option, self.layers_on_host, why)
+
+    @property
+    def layers_on_host(self) -> int:
+        """Layers whose activations are in the host's memory until their backward."""
+        return 0 if self.zero.emulate is None else self.zero.emulate.layers_on_host
+
+    @property
+    def stored_least(self) -> int:
+        """Elements from which on a tensor of such a layer is there."""
+        return 0 if self.zero.emulate is None else self.zero.emulate.stored_least
+
+    @property
+    def checkpoint_tier(self) -> MemoryTier:
+        """Tier of memory that checkpoints are in from forward until they are run again."""
+        runtime = self.zero.emulate
+        moves = runtime is not None and runtime.moves_checkpoints
+        return MemoryTier.HOST if moves else self.offload.checkpoints
 
     @property
     def keeps_master(self) -> bool:
@@ -302,7 +351,7 @@ class Strategy(Table):
     def moves_checkpoints(self) -> bool:
         """True if checkpoints do not stay where forward made them."""
         full = self.activations.checkpointing is Checkpointing.FULL
-        leaves = self.offload.checkpoints is not MemoryTier.DEVICE
+        leaves = self.checkpoint_tier is not MemoryTier.DEVICE
         return full and (self.cuts_checkpoints or leaves or self.zero.contiguous)
 
     def rule_of(self, parameter: str) -> Optimizer:

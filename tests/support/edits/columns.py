@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from emulated_strategies import EMULATED
+from emulated_strategies import CHECKPOINTED, EMULATED
 from emulated_strategies import strategy as emulating
 from fitting import fitting
 
@@ -31,6 +31,8 @@ TIED = "megatron pipelines"
 """The column of models whose first and last stage have one embedding."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
+MOVED = "checkpoints on the host"
+"""The column of models with so many blocks that a stream of copies keeps some and moves others."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 NO_DECAY = (ParameterGroup(parameters=("*.ln*",), rule=replace(ADAM, weight_decay=0.0)),)
@@ -139,6 +141,27 @@ def of_runtimes() -> dict[str, list[Strategy]]:
         ]
         kept = [each.but({"train.loss_scale": SCALE}) for each in made if each is not None]
         found[name] = [kept[0].but({"train.groups": NO_DECAY}), *kept[1:2]]
+    return found
+
+
+def of_checkpoints() -> list[Strategy]:
+    """Runtimes that keep checkpoints on the host: copied whole, in parts, on a stream."""
+    found: list[Strategy] = []
+    for number, named in enumerate(CHECKPOINTED.values()):
+        made = emulating(
+            named,
+            data=2,
+            micro_batches=2,
+            precision=(Precision.FP16, Precision.BF16)[number % 2],
+            clip_norm=1.0,
+            optimizer=ADAM,
+            checkpointing=Checkpointing.FULL,
+        )
+        assert made is not None
+        found.append(made.but({"train.loss_scale": SCALE}))
+        if named[0] == 1:
+            cut = {"parallel.data": 1, "parallel.tensor": 2, "activations.partition": True}
+            found.append(found[-1].but(cut))
     return found
 
 
@@ -289,6 +312,7 @@ def strategies() -> dict[str, list[Strategy]]:
         "pipelines": of_pipelines(),
         TIED: of_megatron_pipelines(),
         "fsdp2 pipelines": of_fsdp2_pipelines(),
+        MOVED: of_checkpoints(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -343,6 +367,8 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:
         shape = replace(SHAPE, dropout=0.5)
+    elif column == MOVED:
+        shape = replace(SHAPE, layers=3)
     if not isinstance(strategy.zero.emulate, Nanotron) and strategy.parallel.pipeline == 1:
         return gpt(
             shape,

@@ -62,6 +62,9 @@ class FSDP2(RuntimeOptions):
         reduce_scatter_max_input_buffers: inputs of reduce-scatters that may be alive.
         offload_policy: cpu is `CPUOffloadPolicy`: shards are on the host, and updated there.
         pin_memory: with it: copies to and from shards and gradients do not stop the host.
+        offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
+            (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): what a checkpointed
+            block is given is in pinned memory of the host until it is run again.
         enable_sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by
             tokens: `SequenceParallel` norms, as torchtitan's key of this name says.
         disable_loss_parallel: with it, logits of the whole vocabulary are gathered on every rank of
@@ -86,6 +89,7 @@ class FSDP2(RuntimeOptions):
     takes_frozen = True
     trains_narrow = True
     checkpoints_every_nth = True
+    checkpoint_option = "offload_wrapper"
     has_context = True
     merges_context = True
 
@@ -98,6 +102,7 @@ class FSDP2(RuntimeOptions):
     reduce_scatter_max_input_buffers: Count = 1
     offload_policy: OffloadPolicy = OffloadPolicy.NONE
     pin_memory: Flag = True
+    offload_wrapper: Flag = False
     enable_sequence_parallel: Flag = True
     disable_loss_parallel: Flag = False
     input_gathers: InputGathers = InputGathers.MODULE

@@ -160,6 +160,7 @@ class FSDP2Step(WrappedStep):
             end = self._position + self.options.forward_prefetch
             for ahead in self.order[self._position : end]:
                 gathers.gather(ahead)
+        self.passes.checkpoints.enter(visit)  # OffloadWrapper.forward
         self.passes.forward(visit, ())
         if block is not None:
             gathers.after_forward(block)  # post_forward
@@ -194,6 +195,7 @@ class FSDP2Step(WrappedStep):
             if self._ahead:
                 # _backward_prefetch: the entry before its own in post_forward_order
                 self.gathers.gather(self._ahead[-1])
+        self.passes.checkpoints.enter(visit)  # _CheckpointFrame's recompute_fn reads what was saved
         self.passes.backward(visit, ())
         self.reductions.collect(visit.unit)
         if block is None:
