@@ -139,7 +139,14 @@ def _compiled(asked: ConfigQuestion) -> list[str]:
     lines += [f"components = {json.dumps(parts)}"] if parts else []
     if scale := asked.train.get("float8"):
         lines += ["", "[quantize.linear.float8]"]
-        lines += [f'recipe_name = "{scale}"', 'filter_fqns = ["output"]']
+        lines += ['filter_fqns = ["output"]']
+        if asked.options.get(
+            "enable_fsdp_float8_all_gather", False
+        ):  # goes with no name of a recipe
+            lines += ["enable_fsdp_float8_all_gather = true"]
+            lines += ["precompute_float8_dynamic_scale_for_fsdp = true"]
+        else:
+            lines += [f'recipe_name = "{scale}"']
     return lines
 
 

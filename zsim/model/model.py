@@ -27,13 +27,15 @@ class Parameter:
 
     `tensor_sharded` says that ranks of the tensor axis hold different parts of it; otherwise they
     hold copies. One that is `frozen` is read and not trained (`requires_grad` is False): it has
-    neither a gradient nor a state of the optimizer.
+    neither a gradient nor a state of the optimizer. One in `float8` is cast to 8-bit floats, with
+    one scale, before it is gathered.
     """
 
     name: str
     shape: tuple[int, ...]
     tensor_sharded: bool = False
     frozen: bool = False
+    float8: bool = False
 
     @property
     def elements(self) -> int:

@@ -9,6 +9,7 @@ from zsim.proof import (
     memory,
     places,
     scalars,
+    scales,
     values,
     volume,
 )
@@ -30,6 +31,7 @@ def says(
         ordered: whether order is proved.
     """
     proved, not_shown = [], list(_unpromised(schedule))
+    parameters = schedule.contract.parameters
     if ordered:
         proved.append("order")
     if shown is None:
@@ -46,6 +48,8 @@ def says(
             proved.append("host scalars")
         if formats.INVARIANT not in broken and schedule.contract.strategy is not None:
             proved.append("number formats")
+        if scales.INVARIANT not in broken and any(each.float8 for each in parameters):
+            proved.append("scales of 8-bit floats")
         if places.INVARIANT not in broken:
             proved.append("places")
         if generators.INVARIANT not in broken and schedule.generators:

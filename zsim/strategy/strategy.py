@@ -15,7 +15,7 @@ from pydantic_core import InitErrorDetails
 
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.config_table import Count, Flag, Table
-from zsim.strategy.execution import Execution, Loss
+from zsim.strategy.execution import Execution, Float8, Loss
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.parallel_axes import ParallelAxes
@@ -149,6 +149,9 @@ class Strategy(Table):
         if self.gathers_logits and self.train.loss is Loss.CHUNKED_HEAD:
             why = f"{self.train.loss} never has the whole logits that disable_loss_parallel gathers"
             yield refusal("train.loss", None, why)
+        if runtime.gathers_float8 and self.train.float8 is not Float8.TENSORWISE:
+            field, why = "enable_fsdp_float8_all_gather", "true needs train.float8 = tensorwise"
+            yield refusal(f"zero.{name.lower()}.{field}", None, why)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if parallel.replicate > 1 and not (runtime.has_replicas and zero.stage):
@@ -233,6 +236,7 @@ class Strategy(Table):
             early_stop=self.activations.early_stop,
             compiled=self.train.compile,
             float8=self.train.float8,
+            float8_gathers=self.gathers_float8,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             merges=runtime is not None and runtime.merges_context,
@@ -292,6 +296,11 @@ class Strategy(Table):
         """True if ranks of the tensor axis gather the logits of the whole vocabulary."""
         runtime = self.zero.emulate
         return self.parallel.tensor > 1 and runtime is not None and runtime.whole_logits
+
+    @property
+    def gathers_float8(self) -> bool:
+        """True if weights of 8-bit linear layers are cast before they are gathered."""
+        return self.zero.emulate is not None and self.zero.emulate.gathers_float8
 
     @property
     def in_place_loss(self) -> bool:

@@ -18,6 +18,7 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.execution import Float8
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
@@ -29,6 +30,8 @@ CALLED_AGAIN = "blocks called again"
 """The column of models with one block that is called twice."""
 TIED = "megatron pipelines"
 """The column of models whose first and last stage have one embedding."""
+FLOAT8 = "fsdp2 float8"
+"""The column of models whose weights are gathered in 8-bit floats."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
@@ -271,6 +274,26 @@ def of_fsdp2_pipelines() -> list[Strategy]:
     ]
 
 
+def of_float8() -> list[Strategy]:
+    """Weights that are cast before they are gathered: with replicas, with a tensor axis."""
+    base = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, emulate=FSDP2(enable_fsdp_float8_all_gather=True)),
+        train=Train(
+            gradient_accumulation_steps=2,
+            optimizer=ADAM,
+            loss_scale=SCALE,
+            precision=Precision.BF16,
+            float8=Float8.TENSORWISE,
+        ),
+    )
+    return [
+        base,
+        base.but({"parallel.replicate": 2, "train.precision": Precision.FP16}),
+        base.but({"parallel.tensor": 2, "train.clip_norm": 1.0}),
+    ]
+
+
 def of_frozen() -> dict[str, list[Strategy]]:
     """Strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
@@ -289,6 +312,7 @@ def strategies() -> dict[str, list[Strategy]]:
         "pipelines": of_pipelines(),
         TIED: of_megatron_pipelines(),
         "fsdp2 pipelines": of_fsdp2_pipelines(),
+        FLOAT8: of_float8(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -339,6 +363,8 @@ def of_dropout() -> list[Strategy]:
 def model_of(strategy: Strategy, column: str = "") -> Model:
     """A small model that a strategy can train."""
     shape = SHAPE
+    if column == FLOAT8:
+        return fitting(replace(DEEP, layers=1, execution=strategy.execution), strategy)
     if column == CALLED_AGAIN:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:

@@ -68,6 +68,7 @@ def asked(
         ({"parallel.tensor": 8, "parallel.data": 2, "train.micro_batch_size": 16}, {}),
         ({"parallel.replicate": 2, "parallel.data": 8}, {"compile": True, "loss": "fused"}),
         ({"zero.fsdp2.offload_policy": "cpu"}, {"compile": True, "float8": "rowwise"}),
+        ({"zero.fsdp2.enable_fsdp_float8_all_gather": True}, {"float8": "tensorwise"}),
         ({}, {"precision": "fp32"}),
         (STAGES, {"holds_logits": True}),
         (

@@ -28,6 +28,7 @@ def layer(
     """
     rows, columns = (each.elements // size.tokens for each in (target, source))
     weight = size.part(f"{name}.weight", rows, columns)
+    weight = replace(weight, float8=size.shape.execution.float8_gathers)
     bias = size.part(f"{name}.bias", rows) if biased else None
     adapted = name.rpartition(".")[2] in size.shape.adapted
     base = size.rows(f"{target.name}/base", rows) if adapted else target
@@ -72,8 +73,9 @@ def linear(
 
     Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
     the bias's gradient is a sum over tokens. A frozen weight has no product, and keeps no source.
-    With `narrow` products are in 8-bit floats, to which operands are cast first. A bias that is not
-    fused is written to the target and added to by the product.
+    With `narrow` products are in 8-bit floats, to which operands are cast first; a weight that
+    comes in them is copied by columns for backward. A bias that is not fused is written to the
+    target and added to by the product.
     """
     rows, columns = weight.shape
     tokens = size.tokens
@@ -82,9 +84,13 @@ def linear(
     backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True),)
     trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True),)
     if narrow is not None:
-        forward = (_cast(tokens, columns), _cast(rows, columns), *forward)
+        weights, turned = (_cast(rows, columns),), _cast(rows, columns)
+        if weight.float8:
+            # preprocess_addmm (torchao 0.19, torchao/float8/float8_ops.py): a row-major operand
+            weights, turned = (), _turned(rows, columns)
+        forward = (_cast(tokens, columns), *weights, *forward)
         gradient = _cast(tokens, rows, backward=True)
-        backward = (gradient, _cast(rows, columns), *backward)
+        backward = (gradient, turned, *backward)
         # A row of the one product is a column of the other.
         again = (gradient,) if narrow is Float8.ROWWISE else ()
         trains = (*again, _cast(tokens, columns), *trains)
@@ -110,6 +116,12 @@ def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:
     return streaming(
         KernelKind.ELEMENTWISE, (rows, columns), DType.FP8, streams=5, backward=backward
     )
+
+
+def _turned(rows: int, columns: int) -> Kernel:
+    """Return the copy of a weight in 8-bit floats by columns."""
+    kind = KernelKind.ELEMENTWISE
+    return streaming(kind, (rows, columns), DType.FP8, streams=2, backward=True)
 
 
 def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel:
