@@ -313,7 +313,7 @@ def _optimized(
             return {Role.OUTPUT: [target]}
         case Action.AMAX:
             target = of[Role.OUTPUT][0].clone()
-            optimizer.largest_magnitudes(of[Role.PARAMETER], target)
+            optimizer.largest_magnitudes([*of[Role.PARAMETER], *of[Role.INPUT]], target)
             return {Role.OUTPUT: [target]}
         case Action.UNSCALE:
             optimizer.unscale(gradients, scale)

@@ -109,6 +109,8 @@ class Segment:
             the same gradient of them.
         leaves_whole: what its forward reads whole is read by that of the next segment, too, for
             which it is not gathered again.
+        casts_tokens: tokens that it gathers over the tensor axis are cast to 8-bit floats before,
+            and so are gradients of what it scatters.
         gathers_context: the last input is read as all ranks that share a sequence have it, one
             after the other, and its gradient is a summand over these ranks.
         context_offset: the last input is that of the rank which stands so many places before among
@@ -138,6 +140,7 @@ class Segment:
     reduces_input_gradient: bool = False
     gathers_input: bool = False
     leaves_whole: bool = False
+    casts_tokens: bool = False
     gathers_context: bool = False
     context_offset: int | None = None
     adds: bool = False

@@ -3,13 +3,15 @@
 Exact numbers are not scaled, so that a run with values does not see what scales are made of. Proved
 for every role, and for every weight that a step casts to 8 bits: its largest magnitude is measured
 in set-up and in the step, behind all that writes the weight there; it is reduced to the largest of
-all ranks that have other elements of the weight; and the cast comes behind that.
+all ranks that have other elements of the weight; and the cast comes behind that. Of tokens that are
+cast before they are gathered over the tensor axis the same is proved on the stream of the cast.
 
 Assumed: a cast reads what was measured last, as no operand says.
 
 Cost: one look at each operation where something is cast to 8 bits; nothing elsewhere.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +20,16 @@ from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.schedule.happens_before import Timeline, Way
 from zsim.schedule.layout import Layout, Piece
-from zsim.schedule.operation import Action, AllReduce, Compute, Copy, Reduction, Role, View
+from zsim.schedule.operation import (
+    Action,
+    AllReduce,
+    Compute,
+    Copy,
+    Operation,
+    Reduction,
+    Role,
+    View,
+)
 from zsim.schedule.program_index import FREE, HOST, READ, Numbered
 from zsim.schedule.schedule import Kind, Schedule
 
@@ -56,6 +67,7 @@ class _Scales:
 
     def examine(self) -> Iterator[Finding]:
         """Go through all weights that are cast, and through their casts."""
+        yield from self._tokens()
         ready: dict[str, int] = {}
         refuted: set[str] = set()
         for copy, weights in list(self._casts()):
@@ -74,6 +86,44 @@ class _Scales:
     def _finding(self, operation: str, why: str) -> Finding:
         role = self.each.program.role
         return Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
+
+    def _tokens(self) -> Iterator[Finding]:
+        """Go through casts of what is no parameter."""
+        buffers, numbered = self.each.program.by_name, self.each.step
+        for number, copy in enumerate(numbered.operations):
+            if type(copy) is not Copy or buffers[copy.target.buffer].dtype is not DType.FP8:
+                continue
+            source = buffers[copy.source.buffer]
+            is_kept = source.kind is Kind.PARAMETER or source.dtype is DType.FP8
+            if not is_kept and (why := self._token_cast(numbered, number, copy)):
+                yield self._finding(copy.id, why)
+
+    def _token_cast(self, numbered: Numbered, number: int, copy: Copy) -> str:
+        """Return what is wrong with the scale of tokens that are cast."""
+        stream, measure = numbered.stream[number], None
+        for before, code in _back(numbered, copy.source.buffer, number):
+            operation = numbered.operations[before]
+            if isinstance(operation, Compute) and operation.action is Action.AMAX:
+                read = [each.view for each in operation.operands if each.role is Role.INPUT]
+                if read == [copy.source] and numbered.stream[before] == stream:
+                    measure = before
+            if measure is not None or code != READ:
+                break
+        if measure is None:
+            return "nothing measures the largest magnitude of what is cast"
+        (made,) = _made(numbered, measure)
+        left = self.several & {TENSOR}
+        for before, code in _back(numbered, made.buffer, number):
+            if before == measure:
+                break
+            operation = numbered.operations[before]
+            if code == READ or numbered.stream[before] == HOST:
+                continue
+            if not _is_maximum(operation, made) or numbered.stream[before] != stream:
+                return f"{operation.id} makes something else of its largest magnitude"
+            assert isinstance(operation, AllReduce)
+            left = left.difference(self.schedule.group_by_name[operation.group].axes)
+        return f"its largest magnitude is not reduced over ranks of {TENSOR}" if left else ""
 
     def _casts(self) -> Iterator[tuple[Copy, list[Weight]]]:
         """Yield the casts of what is kept, with the weights in each."""
@@ -141,9 +191,7 @@ class _Scales:
 
     def _reduced(self, numbered: Numbered, measure: int, weight: Weight) -> tuple[int, str]:
         """Return the last reduction of what was measured, and what is wrong with them."""
-        compute = numbered.operations[measure]
-        assert isinstance(compute, Compute)
-        (made,) = (each.view for each in compute.operands if each.role is Role.OUTPUT)
+        (made,) = _made(numbered, measure)
         own = {weight.layout.axis, TENSOR}.difference(weight.piece.copies)
         left = sorted(self.several.intersection(own))
         last, history = measure, numbered.history[made.buffer]
@@ -151,14 +199,37 @@ class _Scales:
             operation = numbered.operations[number]
             if number <= measure or code == READ or numbered.stream[number] == HOST:
                 continue
-            is_largest = isinstance(operation, AllReduce) and operation.reduction is Reduction.MAX
-            if not is_largest or not operation.source == operation.target == made:
+            if not _is_maximum(operation, made):
                 return last, f"{operation.id} makes something else of its largest magnitude"
+            assert isinstance(operation, AllReduce)
             over = self.schedule.group_by_name[operation.group].axes
             left = [axis for axis in left if axis not in over]
             last = number
         why = f"its largest magnitude is not reduced over ranks of {left[0]}" if left else ""
         return last, why
+
+
+def _made(numbered: Numbered, measure: int) -> list[View]:
+    """Return where an operation that measures puts what it finds."""
+    compute = numbered.operations[measure]
+    assert isinstance(compute, Compute)
+    return [each.view for each in compute.operands if each.role is Role.OUTPUT]
+
+
+def _is_maximum(operation: Operation, made: View) -> bool:
+    """Return whether an operation makes what was measured the largest of all ranks, in place."""
+    match operation:
+        case AllReduce(reduction=Reduction.MAX, source=source, target=target):
+            return source == target == made
+        case _:
+            return False
+
+
+def _back(numbered: Numbered, buffer: str, number: int) -> Iterator[tuple[int, int]]:
+    """Yield what touches a buffer before an operation, the last first, and how."""
+    history = numbered.history[buffer]
+    for place in range(bisect_left(history.numbers, number) - 1, -1, -1):
+        yield history.numbers[place], history.codes[place]
 
 
 def _after_writers(way: Way, measure: int, buffer: str) -> bool:

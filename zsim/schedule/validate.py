@@ -328,7 +328,7 @@ class _Inspector:
             case Action.NORM | Action.FINITE:
                 need_numbers(compute, Role.OUTPUT, 1)
             case Action.AMAX:
-                measured = sum(each.role is Role.PARAMETER for each in compute.operands)
+                measured = sum(each.role is not Role.OUTPUT for each in compute.operands)
                 need_numbers(compute, Role.OUTPUT, measured)
             case _:
                 pass  # what flows and is saved is the model's matter

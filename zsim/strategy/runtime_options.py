@@ -114,6 +114,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def gathers_float8_tokens(self) -> bool:
+        """True if tokens that 8-bit linear layers read are cast before they are gathered."""
+        return False
+
+    @property
     def rearranges(self) -> bool:
         """True if collectives along tokens copy what is whole, since sequences come first."""
         return False

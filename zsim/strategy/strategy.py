@@ -236,7 +236,8 @@ class Strategy(Table):
             early_stop=self.activations.early_stop,
             compiled=self.train.compile,
             float8=self.train.float8,
-            float8_gathers=self.gathers_float8,
+            float8_gathers=runtime is not None and runtime.gathers_float8,
+            float8_tokens=self.casts_tokens,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             merges=runtime is not None and runtime.merges_context,
@@ -285,6 +286,13 @@ class Strategy(Table):
         return self.parallel.tensor > 1 and (asked if runtime is None else runtime.cuts_tokens)
 
     @property
+    def casts_tokens(self) -> bool:
+        """True if such tokens are cast to 8-bit floats before linear layers gather them."""
+        runtime, one_scale = self.zero.emulate, self.train.float8 is Float8.TENSORWISE
+        casts = runtime is not None and runtime.gathers_float8_tokens
+        return self.cuts_tokens and one_scale and casts
+
+    @property
     def keeps_whole(self) -> bool:
         """True if what was gathered of such a state is kept: not where operations run again."""
         by_operations = self.activations.checkpointing is Checkpointing.OPERATIONS
@@ -296,11 +304,6 @@ class Strategy(Table):
         """True if ranks of the tensor axis gather the logits of the whole vocabulary."""
         runtime = self.zero.emulate
         return self.parallel.tensor > 1 and runtime is not None and runtime.whole_logits
-
-    @property
-    def gathers_float8(self) -> bool:
-        """True if weights of 8-bit linear layers are cast before they are gathered."""
-        return self.zero.emulate is not None and self.zero.emulate.gathers_float8
 
     @property
     def in_place_loss(self) -> bool:

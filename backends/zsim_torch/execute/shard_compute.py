@@ -129,7 +129,7 @@ class ShardComputer:
             case Action.FINITE:
                 return partial(optimizer.is_finite, gradients, tensors(Role.OUTPUT)[0])
             case Action.AMAX:
-                measured = tensors(Role.PARAMETER)
+                measured = (*tensors(Role.PARAMETER), *tensors(Role.INPUT))
                 return partial(optimizer.largest_magnitudes, measured, tensors(Role.OUTPUT)[0])
             case Action.UNSCALE:
                 return partial(optimizer.unscale, gradients, scale)

@@ -77,6 +77,9 @@ class FSDP2(RuntimeOptions):
             blocks are cast to 8 bits where they are sharded, and gathered so (torchao). Their
             scales are made after each update, of one all-reduce
             (`precompute_float8_dynamic_scale_for_fsdp`).
+        enable_float8_tensorwise_tp: with `train.float8 = tensorwise` and tokens that are cut over a
+            tensor axis, those that linear layers of blocks read are cast to 8 bits before they are
+            gathered, and so are gradients of what they scatter, as torchtitan applies such styles.
         pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
             last backward, and keeps parameters after backward, whatever `gradient_sync` and
             `reshard_after_backward` say; it has no root that could be freed.
@@ -108,6 +111,7 @@ class FSDP2(RuntimeOptions):
     replicate_embedding: Flag = False
     reshard_root_after_forward: Flag = False
     enable_fsdp_float8_all_gather: Flag = False
+    enable_float8_tensorwise_tp: Flag = True
     pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     pipeline_stages_per_rank: Count | None = None
     first_stage_less_layers: Whole = 1
@@ -205,6 +209,11 @@ class FSDP2(RuntimeOptions):
     def gathers_float8(self) -> bool:
         """True if weights of 8-bit linear layers are cast before they are gathered."""
         return self.enable_fsdp_float8_all_gather
+
+    @property
+    def gathers_float8_tokens(self) -> bool:
+        """True if tokens that 8-bit linear layers read are cast before they are gathered."""
+        return self.enable_float8_tensorwise_tp
 
     @property
     def rearranges(self) -> bool:
