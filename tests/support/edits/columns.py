@@ -275,22 +275,18 @@ def of_fsdp2_pipelines() -> list[Strategy]:
 
 
 def of_float8() -> list[Strategy]:
-    """Weights that are cast before they are gathered: with replicas, with a tensor axis."""
+    """Weights that are cast before they are gathered: replicas, a tensor axis, a pipeline."""
+    train = Train(gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE)
     base = Strategy(
         parallel=Parallel(data=2),
         zero=Zero(stage=3, emulate=FSDP2(enable_fsdp_float8_all_gather=True)),
-        train=Train(
-            gradient_accumulation_steps=2,
-            optimizer=ADAM,
-            loss_scale=SCALE,
-            precision=Precision.BF16,
-            float8=Float8.TENSORWISE,
-        ),
+        train=train.but(precision=Precision.BF16, float8=Float8.TENSORWISE),
     )
     return [
         base,
         base.but({"parallel.replicate": 2, "train.precision": Precision.FP16}),
         base.but({"parallel.tensor": 2, "train.clip_norm": 1.0}),
+        base.but({"parallel.pipeline": 2}),
     ]
 
 
@@ -364,7 +360,10 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
     """A small model that a strategy can train."""
     shape = SHAPE
     if column == FLOAT8:
-        return fitting(replace(DEEP, layers=1, execution=strategy.execution), strategy)
+        layers = strategy.parallel.pipeline
+        return in_blocks(
+            fitting(replace(DEEP, layers=layers, execution=strategy.execution), strategy)
+        )
     if column == CALLED_AGAIN:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:

@@ -14,9 +14,10 @@ from zsim.config_error import ConfigError
 from zsim.dtype import DType
 from zsim.model.architecture import GPT, Architecture, Llama, LoRA
 from zsim.model.kernel import KernelKind
-from zsim.model.model import Model, ModelError
+from zsim.model.model import Model
+from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
+from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, PipelineSchedule, Sync
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -289,10 +290,27 @@ def test_what_does_not_go_with_it_is_refused(options: dict[str, object], why: st
         with_options(**options)
 
 
-def test_pipelines_refuse_it() -> None:
-    strategy = GATHERS.but({"parallel.pipeline": 2})
-    with pytest.raises(ModelError, match="true is not modelled for pipeline = 2"):
-        make_schedule(model_of(strategy), strategy)
+KEPT = {"reshard_after_forward": False}
+CHUNKS = {"pipeline_schedule": PipelineSchedule.INTERLEAVED, **KEPT}
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"), [({}, 1), (KEPT, 1), (CHUNKS, 2)], ids=["freed", "kept", "two chunks"]
+)
+@pytest.mark.parametrize("changes", [{}, {"parallel.tensor": 2}, {"parallel.replicate": 2}])
+def test_stages_of_a_pipeline_have_scales_of_each_chunk(
+    options: dict[str, object], changes: dict[str, object], chunks: int
+) -> None:
+    strategy = GATHERS.but({**with_options(**options), "parallel.pipeline": 2}).but(changes)
+    model = in_blocks(model_of(strategy, replace(LLAMA, layers=6)))  # every chunk has some
+    made = make_schedule(model, strategy)
+    assert not check(made, model)
+    for program in made.programs:
+        reduced = [each.id for each in program.step if _is_maximum(each) and "amax" in each.id]
+        over_data = [each for each in reduced if each.startswith("step/update/amax")]
+        assert len([each for each in over_data if each.endswith("/data")]) == chunks
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
 
 
 def test_a_step_whose_gathers_are_exposed_is_faster_and_takes_less_memory() -> None:

@@ -55,6 +55,9 @@ class GroupGathers(StepPart):
     Shards are copied in on a stream of their own, or on that of compute, as `copies_on` says.
     `parts` are those of each group by number, one or two. The first read of shards in a step waits
     for `ready`, the last operation of the step before that they need.
+
+    Attributes:
+        places: where whole parameters lie of groups that have two parts, by name.
     """
 
     def __init__(
@@ -90,9 +93,10 @@ class GroupGathers(StepPart):
             *self._inner_layouts,
             *(layout for each in apart for layout in (each.layout, each.plain)),
         ]
+        self.places = dict[str, View]()
         for own in parts:
             if len(own) > 1:
-                self.passes.elsewhere |= self._places(own)
+                self.places |= self._places(own)
 
     def whole(self, bucket: Bucket) -> str:
         """Return the buffer of a bucket's whole parameters, the first where there are two."""

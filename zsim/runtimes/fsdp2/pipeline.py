@@ -129,8 +129,6 @@ def _need_modelled(model: Model, strategy: Strategy) -> None:
         raise ModelError(f"zero.fsdp2.forward_prefetch: {options.forward_prefetch} {why}")
     if options.splits_backward:
         _need_whole_segments(strategy)
-    if options.enable_fsdp_float8_all_gather:
-        raise ModelError(f"zero.fsdp2.enable_fsdp_float8_all_gather: true {why}")
     if options.offload_policy is not OffloadPolicy.NONE:
         raise ModelError(f"zero.fsdp2.offload_policy: {options.offload_policy} {why}")
 

@@ -115,13 +115,14 @@ def gathered_parts(
             dtype = DType.FP8 if narrow else compute
             found.append((GatheredPart(bucket=group, dtype=dtype),))
             continue
+        stage = group.name[: group.name.rfind("/") + 1]  # of a pipeline
         parts = [
             GatheredPart(
                 bucket=_of_group(model, group, kind, place, ranks=ranks, name=name), dtype=dtype
             )
             for kind, name, dtype in (
-                (narrow, "narrow_bucket", DType.FP8),
-                (wide, "wide_bucket", compute),
+                (narrow, f"{stage}narrow_bucket", DType.FP8),
+                (wide, f"{stage}wide_bucket", compute),
             )
         ]
         found.append(tuple(parts))
@@ -159,6 +160,7 @@ class FSDP2Step(WrappedStep):
         writer: ScheduleWriter | None = None,
         collects: bool | None = None,
         copies_on: str = COPY_IN,
+        model_parts: Sequence[range] = (),
     ) -> None:
         self.options = strategy.options(FSDP2)
         # FSDPParam._init_sharded_param: `offload_to_cpu`; PyTorch's optimizer makes its states
@@ -171,10 +173,11 @@ class FSDP2Step(WrappedStep):
             several = strategy.train.gradient_accumulation_steps > 1
             collects = several and self.options.gradient_sync is Sync.LAST
         parts = gathered_parts(model, buckets, strategy)
-        self.scales = WeightScales(self, parts)
+        self.scales = WeightScales(self, parts, model_parts or [range(len(model.units))])
         self.gathers = GroupGathers(
             self, self.options, parts=parts, ready=self.scales.ready, copies_on=copies_on
         )
+        self.passes.elsewhere = self.gathers.places
         self.reductions = GroupReductions(self, self.options, collects=collects)
         self.last_unit = len(model.units) - 1
         self._position = 0
