@@ -6,6 +6,7 @@ settings whose bound is more than there is.
 
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.stored_layers import stored
+from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Unit
 from zsim.model.pipeline_stages import stages
 from zsim.strategy.offload import MemoryTier
@@ -41,7 +42,11 @@ def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
     if strategy.zero.stage == 3:
         size = strategy.train.precision.compute.size_bytes
         read = set(last.parameters)
-        gathered = sum(each.elements for each in unit.parameters if each.name in read) * size
+        gathered = sum(
+            each.elements * (DType.FP8.size_bytes if each.float8 else size)
+            for each in unit.parameters
+            if each.name in read
+        )
     return last.backward_workspace_bytes + gathered
 
 

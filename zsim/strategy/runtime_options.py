@@ -127,6 +127,16 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def gathers_float8(self) -> bool:
+        """True if weights of 8-bit linear layers are cast before they are gathered."""
+        return False
+
+    @property
+    def gathers_float8_tokens(self) -> bool:
+        """True if tokens that 8-bit linear layers read are cast before they are gathered."""
+        return False
+
+    @property
     def rearranges(self) -> bool:
         """True if collectives along tokens copy what is whole, since sequences come first."""
         return False

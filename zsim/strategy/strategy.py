@@ -15,7 +15,7 @@ from pydantic_core import InitErrorDetails
 
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.config_table import Count, Flag, Table
-from zsim.strategy.execution import Execution, Loss
+from zsim.strategy.execution import Execution, Float8, Loss
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.parallel_axes import ParallelAxes
@@ -150,6 +150,9 @@ class Strategy(Table):
         if self.gathers_logits and self.train.loss is Loss.CHUNKED_HEAD:
             why = f"{self.train.loss} never has the whole logits that disable_loss_parallel gathers"
             yield refusal("train.loss", None, why)
+        if runtime.gathers_float8 and self.train.float8 is not Float8.TENSORWISE:
+            field, why = "enable_fsdp_float8_all_gather", "true needs train.float8 = tensorwise"
+            yield refusal(f"zero.{name.lower()}.{field}", None, why)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if parallel.replicate > 1 and not (runtime.has_replicas and zero.stage):
@@ -282,6 +285,8 @@ class Strategy(Table):
             early_stop=self.activations.early_stop,
             compiled=self.train.compile,
             float8=self.train.float8,
+            float8_gathers=runtime is not None and runtime.gathers_float8,
+            float8_tokens=self.casts_tokens,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             merges=runtime is not None and runtime.merges_context,
@@ -328,6 +333,13 @@ class Strategy(Table):
         """True if ranks of the tensor axis hold different tokens of the hidden state."""
         runtime, asked = self.zero.emulate, self.zero.sequence_parallel
         return self.parallel.tensor > 1 and (asked if runtime is None else runtime.cuts_tokens)
+
+    @property
+    def casts_tokens(self) -> bool:
+        """True if such tokens are cast to 8-bit floats before linear layers gather them."""
+        runtime, one_scale = self.zero.emulate, self.train.float8 is Float8.TENSORWISE
+        casts = runtime is not None and runtime.gathers_float8_tokens
+        return self.cuts_tokens and one_scale and casts
 
     @property
     def keeps_whole(self) -> bool:

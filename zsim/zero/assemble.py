@@ -142,6 +142,7 @@ def assemble(
                     name=parameter.name,
                     elements=parameter.elements,
                     frozen=parameter.frozen,
+                    float8=parameter.float8,
                     rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
                 )
                 for parameter in model.parameters

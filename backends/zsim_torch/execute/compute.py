@@ -119,7 +119,14 @@ class Computer:
                 return self._shards.initializing(compute)
             case Action.LOAD:
                 return partial(self._load, self._of(compute))
-            case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
+            case (
+                Action.UPDATE
+                | Action.NORM
+                | Action.UNSCALE
+                | Action.CLIP
+                | Action.FINITE
+                | Action.AMAX
+            ):
                 return self._shards.bound(self._of(compute), scalars)
             case _:
                 assert_never(compute.action)

@@ -18,6 +18,7 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.execution import Float8
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
@@ -29,6 +30,8 @@ CALLED_AGAIN = "blocks called again"
 """The column of models with one block that is called twice."""
 TIED = "megatron pipelines"
 """The column of models whose first and last stage have one embedding."""
+FLOAT8 = "fsdp2 float8"
+"""The column of models whose weights are gathered in 8-bit floats."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
 MOVED = "checkpoints on the host"
@@ -294,6 +297,22 @@ def of_fsdp2_pipelines() -> list[Strategy]:
     ]
 
 
+def of_float8() -> list[Strategy]:
+    """Weights that are cast before they are gathered: replicas, a tensor axis, a pipeline."""
+    train = Train(gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE)
+    base = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, emulate=FSDP2(enable_fsdp_float8_all_gather=True)),
+        train=train.but(precision=Precision.BF16, float8=Float8.TENSORWISE),
+    )
+    return [
+        base,
+        base.but({"parallel.replicate": 2, "train.precision": Precision.FP16}),
+        base.but({"parallel.tensor": 2, "train.clip_norm": 1.0}),
+        base.but({"parallel.pipeline": 2}),
+    ]
+
+
 def of_frozen() -> dict[str, list[Strategy]]:
     """Strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
@@ -313,6 +332,7 @@ def strategies() -> dict[str, list[Strategy]]:
         TIED: of_megatron_pipelines(),
         "fsdp2 pipelines": of_fsdp2_pipelines(),
         MOVED: of_checkpoints(),
+        FLOAT8: of_float8(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -363,6 +383,11 @@ def of_dropout() -> list[Strategy]:
 def model_of(strategy: Strategy, column: str = "") -> Model:
     """A small model that a strategy can train."""
     shape = SHAPE
+    if column == FLOAT8:
+        layers = strategy.parallel.pipeline
+        return in_blocks(
+            fitting(replace(DEEP, layers=layers, execution=strategy.execution), strategy)
+        )
     if column == CALLED_AGAIN:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:
