@@ -14,9 +14,10 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
 

@@ -14,11 +14,12 @@ from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrateg
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import Execution
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 FORMATS = st.sampled_from([None, DType.FP32])

@@ -6,10 +6,11 @@ from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrateg
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 Named = dict[str, tuple[int, RuntimeOptions]]

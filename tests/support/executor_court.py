@@ -62,9 +62,10 @@ from zsim.schedule.operation import (
     walk,
 )
 from zsim.schedule.schedule import Place, Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.host_memory import HostPools

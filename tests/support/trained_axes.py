@@ -18,10 +18,11 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import ContextExchange
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, trained_on_rank

@@ -13,9 +13,10 @@ from zsim.model.architecture import Attention
 from zsim.model.model import Model
 from zsim.scenario.tables import Scenario
 from zsim.schedule.schedule import Discipline
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import STAGES, Checkpointing, Strategy
+from zsim.strategy.strategy import STAGES, Strategy
 from zsim.strategy.zero_knobs import FusedBuffers, Keep
 
 SMALL_BUCKET = 50_000_000

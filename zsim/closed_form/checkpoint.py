@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from zsim.model.model import BATCH, Model, Unit, Value
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.strategy import Strategy
 
 
 def goes_back(model: Model, unit: Unit) -> bool:

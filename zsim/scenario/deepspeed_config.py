@@ -26,8 +26,8 @@ from zsim.scenario.deepspeed_values import (
 from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.schedule.json import shown
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 
 Options = dict[str, object]
 """Options by dotted name; what has been taken is no longer among them."""

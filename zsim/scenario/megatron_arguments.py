@@ -14,8 +14,8 @@ from math import isfinite
 from zsim.scenario.command_line import words_by_name
 from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 
 FIELD = "zero.megatron_arguments"
 

@@ -16,9 +16,9 @@ from zsim.scenario.model_catalogue import ModelCatalogue
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.section_options import SectionOptions
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8, Loss
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 
 FIELD = "zero.torchtitan_config"
 

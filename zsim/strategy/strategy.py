@@ -6,7 +6,6 @@ data axis, say), its table has a base in common with the one here: a knob is def
 """
 
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Self, TypeVar
 
@@ -14,7 +13,8 @@ from pydantic import BeforeValidator, InstanceOf, model_validator
 from pydantic_core import InitErrorDetails
 
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
-from zsim.strategy.config_table import Count, Flag, Table
+from zsim.strategy.activations import Activations, Checkpointing
+from zsim.strategy.config_table import Count, Table
 from zsim.strategy.execution import Execution, Float8, Loss
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
@@ -22,22 +22,6 @@ from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
-
-
-class Checkpointing(StrEnum):
-    """Activations that are kept for backward.
-
-    FULL: of a block, its input alone. SELECTIVE: all but the softmax of plain attention's scores,
-    which the module itself makes again (Korthikanti et al. 2022, section 5): the schedule runs
-    nothing twice. OPERATIONS: results of attention and of every second matrix product; the module
-    makes the rest again.
-    """
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    OPERATIONS = "operations"
-    FULL = "full"
-
 
 STAGES = (0, 1, 2, 3)
 """The ZeRO stages of zsim's own."""
@@ -73,34 +57,6 @@ class Zero(ZeroKnobs):
 
     stage: Stage
     emulate: InstanceOf[RuntimeOptions] | None = None
-
-
-class Activations(Table):
-    """`[activations]`: what forward keeps for backward.
-
-    Attributes:
-        checkpointing: which activations are kept.
-        partition: keep a rank's share of each checkpoint and gather it over the tensor axis before
-            recompute (ZeRO-R Pa, section 6.1).
-        every_nth: with full checkpointing, of so many blocks in a row the last alone is
-            checkpointed (torchtitan's `selective_ac_option` as a number).
-        early_stop: a block that is run again stops when all is there that backward reads (see
-            `zsim.strategy.execution`).
-    """
-
-    checkpointing: Checkpointing = Checkpointing.NONE
-    partition: Flag = False
-    every_nth: Count = 1
-    early_stop: Flag = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_offload(cls, given: object) -> object:
-        """Say where a key went that was here."""
-        if isinstance(given, dict) and "offload" in given:
-            why = "is not here any more: say offload.checkpoints = host"
-            refuse([refusal("offload", None, why)])
-        return given
 
 
 Options = TypeVar("Options", bound=RuntimeOptions)

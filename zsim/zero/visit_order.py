@@ -13,7 +13,8 @@ from enum import StrEnum
 from zsim.model.model import BATCH, Model, Unit
 from zsim.schedule.operation import Action
 from zsim.schedule.quick_init import quick_init
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.strategy import Strategy
 
 
 class Made(StrEnum):

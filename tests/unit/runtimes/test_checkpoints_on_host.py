@@ -22,9 +22,10 @@ from zsim.runtimes.registry import host_bytes, make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, HostWait, Operation, walk
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import HostBytes, Program, Schedule, ScheduleError
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend

@@ -32,9 +32,10 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
 

@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy, Zero
+from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import Carrier, carry
 from zsim_torch.module.absent import AbsentParameterError

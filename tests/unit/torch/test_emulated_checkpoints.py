@@ -11,8 +11,9 @@ from emulated_strategies import CHECKPOINTED, strategy
 from tiny_training import BOUND, distance
 from trained_axes import DEEP_LLAMA, AxesCase, RankResult, by_plain_loop, by_ranks, on, whole
 
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Strategy
+from zsim.strategy.strategy import Strategy
 from zsim_torch.supervise.ranks import RankPool
 
 FULL = Checkpointing.FULL
