@@ -1,7 +1,6 @@
 """What reads a parameter outside the forward that the schedule runs: told in one line, never wrong.
 
-Each unit here computes a gradient with what it reads again at backward, so that a silent read shows
-in what is trained.
+Each unit computes a gradient with what backward reads again: a silent read shows in training.
 """
 
 from collections.abc import Callable, Iterator
