@@ -126,12 +126,10 @@ def _broad_sentence(asked: RunFeatures, found: Elsewhere, quantity: JudgedQuanti
     kind = "with a pipeline" if asked.pipeline > 1 else "without a pipeline"
     if quantity is JudgedQuantity.STEP_TIME:
         kind += " on several nodes" if asked.nodes > 1 else " on one node"
-    widest_first = sorted(found.bounds, key=lambda name: -found.bounds[name])
-    count = len(widest_first)
+    widest, count = max(found.bounds, key=found.bounds.__getitem__), len(found.bounds)
     return (
-        f"of {count} publications of other runs {kind} ({', '.join(widest_first)}) the first is "
-        f"furthest off, with 9 of 10 within {found.bound:.1%}, as one more would be in {count} of "
-        f"{count + 1} draws"
+        f"of {count} publications of other runs {kind} the furthest off ({widest}) has 9 of 10 "
+        f"within {found.bound:.1%}, as one more would in {count} of {count + 1} draws"
     )
 
 
