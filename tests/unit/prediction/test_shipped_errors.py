@@ -1,0 +1,50 @@
+"""Errors that constants of kernels ship as evidence are those of the table of judged runs.
+
+Each is written down by itself: by `zsim calibrate` in the constants, by `zsim validate trust` in
+the table. `tests/unit/cli/test_shipped_evidence.py` predicts the rows again, where it has them.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from zsim.calibration.network_verdict import errors_of
+from zsim.cluster.profile.in_training import Evidence
+from zsim.files.installed import fitted_kernels
+from zsim.prediction.evidence import judged_runs
+
+FULLY_SHARDED = ("FSDP1", "FSDP2")
+"""Runtimes whose runs constants are fitted to, and judged by."""
+ROUNDED = 5.1e-5
+"""Errors ship with four digits after the point."""
+
+
+def own_evidence() -> Iterator[Evidence]:
+    for gpu, fitted in fitted_kernels().items():
+        evidence = fitted.constants.training.evidence
+        if evidence is not None and evidence.gpu == gpu:
+            yield evidence
+
+
+@pytest.mark.parametrize("evidence", list(own_evidence()), ids=lambda it: it.gpu)
+def test_errors_of_constants_are_those_of_the_judged_runs_that_take_them(
+    evidence: Evidence,
+) -> None:
+    off = [
+        abs(run.step_error)
+        for run in judged_runs()
+        if run.features.constants == evidence.gpu
+        and run.features.runtime in FULLY_SHARDED
+        and run.step_error is not None
+    ]
+    assert len(off) == evidence.judged
+    assert errors_of(off).median == pytest.approx(evidence.median, abs=ROUNDED)
+    assert errors_of(off).p90 == pytest.approx(evidence.p90, abs=ROUNDED)
+
+
+def test_constants_that_have_no_runs_of_their_own_ship_those_of_the_gpu_that_they_name() -> None:
+    shipped = {gpu: fitted.constants.training.evidence for gpu, fitted in fitted_kernels().items()}
+    taken = {gpu: it for gpu, it in shipped.items() if it is not None and it.gpu != gpu}
+    assert taken
+    for gpu, evidence in taken.items():
+        assert evidence == shipped[evidence.gpu], gpu
