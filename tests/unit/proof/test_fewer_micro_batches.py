@@ -1,0 +1,294 @@
+"""What may tell one micro-batch from another alike has the whole schedule run."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from edits.programs import with_program
+from fitting import fitting
+
+from zsim.dtype import DType
+from zsim.model.architecture import GPT
+from zsim.model.model import Model
+from zsim.model.pipeline_stages import in_blocks
+from zsim.proof import values
+from zsim.proof.context import Context
+from zsim.proof.execution.fewer_micro_batches import FewerMicroBatches, with_fewer
+from zsim.proof.execution.inferred_model import training_of
+from zsim.runtimes.nanotron.options import Nanotron
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Role,
+    Send,
+    SetScalar,
+    StreamOperation,
+    View,
+)
+from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
+
+MICRO_BATCHES = 8
+SPARE = "spare"
+STRATEGY = Strategy(
+    parallel=Parallel(pipeline=2),
+    zero=Zero(stage=1, emulate=Nanotron()),
+    train=Train(precision=Precision.BF16, gradient_accumulation_steps=MICRO_BATCHES),
+)
+Plant = Callable[[Program], list[Operation]]
+"""Makes another step of a program."""
+
+
+@cache
+def made() -> tuple[Schedule, Model]:
+    """Two stages; the second has one slot of buffers, the first two."""
+    shape = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=6)
+    model = in_blocks(fitting(shape, STRATEGY))
+    return make_schedule(model, STRATEGY), model
+
+
+def fewer(schedule: Schedule) -> FewerMicroBatches | None:
+    training = training_of(schedule)
+    assert training is not None
+    return with_fewer(schedule, training)
+
+
+def number_of(operation: Operation) -> int:
+    """Return the micro-batch that an id names; -1 is none."""
+    _, found, behind = operation.id.partition("/mb")
+    return int(behind.split("/")[0]) if found else -1
+
+
+def place_of(
+    program: Program, kind: type[Operation], micro_batch: int, action: Action | None = None
+) -> int:
+    """Return the place of the first operation of a kind in a micro-batch."""
+    return next(
+        place
+        for place, each in enumerate(program.step)
+        if isinstance(each, kind)
+        and number_of(each) == micro_batch
+        and (action is None or (isinstance(each, Compute) and each.action is action))
+    )
+
+
+def sum_of(program: Program) -> View:
+    """Return a view of the first gradient that a micro-batch adds to."""
+    found = program.step[place_of(program, Copy, 4)]
+    assert isinstance(found, Copy)
+    return found.target
+
+
+def before(program: Program, micro_batch: int, operation: Operation) -> list[Operation]:
+    """Put an operation before the first sum of a micro-batch."""
+    place = place_of(program, Copy, micro_batch)
+    return [*program.step[:place], operation, *program.step[place:]]
+
+
+def zeroed(name: str) -> Plant:
+    """A gradient that is set to zero while it is summed."""
+
+    def plant(program: Program) -> list[Operation]:
+        fill = Fill(id=name, stream="compute", target=sum_of(program), value=0.0)
+        return before(program, 5, fill)
+
+    return plant
+
+
+def looked_at(program: Program) -> list[Operation]:
+    """A gradient that is added to another one while it is summed."""
+    place = place_of(program, Copy, 4)
+    views = [each.target for each in program.step[place:] if isinstance(each, Copy)]
+    one, other = next(pair for pair in pairwise(views) if pair[0].size == pair[1].size)
+    return before(
+        program,
+        5,
+        Copy(id="step/look", stream="compute", source=one, target=other, accumulate=True),
+    )
+
+
+def counted(program: Program) -> list[Operation]:
+    """A number of the host that changes on the way."""
+    return before(program, 5, SetScalar(id="step/count", scalar="step", add=1.0))
+
+
+def sent_late(program: Program) -> list[Operation]:
+    """A message that goes behind the one of the next micro-batch."""
+    late = [each for each in program.step if re.search(r"forward/mb4/(send|free)/block", each.id)]
+    rest = [each for each in program.step if each not in late]
+    place = next(
+        n for n, each in enumerate(rest) if isinstance(each, Send) and number_of(each) == 5
+    )
+    return [*rest[: place + 1], *late, *rest[place + 1 :]]
+
+
+def loaded_twice(program: Program) -> list[Operation]:
+    """A micro-batch with the data of the one before."""
+    step = list(program.step)
+    place = place_of(program, Compute, 5, Action.LOAD)
+    compute = step[place]
+    assert isinstance(compute, Compute)
+    step[place] = replace(compute, micro_batch=4)
+    return step
+
+
+def set_once(program: Program) -> list[Operation]:
+    """A gradient that one micro-batch sets, where others add."""
+    step = list(program.step)
+    place = place_of(program, Copy, 5)
+    copy = step[place]
+    assert isinstance(copy, Copy)
+    step[place] = replace(copy, accumulate=False)
+    return step
+
+
+def left_out(program: Program) -> list[Operation]:
+    """A gradient that one micro-batch does not add."""
+    place = place_of(program, Copy, 5)
+    return [each for n, each in enumerate(program.step) if n != place]
+
+
+def spoilt(program: Program) -> list[Operation]:
+    """A hidden state of one micro-batch that the step writes over."""
+    place = place_of(program, Compute, 5, Action.FORWARD)
+    compute = program.step[place]
+    assert isinstance(compute, Compute)
+    made = next(each.view for each in compute.operands if each.role is Role.OUTPUT)
+    fill = Fill(id="step/spoil", stream="compute", target=made, value=2.0)
+    return [*program.step[: place + 1], fill, *program.step[place + 1 :]]
+
+
+def loaded_otherwise(program: Program) -> list[Operation]:
+    """Micro-batches that all load the data of others; only the first two have all of theirs."""
+
+    def loading(operation: Operation) -> Operation:
+        if not isinstance(operation, Compute) or operation.action is not Action.LOAD:
+            return operation
+        return replace(operation, micro_batch=1 if operation.micro_batch == 0 else 0)
+
+    return list(map(loading, program.step))
+
+
+def changed_and_restored(program: Program) -> list[Operation]:
+    """A parameter that is another one while one micro-batch reads it."""
+    place = place_of(program, Compute, 5, Action.FORWARD)
+    reading = next(
+        each
+        for each in program.step[place:]
+        if isinstance(each, Compute) and any(part.role is Role.PARAMETER for part in each.operands)
+    )
+    place = program.step.index(reading)
+    view = next(each.view for each in reading.operands if each.role is Role.PARAMETER)
+    kept = View(buffer=SPARE, size=view.size)
+    before_it = (
+        Allocate(id="step/allocate/spare", buffer=SPARE),
+        Copy(id="step/keep", stream="compute", source=view, target=kept),
+        Fill(id="step/change", stream="compute", target=view, value=2.0),
+    )
+    after_it = (
+        Copy(id="step/restore", stream="compute", source=kept, target=view),
+        Free(id="step/free/spare", buffer=SPARE),
+    )
+    step = program.step
+    return [*step[:place], *before_it, step[place], *after_it, *step[place + 1 :]]
+
+
+WRONG: dict[str, Plant] = {
+    "zeroed by the step": zeroed("step/zero_again"),
+    "zeroed by the first": zeroed("step/forward/mb0/zero_again"),
+    "zeroed by the last": zeroed("step/forward/mb7/zero_again"),
+    "zeroed by the same": zeroed("step/backward/mb5/zero_again"),
+    "looked at": looked_at,
+    "sent late": sent_late,
+    "loaded twice": loaded_twice,
+    "loaded otherwise": loaded_otherwise,
+    "spoilt": spoilt,
+    "changed and restored": changed_and_restored,
+    "set once": set_once,
+    "left out": left_out,
+}
+
+
+def planted(plant: Plant, role: int) -> Schedule:
+    schedule, _ = made()
+    program = schedule.programs[role]
+    spare = Buffer(
+        name=SPARE,
+        pool="device",
+        elements=max(each.elements for each in program.buffers if each.kind is Kind.PARAMETER),
+        dtype=DType.BF16,
+        kind=Kind.WORKSPACE,
+        home="compute",
+    )
+    step = tuple(plant(program))
+    buffers = (*program.buffers, spare)
+    return with_program(schedule, replace(program, step=step, buffers=buffers))
+
+
+def numbered_backwards(schedule: Schedule) -> Schedule:
+    """The schedule in which the last micro-batch has the number 0, and runs last all the same."""
+
+    def name(found: re.Match[str]) -> str:
+        return f"/mb{MICRO_BATCHES - 1 - int(found.group(1))}/"
+
+    def of(path: str) -> str:
+        return re.sub(r"/mb(\d+)/", name, path)
+
+    def edge(each: Edge) -> Edge:
+        return of(each) if isinstance(each, str) else each
+
+    def numbered(operation: Operation) -> Operation:
+        found = replace(operation, id=of(operation.id))
+        if isinstance(found, Compute) and number_of(operation) >= 0:
+            found = replace(found, micro_batch=MICRO_BATCHES - 1 - found.micro_batch)
+        if isinstance(found, Free):
+            return replace(found, uses=tuple(map(of, found.uses)))
+        if isinstance(found, HostWait):
+            return replace(found, operation=edge(found.operation))
+        if isinstance(found, StreamOperation):
+            return replace(found, after=tuple(map(edge, found.after)))
+        return found
+
+    def program(each: Program) -> Program:
+        return replace(each, step=tuple(map(numbered, each.step)))
+
+    return replace(schedule, programs=tuple(map(program, schedule.programs)))
+
+
+@pytest.mark.parametrize("order", [lambda schedule: schedule, numbered_backwards])
+def test_a_schedule_of_two_stages_is_proved_by_two_micro_batches(
+    order: Callable[[Schedule], Schedule],
+) -> None:
+    schedule, model = order(made()[0]), made()[1]
+    found = fewer(schedule)
+    assert found is not None
+    assert found.training.micro_batches == 2
+    assert found.training.divisor == MICRO_BATCHES
+    names = {number_of(each) for program in found.schedule.programs for each in program.step}
+    assert names == {-1, 0, 1}
+    assert not values.shown(Context.of(schedule, model)).findings
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_only_some_micro_batches_do_is_found(name: str) -> None:
+    _, model = made()
+    first, second = planted(WRONG[name], 0), planted(WRONG[name], 0 if name == "sent late" else 1)
+    for schedule in (first, numbered_backwards(second)):
+        assert values.shown(Context.of(schedule, model)).findings
+
+
+def test_numbers_of_the_host_that_change_on_the_way_have_the_whole_run() -> None:
+    assert fewer(planted(counted, 0)) is None

@@ -1,0 +1,317 @@
+"""Schedules with fewer micro-batches, which stand for the whole one.
+
+Micro-batches share nothing but what all of them read and what they add to. So if some do on every
+rank what another one does, in other memory, and a schedule without these is the step of plain
+training on the others, then the whole one is the step of plain training on all. `docs/adr/0022` has
+the argument. `with_fewer` gives up where this cannot be said; then the whole schedule is run.
+"""
+
+import re
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import cast
+
+from zsim.proof.execution.grid import Grid, every
+from zsim.proof.execution.inferred_model import Training
+from zsim.proof.execution.micro_batch_list import ListReader, MicroBatchList, identity
+from zsim.proof.execution.repetition import IrregularError
+from zsim.schedule.operation import (
+    Allocate,
+    Communication,
+    Compute,
+    Copy,
+    Free,
+    Operation,
+    PointToPoint,
+    Send,
+    SetScalar,
+    Together,
+)
+from zsim.schedule.program import UncheckedSchedule
+from zsim.schedule.schedule import Buffer, Program, Schedule
+
+MICRO_BATCHES_MIN = 6
+"""Micro-batches from which on it is worth the search."""
+
+_NUMBERED = re.compile(r".*?/mb(\d+)/")
+"""How ids name a micro-batch. Which operations are whose is only a guess: all else is looked at."""
+
+OF_STEP = -1
+"""The number of operations of no micro-batch."""
+
+SPEAKS_TO_NOBODY = frozenset({Allocate, Free, Compute, Copy})
+"""Most of what no other rank takes part in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewerMicroBatches:
+    """A schedule with fewer micro-batches, and what it has to do."""
+
+    schedule: Schedule
+    training: Training
+
+
+def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | None:
+    """Return a schedule whose proof is one of `schedule`; None if none is known that is half."""
+    count = training.micro_batches
+    if count < MICRO_BATCHES_MIN or any(program.branches for program in schedule.programs):
+        return None
+    try:
+        parts = [_Part(program, count) for program in schedule.programs]
+        kept = _kept(parts, count)
+        removed = set(range(count)).difference(kept)
+        if len(removed) < len(kept):
+            return None
+        for part in parts:
+            part.need_apart(removed)
+        _need_same_order(schedule, parts)
+    except IrregularError:
+        return None
+    programs = tuple(part.without(removed) for part in parts)
+    return FewerMicroBatches(
+        schedule=_of(schedule, programs), training=replace(training, micro_batches=len(kept))
+    )
+
+
+def _kept(parts: Sequence["_Part"], count: int) -> list[int]:
+    """Return the first two of those that are alike on all ranks."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for micro_batch in range(count):
+        said = tuple([part.said[micro_batch] for part in parts])
+        alike.setdefault(said, []).append(micro_batch)
+    return sorted({number for each in alike.values() for number in each[:2]})
+
+
+def _need_same_order(schedule: Schedule, parts: Sequence["_Part"]) -> None:
+    """Check that what meets is of one micro-batch: messages of a route, collectives of a group.
+
+    Raises:
+        IrregularError: it is not, or it is not known.
+    """
+    grid = Grid(schedule, every(schedule))
+    by_role = {part.program.role: part for part in parts}
+    sent: dict[object, list[int]] = {}
+    received: dict[object, list[int]] = {}
+    met: list[dict[str, list[int]]] = []
+    for ranks in grid.classes:
+        own: dict[str, list[int]] = {}
+        for micro_batch, message in by_role[ranks.program.role].messages:
+            if isinstance(message, PointToPoint):
+                ends = sent if isinstance(message, Send) else received
+                ends.setdefault(grid.route(ranks, message), []).append(micro_batch)
+            else:
+                own.setdefault(message.group, []).append(micro_batch)
+        met.append(own)
+    if sent != received:
+        raise IrregularError
+    for ranks, own in zip(grid.classes, met, strict=True):
+        for name, numbers in own.items():
+            row = grid.row(ranks, schedule.group_by_name[name])
+            if any(met[other.index].get(name) != numbers for other in row):
+                raise IrregularError
+
+
+class _Part:
+    """The step of one role, micro-batch by micro-batch.
+
+    Attributes:
+        said: for each micro-batch what it says, as a number.
+        lists: what each says and touches.
+    """
+
+    def __init__(self, program: Program, count: int) -> None:
+        self.program = program
+        self._step = _singly(program.step)
+        self._numbers = [OF_STEP] * len(self._step)
+        self._places: list[list[int]] = [[] for _ in range(count)]
+        self._rest: list[int] = []
+        self._assign(count)
+        self._reader = ListReader(program)
+        self.lists: list[MicroBatchList] = []
+        self.said: list[int] = []
+        by_identity: dict[object, MicroBatchList] = {}
+        by_said: dict[object, int] = {}
+        for micro_batch in range(count):
+            operations = self._of(micro_batch)
+            key = identity(operations, micro_batch)
+            found = by_identity.get(key)
+            if found is None:
+                found = by_identity[key] = self._reader.read(operations, micro_batch)
+            self.lists.append(found)
+            self.said.append(by_said.setdefault(found.said, len(by_said)))
+
+    def _of(self, micro_batch: int) -> list[Operation]:
+        step = self._step
+        return [step[place] for place in self._places[micro_batch]]
+
+    def _assign(self, count: int) -> None:
+        """Assign operations to micro-batches, by their ids.
+
+        Raises:
+            IrregularError: there are other micro-batches.
+        """
+        before, number, places = "/", OF_STEP, self._rest
+        for place, operation in enumerate(self._step):
+            name = operation.id
+            if not name.startswith(before):
+                found = _NUMBERED.match(name)
+                if found is None:
+                    self._rest.append(place)
+                    continue
+                before, number = found.group(), int(found.group(1))
+                if number >= count:
+                    raise IrregularError
+                places = self._places[number]
+            self._numbers[place] = number
+            places.append(place)
+
+    @cached_property
+    def messages(self) -> list[tuple[int, Communication]]:
+        """Communication of the step in order, with the micro-batch that it is of."""
+        return [
+            (number, each)
+            for number, each in zip(self._numbers, self._step, strict=True)
+            if type(each) not in SPEAKS_TO_NOBODY and isinstance(each, Communication)
+        ]
+
+    def need_apart(self, removed: Set[int]) -> None:
+        """Check that nothing sees which of the `removed` micro-batches are there, but sums.
+
+        Raises:
+            IrregularError: something may.
+        """
+        every = range(len(self.lists))
+        gone = _distinct([self.lists[number] for number in removed])
+        stay = _distinct([self.lists[number] for number in every if number not in removed])
+        if any(each.changed or not each.is_plain for each in gone):
+            raise IrregularError
+        said = {self.said[number] for number in removed}
+        alike = [number for number in every if self.said[number] in said]
+        first = min([places[0] for places in self._places if places], default=0)
+        last = max([self._places[n][-1] for n in alike if self._places[n]], default=0)
+        beside = self._touched([place for place in self._rest if first < place < last])
+        own, read, added = (set[str]().union(*sets) for sets in zip(*map(_sets, gone), strict=True))
+        touched = beside.union(*[each.foreign for each in (*gone, *stay)])
+        changed = beside.union(added, *[each.added | each.changed for each in stay])
+        if not (own.isdisjoint(touched) and read.isdisjoint(changed) and added.isdisjoint(beside)):
+            raise IrregularError
+        for number in set(every).difference(removed):
+            each = self.lists[number]
+            seen = added & (each.own | each.read | each.changed)
+            if seen:
+                self._need_outside(number, seen, alike)
+
+    def _touched(self, places: Sequence[int]) -> set[str]:
+        """Return the buffers that operations of the step touch, take or give back.
+
+        Raises:
+            IrregularError: a number of the host changes.
+        """
+        found: set[str] = set()
+        for operation in [self._step[place] for place in places]:
+            if isinstance(operation, SetScalar):
+                raise IrregularError
+            found |= self._names(operation)
+        return found
+
+    def _names(self, operation: Operation) -> Set[str]:
+        if isinstance(operation, Allocate | Free):
+            return {operation.buffer}
+        read, written = self._reader.names(operation)
+        return read | written
+
+    def _need_outside(self, number: int, buffers: Set[str], alike: Sequence[int]) -> None:
+        """Check that a micro-batch does more than add to sums before or after others `alike` add.
+
+        Raises:
+            IrregularError: it sees a part of a sum.
+        """
+        step = self._step
+        sums: dict[str, list[int]] = {name: [] for name in buffers}
+        for other in alike:
+            for place in self._places[other]:
+                operation = step[place]
+                if type(operation) is Copy and operation.target.buffer in buffers:
+                    sums[operation.target.buffer].append(place)
+        for place in self._places[number]:
+            operation = step[place]
+            adds = isinstance(operation, Copy) and operation.accumulate
+            seen = self._reader.names(operation)[0] if adds else self._names(operation)
+            for name in seen & buffers:
+                if min(sums[name]) < place < max(sums[name]):
+                    raise IrregularError
+
+    def without(self, removed: Set[int]) -> Program:
+        """Return the program without some micro-batches; the others are numbered anew."""
+        stay = [number for number in range(len(self.lists)) if number not in removed]
+        numbers = {number: place for place, number in enumerate(stay)}
+        gone = set[str]().union(*[self.lists[number].own for number in removed])
+        for each in _distinct([self.lists[number] for number in stay]):
+            gone -= each.own | each.foreign
+        step: list[Operation] = []
+        for place in sorted(chain(self._rest, *[self._places[number] for number in stay])):
+            operation = self._step[place]
+            if self._numbers[place] == OF_STEP:
+                gone -= self._names(operation)
+            elif isinstance(operation, Compute):
+                other = numbers.get(operation.micro_batch, operation.micro_batch)
+                operation = replace(operation, micro_batch=other)
+            step.append(operation)
+        for operation in self.program.setup:
+            gone -= self._names(operation)
+        left = [each for each in self.program.buffers if each.name not in gone]
+        return Program(
+            role=self.program.role,
+            buffers=tuple([each if each.course is None else _alone(each) for each in left]),
+            persistent=self.program.persistent,
+            setup=self.program.setup,
+            step=tuple(step),
+        )
+
+
+def _singly(operations: Sequence[Operation]) -> Sequence[Operation]:
+    """Return operations that are issued as one each for itself: what is sent leaves first."""
+    if Together not in set(map(type, operations)):
+        return operations
+    found: list[Operation] = []
+    for operation in operations:
+        if type(operation) is Together:
+            found += sorted(operation.members, key=lambda each: not isinstance(each, Send))
+        else:
+            found.append(operation)
+    return found
+
+
+def _alone(buffer: Buffer) -> Buffer:
+    """Return a buffer without tensors of others, which may be left out."""
+    return replace(buffer, course=None)
+
+
+def _sets(each: MicroBatchList) -> tuple[set[str], set[str], set[str]]:
+    return each.own, each.read, each.added
+
+
+def _distinct(lists: Sequence[MicroBatchList]) -> list[MicroBatchList]:
+    """Return each list once."""
+    return list({id(each): each for each in lists}.values())
+
+
+def _of(schedule: Schedule, programs: tuple[Program, ...]) -> Schedule:
+    """Return `schedule` with other programs. Edges to what is left out lead nowhere."""
+    made = UncheckedSchedule(
+        name=schedule.name,
+        mesh=schedule.mesh,
+        roles=schedule.roles,
+        groups=schedule.groups,
+        streams=schedule.streams,
+        host_threads=schedule.host_threads,
+        pools=schedule.pools,
+        layouts=schedule.layouts,
+        scalars=schedule.scalars,
+        generators=schedule.generators,
+        programs=programs,
+        contract=schedule.contract,
+    )
+    return cast(Schedule, made)
