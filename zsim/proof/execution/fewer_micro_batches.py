@@ -7,7 +7,7 @@ the argument. `with_fewer` gives up where this cannot be said; then the whole sc
 """
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -124,10 +124,12 @@ class _Part:
     def __init__(self, program: Program, count: int) -> None:
         self.program = program
         self._step = _singly(program.step)
-        self._numbers = [OF_STEP] * len(self._step)
-        self._places: list[list[int]] = [[] for _ in range(count)]
-        self._rest: list[int] = []
-        self._assign(count)
+        self._stretches = list(_stretches(self._step))
+        self._places: dict[int, list[range]] = {number: [] for number in (OF_STEP, *range(count))}
+        for number, places in self._stretches:
+            if number not in self._places:
+                raise IrregularError
+            self._places[number].append(places)
         self._reader = ListReader(program)
         self.lists: list[MicroBatchList] = []
         self.said: list[int] = []
@@ -143,36 +145,16 @@ class _Part:
             self.said.append(by_said.setdefault(found.said, len(by_said)))
 
     def _of(self, micro_batch: int) -> list[Operation]:
-        step = self._step
-        return [step[place] for place in self._places[micro_batch]]
-
-    def _assign(self, count: int) -> None:
-        """Assign operations to micro-batches, by their ids.
-
-        Raises:
-            IrregularError: there are other micro-batches.
-        """
-        before, number, places = "/", OF_STEP, self._rest
-        for place, operation in enumerate(self._step):
-            name = operation.id
-            if not name.startswith(before):
-                found = _NUMBERED.match(name)
-                if found is None:
-                    self._rest.append(place)
-                    continue
-                before, number = found.group(), int(found.group(1))
-                if number >= count:
-                    raise IrregularError
-                places = self._places[number]
-            self._numbers[place] = number
-            places.append(place)
+        parts = self._places[micro_batch]
+        return [each for part in parts for each in self._step[part.start : part.stop]]
 
     @cached_property
     def messages(self) -> list[tuple[int, Communication]]:
         """Communication of the step in order, with the micro-batch that it is of."""
         return [
             (number, each)
-            for number, each in zip(self._numbers, self._step, strict=True)
+            for number, places in self._stretches
+            for each in self._step[places.start : places.stop]
             if type(each) not in SPEAKS_TO_NOBODY and isinstance(each, Communication)
         ]
 
@@ -189,9 +171,12 @@ class _Part:
             raise IrregularError
         said = {self.said[number] for number in removed}
         alike = [number for number in every if self.said[number] in said]
-        first = min([places[0] for places in self._places if places], default=0)
-        last = max([self._places[n][-1] for n in alike if self._places[n]], default=0)
-        beside = self._touched([place for place in self._rest if first < place < last])
+        firsts = [places.start for number, places in self._stretches if number != OF_STEP]
+        lasts = [places.stop for number, places in self._stretches if number in alike]
+        first, last = min(firsts, default=0), max(lasts, default=0)
+        beside = self._touched(
+            [n for each in self._places[OF_STEP] for n in each if first < n < last]
+        )
         own, read, added = (set[str]().union(*sets) for sets in zip(*map(_sets, gone), strict=True))
         touched = beside.union(*[each.foreign for each in (*gone, *stay)])
         changed = beside.union(added, *[each.added | each.changed for each in stay])
@@ -231,11 +216,11 @@ class _Part:
         step = self._step
         sums: dict[str, list[int]] = {name: [] for name in buffers}
         for other in alike:
-            for place in self._places[other]:
+            for place in chain(*self._places[other]):
                 operation = step[place]
                 if type(operation) is Copy and operation.target.buffer in buffers:
                     sums[operation.target.buffer].append(place)
-        for place in self._places[number]:
+        for place in chain(*self._places[number]):
             operation = step[place]
             adds = isinstance(operation, Copy) and operation.accumulate
             seen = self._reader.names(operation)[0] if adds else self._names(operation)
@@ -251,14 +236,18 @@ class _Part:
         for each in _distinct([self.lists[number] for number in stay]):
             gone -= each.own | each.foreign
         step: list[Operation] = []
-        for place in sorted(chain(self._rest, *[self._places[number] for number in stay])):
-            operation = self._step[place]
-            if self._numbers[place] == OF_STEP:
-                gone -= self._names(operation)
-            elif isinstance(operation, Compute):
-                other = numbers.get(operation.micro_batch, operation.micro_batch)
-                operation = replace(operation, micro_batch=other)
-            step.append(operation)
+        for number, places in self._stretches:
+            for operation in (
+                self._step[places.start : places.stop] if number not in removed else ()
+            ):
+                if number == OF_STEP:
+                    gone -= self._names(operation)
+                    step.append(operation)
+                elif isinstance(operation, Compute):
+                    other = numbers.get(operation.micro_batch, operation.micro_batch)
+                    step.append(replace(operation, micro_batch=other))
+                else:
+                    step.append(operation)
         for operation in self.program.setup:
             gone -= self._names(operation)
         left = [each for each in self.program.buffers if each.name not in gone]
@@ -269,6 +258,22 @@ class _Part:
             setup=self.program.setup,
             step=tuple(step),
         )
+
+
+def _stretches(step: Sequence[Operation]) -> Iterator[tuple[int, range]]:
+    """Yield which operations are of which micro-batch, as their ids say, in order."""
+    before, number, start = "/", OF_STEP, 0
+    for place, operation in enumerate(step):
+        name = operation.id
+        if name.startswith(before):
+            continue
+        found = _NUMBERED.match(name)
+        other = OF_STEP if found is None else int(found.group(1))
+        before = name if found is None else found.group()
+        if other != number:
+            yield number, range(start, place)
+            number, start = other, place
+    yield number, range(start, len(step))
 
 
 def _singly(operations: Sequence[Operation]) -> Sequence[Operation]:
