@@ -59,7 +59,7 @@ def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | No
     if count < MICRO_BATCHES_MIN or any(program.branches for program in schedule.programs):
         return None
     try:
-        parts = [_Part(program, count) for program in schedule.programs]
+        parts = [_RoleStep(program, count) for program in schedule.programs]
         kept = _kept(parts, count)
         removed = set(range(count)).difference(kept)
         if len(removed) < len(kept):
@@ -75,7 +75,7 @@ def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | No
     )
 
 
-def _kept(parts: Sequence["_Part"], count: int) -> list[int]:
+def _kept(parts: Sequence["_RoleStep"], count: int) -> list[int]:
     """Return the first two of those that are alike on all ranks."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for micro_batch in range(count):
@@ -84,7 +84,7 @@ def _kept(parts: Sequence["_Part"], count: int) -> list[int]:
     return sorted({number for each in alike.values() for number in each[:2]})
 
 
-def _need_same_order(schedule: Schedule, parts: Sequence["_Part"]) -> None:
+def _need_same_order(schedule: Schedule, parts: Sequence["_RoleStep"]) -> None:
     """Check that what meets is of one micro-batch: messages of a route, collectives of a group.
 
     Raises:
@@ -113,7 +113,7 @@ def _need_same_order(schedule: Schedule, parts: Sequence["_Part"]) -> None:
                 raise IrregularError
 
 
-class _Part:
+class _RoleStep:
     """The step of one role, micro-batch by micro-batch.
 
     Attributes:
