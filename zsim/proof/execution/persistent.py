@@ -323,9 +323,9 @@ class Persistent:
         for ranks, places in zip(self.grid.classes, layout, strict=True):
             parts = self._part_of(ranks)[..., np.newaxis]
             for name, kinds in places.items():
-                for kind in range(PARAMETER, MOMENT + most):
-                    here = kinds == kind
-                    if here.any():
+                for kind in set(kinds.ravel().tolist()):
+                    if PARAMETER <= kind < MOMENT + most:
+                        here = kinds == kind
                         shape = np.broadcast_shapes(here.shape, parts.shape)
                         pieces = np.where(here, self.moves.pieces(ranks, name), NOTHING)
                         flat = np.broadcast_to(pieces, shape).ravel()
