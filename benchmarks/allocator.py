@@ -19,9 +19,10 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 TARGET_PAIRS_PER_S = 300_000

@@ -12,9 +12,13 @@ lasts to the end, and each look at it takes a third of a second, 3 of 9 s while 
 
 torch has one thread here, as ranks have: two test processes have two cores, on which threads that
 share a product of 8 by 8 wait for each other (50 times as long for a plain loop of four ranks).
+
+A shell starts what is to run behind it, or under nohup, with interrupts ignored, and children
+inherit that; tests that interrupt theirs take it back first.
 """
 
 import gc
+import signal
 import sys
 from multiprocessing import forkserver
 
@@ -32,6 +36,9 @@ RANKS_LOAD = (
 )
 
 gc.disable()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -249,16 +249,16 @@ class SimBackend:
         large = too_large(job, apart=apart)
         if large is not None:
             raise RefusedError(large)
-        if job.schedule.mesh.size > job.cluster.ranks:
-            raise RefusedError(
-                f"cluster.nodes: {job.cluster.nodes} nodes have {job.cluster.ranks} GPUs, "
-                f"{job.schedule.mesh.size} ranks need as many"
-            )
-        kept, gpu = self._lowered, job.cluster.gpu
+        cluster, ranks = job.cluster, job.schedule.mesh.size
+        if ranks > cluster.ranks:
+            least, gpus = -(-ranks // cluster.gpus_per_node), cluster.gpus_per_node
+            told = f"{cluster.nodes} must be at least {least} for {ranks} ranks"
+            raise RefusedError(f"cluster.nodes: {told}, with gpus_per_node = {gpus}")
+        kept, gpu = self._lowered, cluster.gpu
         if kept is None or kept.schedule is not job.schedule or kept.gpu != gpu:
             programs, worst = self._courses(job, asks=False), WorstCases(self.overflow_steps)
             kept = LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
-        kept.used.need_hosts(job.cluster)
+        kept.used.need_hosts(cluster)
         self._lowered = kept
         return kept
 

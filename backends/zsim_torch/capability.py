@@ -17,6 +17,7 @@ from zsim.proof.context import Context
 from zsim.schedule.operation import (
     OF_SEGMENTS,
     Compute,
+    Copy,
     Operation,
     PointToPoint,
     Read,
@@ -25,7 +26,7 @@ from zsim.schedule.operation import (
     Write,
     walk,
 )
-from zsim.schedule.schedule import Place, Program, Schedule
+from zsim.schedule.schedule import Kind, Place, Program, Schedule
 from zsim.units import format_bytes
 from zsim_torch.execute.host_memory import file_bytes_needed
 from zsim_torch.execute.host_workers import worker_streams
@@ -38,7 +39,7 @@ def of_schedule(schedule: Schedule) -> str | None:
     """Why no torch backend can execute `schedule`, or None."""
     for program in schedule.programs:
         for operation in chain(walk(program.setup), walk(program.step)):
-            reason = _of_operation(operation)
+            reason = _of_operation(operation) or _of_saved(operation, program)
             if reason is not None:
                 return reason
     if all(pool.place is Place.DEVICE for pool in schedule.pools) and not schedule.host_threads:
@@ -127,6 +128,16 @@ def _of_operation(operation: Operation) -> str | None:
                 f"{member.id}: adds up in {member.accumulate}; the torch backend adds up in the "
                 f"wire format, here {member.wire}"
             )
+    return None
+
+
+def _of_saved(operation: Operation, program: Program) -> str | None:
+    """Why `operation` cannot move what a segment saved, or None: autograd keeps it in its graph."""
+    if not isinstance(operation, Copy):
+        return None
+    source = program.by_name[operation.source.buffer]
+    if source.kind is Kind.SAVED and source.produced:
+        return f"{operation.id}: copies what a segment saves for backward, which is simulated only"
     return None
 
 

@@ -27,6 +27,9 @@ FIRST_BUCKET_BYTES: Final = 2**20
 BUCKET_BYTES: Final = 25 * 2**20
 """DistributedDataParallel's default of `bucket_cap_mb` (torch 2.13), in bytes."""
 
+LEAST_BUCKET_BYTES: Final = 2**19
+"""Of stage 2: with Gloo on two cores, smaller buckets make steps longer (`benchmarks.real`)."""
+
 
 class HasStrategy(Protocol):
     """A scenario: `zsim.load` returns one."""
@@ -71,7 +74,7 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
             raise RefusedError("optimizer: the schedule has its rules; give a strategy instead")
         return source, {}, {}, None
     need_trained(module)
-    strategy, rates = with_optimizer(with_buckets(_strategy_of(source)), module, optimizer)
+    strategy, rates = with_optimizer(_strategy_of(source), module, optimizer)
     if batch is None:
         raise RefusedError("batch: missing; a micro-batch is needed to measure units on")
     if not isinstance(units, PlannedModule):
@@ -84,25 +87,37 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
             "units=..."
         )
     model = describe_planned(units)
-    return make_schedule(model, strategy), rates, {}, model
+    return make_schedule(model, with_buckets(strategy, model)), rates, {}, model
 
 
-def with_buckets(strategy: Strategy) -> Strategy:
+def with_buckets(strategy: Strategy, model: Model) -> Strategy:
     """Return `strategy` with buckets that are reduced while backward goes on, if it names none.
 
-    They are of DistributedDataParallel's sizes. Stage 3 keeps its own, one for each unit, as FSDP2
-    has them, and an emulated runtime those that it has.
+    They are of DistributedDataParallel's sizes; in stage 2, where a bucket is all that a rank holds
+    of gradients which others own, not larger than the largest unit, but for the smallest models.
+    Stage 3 keeps its own, one for each unit, as FSDP2 has them, and an emulated runtime those that
+    it has.
     """
     zero = strategy.zero
     named = zero.model_fields_set & {"bucket_elements", "first_bucket_elements", "fused_buffers"}
     if named or zero.stage == 3 or zero.emulate is not None:
         return strategy
     size = strategy.train.precision.compute.size_bytes
+    most = BUCKET_BYTES // size
+    if zero.stage == 2:
+        most = min(most, max(_largest_unit(model), LEAST_BUCKET_BYTES // size))
     return strategy.but(
         {
-            "zero.first_bucket_elements": FIRST_BUCKET_BYTES // size,
-            "zero.bucket_elements": BUCKET_BYTES // size,
+            "zero.first_bucket_elements": min(FIRST_BUCKET_BYTES // size, most),
+            "zero.bucket_elements": most,
         }
+    )
+
+
+def _largest_unit(model: Model) -> int:
+    """Return the most elements that a unit trains."""
+    return max(
+        sum(each.elements for each in unit.parameters if not each.frozen) for unit in model.modules
     )
 
 
@@ -179,7 +194,7 @@ def _schedule_for(
     precision = strategy.train.precision
     with noted_input_shapes(resolve(module, units)) as shapes:
         model = describe(module, units, batch, precision=precision, reads=reads)
-    return make_schedule(model, strategy), shapes, model
+    return make_schedule(model, with_buckets(strategy, model)), shapes, model
 
 
 def _need_uncut(strategy: Strategy) -> None:

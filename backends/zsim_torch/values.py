@@ -159,7 +159,14 @@ class TorchValues:
             case Action.BACKWARD | Action.BACKWARD_INPUT | Action.BACKWARD_WEIGHT:
                 with self._absence:
                     made = self._backward(compute, of, seat)
-            case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
+            case (
+                Action.UPDATE
+                | Action.NORM
+                | Action.UNSCALE
+                | Action.CLIP
+                | Action.FINITE
+                | Action.AMAX
+            ):
                 made = _optimized(compute, of, scalars)
             case _:
                 assert_never(compute.action)
@@ -303,6 +310,10 @@ def _optimized(
             target = of[Role.OUTPUT][0].clone()
             is_norm = compute.action is Action.NORM
             (optimizer.sum_of_squares if is_norm else optimizer.is_finite)(gradients, target)
+            return {Role.OUTPUT: [target]}
+        case Action.AMAX:
+            target = of[Role.OUTPUT][0].clone()
+            optimizer.largest_magnitudes([*of[Role.PARAMETER], *of[Role.INPUT]], target)
             return {Role.OUTPUT: [target]}
         case Action.UNSCALE:
             optimizer.unscale(gradients, scale)

@@ -12,8 +12,9 @@ from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Strategy, Zero
+from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend

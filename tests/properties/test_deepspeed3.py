@@ -14,8 +14,9 @@ from zsim.model.model import Model, Parameter, Segment, Unit, Value
 from zsim.proof import check
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des import SimBackend
 
@@ -43,7 +44,6 @@ def options(draw: st.DrawFn, data: int) -> DeepSpeed:
 def jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model, trained by DeepSpeed's stage 3."""
     drawn = draw(zero_strategies())
-    assume(drawn.train.precision is not Precision.PURE_BF16)  # is refused
     strategy = Strategy(
         parallel=Parallel(data=drawn.parallel.data, tensor=drawn.parallel.tensor),
         zero=Zero(stage=3, emulate=draw(options(drawn.parallel.data))),

@@ -19,10 +19,11 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Axis, Joined, Mesh, Span
 from zsim.schedule.operation import Action, FreeMode, Previous, Role
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule, WireBytes
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import LARGEST
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim.strategy.zero_knobs import Keep
 

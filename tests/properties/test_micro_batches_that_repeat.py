@@ -23,8 +23,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule import program, validate
 from zsim.schedule.access import touching
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 GATHERS = "fsdp2, one stage"

@@ -14,9 +14,10 @@ from zsim.proof.context import Context
 from zsim.proof.execution.shortening import shortened
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule, ScheduleError
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 HOST, NVME = MemoryTier.HOST, MemoryTier.NVME

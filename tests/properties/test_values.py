@@ -3,7 +3,7 @@
 import pytest
 from drawn import chains, jobs, models, zero_strategies
 from drawn_timings import DrawnTiming, timings
-from emulated_strategies import EMULATED, OFFLOADED
+from emulated_strategies import CHECKPOINTED, EMULATED, OFFLOADED
 from emulated_strategies import strategy as emulating
 from exact_training import STEPS, trained, trains
 from hypothesis import assume, given, settings
@@ -14,9 +14,10 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
 
@@ -107,7 +108,21 @@ def test_every_emulated_offload_trains_it_too(
         trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
 
 
-def drawn_of(named: tuple[int, RuntimeOptions], data: st.DataObject) -> Strategy:
+@pytest.mark.parametrize("name", CHECKPOINTED)
+@settings(max_examples=2)
+@given(data=st.data(), timing=timings(), overflow_steps=overflows)
+def test_checkpoints_on_the_host_train_it_too(
+    name: str, data: st.DataObject, timing: DrawnTiming, overflow_steps: frozenset[int]
+) -> None:
+    strategy = drawn_of(CHECKPOINTED[name], data, (Checkpointing.FULL,))
+    trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
+
+
+def drawn_of(
+    named: tuple[int, RuntimeOptions],
+    data: st.DataObject,
+    among: tuple[Checkpointing, ...] = (Checkpointing.NONE, Checkpointing.FULL),
+) -> Strategy:
     """A strategy that emulates a runtime, on up to four ranks and two replicas."""
     strategy = emulating(
         named,
@@ -116,7 +131,7 @@ def drawn_of(named: tuple[int, RuntimeOptions], data: st.DataObject) -> Strategy
         micro_batches=data.draw(st.integers(1, 3)),
         precision=data.draw(st.sampled_from([Precision.FP32, Precision.BF16, Precision.FP16])),
         clip_norm=data.draw(st.sampled_from([None, 1.0])),
-        checkpointing=data.draw(st.sampled_from([Checkpointing.NONE, Checkpointing.FULL])),
+        checkpointing=data.draw(st.sampled_from(among)),
     )
     assume(strategy is not None)
     assert strategy is not None

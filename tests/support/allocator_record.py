@@ -24,8 +24,9 @@ from zsim.memory.settings import AllocatorSettings
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "caching_allocator.json"

@@ -2,7 +2,7 @@
 
 A run is judged by a plain loop in poison mode, where what flies has no numbers, and what it reads
 must not change; then by witnesses, which see memory and collectives that the executor does not tell
-of. A mutant is planted on every rank.
+of. A mutant is planted on every rank. Those that nobody watches are judged by a plain loop alone.
 """
 
 from collections.abc import Generator, Sequence
@@ -20,6 +20,7 @@ from executor_mutant import (
     RANKS_1,
     RANKS_2,
     RANKS_3,
+    RANKS_ALONE,
     RANKS_DEFERRED,
     RANKS_RESERVED,
     SHARED,
@@ -67,6 +68,9 @@ RUNS: dict[str, AxesCase] = {
         name: AxesCase(SMALL_LLAMA, on(PLAIN, data=2, stage=stage, bucket_elements=200))
         for stage, name in ((1, RANKS_1), (2, RANKS_2), (3, RANKS_3), (3, RANKS_RESERVED))
     },
+    RANKS_ALONE: AxesCase(
+        SMALL_LLAMA, on(PLAIN, data=2, stage=2, bucket_elements=200), steps=4, observe=False
+    ),
     RANKS_DEFERRED: AxesCase(
         SMALL_LLAMA,
         on(PLAIN, data=2, stage=3, emulate=FSDP1()).but({"train.precision": Precision.FP32}),
@@ -126,7 +130,8 @@ class CourtOfRanks:
         """Return what is wrong in a run, and the mutants whose changes a rank came to."""
         with TemporaryDirectory() as name:
             folder = Path(name)
-            planted = Planted(folder, mutants, unchanged, run == RANKS_RESERVED)
+            reserved = run in (RANKS_RESERVED, RANKS_ALONE)
+            planted = Planted(folder, mutants, unchanged, reserved)
             if mutants and not unchanged and run not in self._live and run != FLYING:
                 self.verdict(run)
             found = self._judged(run, planted)
@@ -139,6 +144,8 @@ class CourtOfRanks:
                 return "" if left == (LEFT,) * RANKS else f"values: {left}"
             case = RUNS[run]
             pool = self._pool(case.strategy.ranks)
+            if run == RANKS_ALONE:
+                return by_values(case, pool.run(by_rank_with, case, planted))
             results = pool.run(by_rank_with, replace(case, poison=True), planted)
             if found := by_values(case, results):
                 return found

@@ -11,11 +11,12 @@ from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.model.transformer import transformer
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.megatron.options import Megatron
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import Execution
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, Keep
 

@@ -14,11 +14,12 @@ from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrateg
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import Execution
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 FORMATS = st.sampled_from([None, DType.FP32])
@@ -150,7 +151,13 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
         runtime = runtime.but(reshard_after_forward=True)
     checkpointing, tensor = draw(st.sampled_from(Checkpointing)), draw(st.integers(1, 2))
-    may_skip = checkpointing is Checkpointing.FULL and runtime.checkpoints_every_nth
+    full = checkpointing is Checkpointing.FULL
+    if full and runtime.checkpoint_option is not None and draw(st.booleans()):
+        moves = {runtime.checkpoint_option: True}
+        if isinstance(runtime, DeepSpeed):
+            moves["checkpoint_stream"] = draw(st.booleans())
+        runtime = runtime.but(**moves)
+    may_skip = full and runtime.checkpoints_every_nth
     strategy = Strategy(
         parallel=Parallel(
             data=data,

@@ -6,10 +6,11 @@ from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrateg
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 Named = dict[str, tuple[int, RuntimeOptions]]
@@ -226,6 +227,51 @@ OFFLOADED: Named = {
     **DEEPSPEED_OFFLOADED,
 }
 """Those that keep states in the memory of the host, or on drives."""
+
+CHECKPOINTED: Named = {
+    "fsdp1, checkpoints on the host": (3, FSDP1(offload_wrapper=True)),
+    "fsdp2, checkpoints on the host": (3, FSDP2(offload_wrapper=True)),
+    "fsdp2, checkpoints and shards on the host": (
+        3,
+        FSDP2(offload_wrapper=True, offload_policy=OffloadPolicy.CPU),
+    ),
+    "deepspeed 1, checkpoints on the host": (
+        1,
+        DeepSpeed(reduce_bucket_size=60, cpu_checkpointing=True),
+    ),
+    "deepspeed 2, checkpoints on the host, overlapped, on their stream": (
+        2,
+        DeepSpeed(
+            reduce_bucket_size=60,
+            overlap_comm=True,
+            cpu_checkpointing=True,
+            checkpoint_stream=True,
+        ),
+    ),
+    "deepspeed 3, checkpoints on the host": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=50,
+            sub_group_size=20,
+            stage3_prefetch_bucket_size=40,
+            stage3_max_reuse_distance=30,
+            stage3_param_persistence_threshold=6,
+            cpu_checkpointing=True,
+        ),
+    ),
+    "deepspeed 3, checkpoints and optimizer on the host, on their stream": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=50,
+            sub_group_size=20,
+            stage3_param_persistence_threshold=6,
+            cpu_checkpointing=True,
+            checkpoint_stream=True,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+        ),
+    ),
+}
+"""Those that keep checkpoints in the memory of the host; blocks are run again."""
 
 EMULATED: Named = {
     **DEEPSPEED_OPTIONS,

@@ -2,7 +2,8 @@
 
 A run on the pretended device (its code for CUDA) is judged by the recording: hazards of streams and
 of the allocator, collectives as the schedule has them, and no memory left by a step but what is
-persistent. A run on the CPU is judged by a plain loop, in poison mode, with storages observed.
+persistent. A run on the CPU is judged by a plain loop, in poison mode, with storages observed; that
+of a trainer that nobody watches by a plain loop and by storages that live.
 """
 
 import gc
@@ -22,9 +23,11 @@ from crossed_streams import crossed
 from executor_jobs import job
 from executor_mutant import (
     ADDING,
+    ALONE,
     CROSSED,
     DROPPED,
     LENT,
+    MOVED,
     NVME,
     PINNED,
     PLAIN,
@@ -38,6 +41,7 @@ from shared_gradients import by_adding
 from tiny_training import BOUND, Case, Middle, by_plain_loop, by_schedule, distance
 from torch import nn
 from torch.nn import functional
+from unwatched_training import by_trainer, moving, scheduled
 
 from zsim.schedule.operation import (
     AllGather,
@@ -58,9 +62,10 @@ from zsim.schedule.operation import (
     walk,
 )
 from zsim.schedule.schedule import Place, Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.host_memory import HostPools
@@ -180,6 +185,8 @@ def _judged(run: str) -> Judged:
         trained, streams = CASES[run]
         found = [by_values(trained, each, FORWARD.get(run)) for each in streams]
         return next((each for each in found if each.found), found[0])
+    if run in (ALONE, MOVED):
+        return Judged(*by_trainer(scheduled if run == ALONE else moving))
     if run == ADDING:
         return Judged(by_adding())
     if run == PINNED:

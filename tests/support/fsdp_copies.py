@@ -1,4 +1,4 @@
-"""Operations of PyTorch's FSDP2 with CPUOffloadPolicy: collectives, copies to the host and back.
+"""Operations of PyTorch's FSDP2 that offloads: collectives, copies to the host and back.
 
 Recorded on the pretended device of `zsim record`, since on a CPU no copy crosses anything.
 """
@@ -9,11 +9,16 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from fully_sharded import KINDS, leaves, tell
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+    offload_wrapper,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
+    OffloadPolicy,
     fully_shard,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -89,7 +94,10 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
 
 
 def recorded(shape: GPT, strategy: Strategy) -> list[Issued]:
-    """Return what rank 0 issues in the second step of a GPT with each block sharded alone."""
+    """Return what rank 0 issues in the second step of a GPT with each block sharded alone.
+
+    Shards are offloaded, or what blocks are given that are run again.
+    """
     options, precision = strategy.options(FSDP2), strategy.train.precision
     with recording(world=strategy.parallel.data):
         torch.distributed.init_process_group("nccl")
@@ -98,12 +106,16 @@ def recorded(shape: GPT, strategy: Strategy) -> list[Issued]:
             param_dtype=TORCH_DTYPE[precision.compute] if precision.has_master else None,
             cast_forward_inputs=False,
         )
-        offload = CPUOffloadPolicy(pin_memory=options.pin_memory)
-        with torch.device("cpu"):
+        on_host = CPUOffloadPolicy(pin_memory=options.pin_memory)
+        offload = on_host if options.on_host else OffloadPolicy()
+        with torch.device("cpu" if options.on_host else "zsim"):
             module = transformer(shape)
         for name in module.units:
             if name.startswith("block"):
                 block = module.get_submodule(name)
+                if options.offload_wrapper:
+                    block = offload_wrapper(checkpoint_wrapper(block, preserve_rng_state=False))
+                    setattr(module, name, block)
                 fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload)
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
         root = cast("FSDPModule", module)

@@ -19,9 +19,10 @@ from zsim.cluster.files import Part
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_null import NullBackend
 

@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, rate_of
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.module.description import describe

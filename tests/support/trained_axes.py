@@ -18,10 +18,11 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import ContextExchange
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, trained_on_rank
@@ -116,6 +117,7 @@ class AxesCase:
     steps: int = 2
     poison: bool = False
     witness: bool = False
+    observe: bool = True
 
     def job(self) -> Job:
         strategy, shape = self.strategy, self.shape
@@ -164,7 +166,14 @@ def by_ranks(cases: list[AxesCase]) -> list[RankResult]:
 def by_rank(case: AxesCase) -> RankResult:
     """Train a case on this rank."""
     job = case.job()
-    work = Assignment(job=job, seed=SEED, data=None, poison=case.poison, witness=case.witness)
+    work = Assignment(
+        job=job,
+        seed=SEED,
+        data=None,
+        poison=case.poison,
+        witness=case.witness,
+        observe=case.observe,
+    )
     trained = trained_on_rank(work)
     place = place_of(job.schedule)
     return RankResult(place, trained.full_parameters(), trained.losses, trained.trace)

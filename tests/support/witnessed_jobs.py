@@ -14,8 +14,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Reduction
 from zsim.schedule.schedule import Kind, Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 
 RANKS = 2

@@ -34,6 +34,7 @@ ACTIONS = {
     Action.UNSCALE: "norm, unscale, clip",
     Action.CLIP: "norm, unscale, clip",
     Action.FINITE: "norm, unscale, clip",
+    Action.AMAX: "scales",
 }
 
 

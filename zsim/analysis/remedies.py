@@ -13,9 +13,10 @@ from zsim.model.architecture import Attention
 from zsim.model.model import Model
 from zsim.scenario.tables import Scenario
 from zsim.schedule.schedule import Discipline
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import STAGES, Checkpointing, Strategy
+from zsim.strategy.strategy import STAGES, Strategy
 from zsim.strategy.zero_knobs import FusedBuffers, Keep
 
 SMALL_BUCKET = 50_000_000
@@ -182,15 +183,20 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
     if strategy.parallel.tensor > 1 and not strategy.activations.partition:
         full = (*full, "activations.partition=true")
         found.append(_set(*full))
-    if strategy.zero.emulate is None and strategy.offload.checkpoints is MemoryTier.DEVICE:
-        found.append(_set(*full, "offload.checkpoints=host"))
+    if strategy.checkpoint_tier is MemoryTier.DEVICE and strategy.parallel.pipeline == 1:
+        runtime = strategy.zero.emulate
+        option = None if runtime is None else runtime.checkpoint_option
+        out = [_set("offload.checkpoints=host")] if runtime is None else []
+        out += _of_runtime(subject, None if option is None else f"{option}=true")
+        found += [_set(*full, *each.settings) for each in out]
     return found
 
 
 def _pinned(subject: TightScenario) -> list[RemedyChange]:
     """Return pinned memory in exact sizes, where it is rounded up and a host has too much of it."""
     strategy = subject.strategy
-    rounds = strategy.offload.uses_host and subject.scenario.host.pinned != "exact"
+    uses_host = strategy.offload.uses_host or strategy.checkpoint_tier is not MemoryTier.DEVICE
+    rounds = uses_host and subject.scenario.host.pinned != "exact"
     return [_set("host.pinned=exact")] if rounds else []
 
 

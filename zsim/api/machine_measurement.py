@@ -69,6 +69,8 @@ class MeasurementResult(AnswerInFacts):
         if node.drives is not None:
             reads, writes = node.drives.read_bytes_per_s, node.drives.write_bytes_per_s
             facts.append(("drive", f"reads {rate(int(reads))}, writes {rate(int(writes))}"))
+        if times.hurried:
+            facts.append(("seconds were short", "; ".join(times.hurried)))
         return [*facts, ("not measured", ", ".join(times.missing))]
 
     def to_dict(self) -> dict[str, object]:
@@ -114,6 +116,7 @@ class MeasurementResult(AnswerInFacts):
                 "latency_s": node.drives.latency_s,
             },
             "not_measured": list(times.missing),
+            "repeated_less": list(times.hurried),
         }
 
 
@@ -128,7 +131,8 @@ def measure(
     Args:
         ranks: so many local ranks; by default as many as there are GPUs, or two. Under torchrun
             those that it started.
-        seconds: of repeating kernels and collectives; reference steps come on top.
+        seconds: of repeating kernels and collectives, and as many at most of reference steps. All
+            is measured once, which takes longer where they are few.
         drive: a folder on the drive to measure.
 
     Raises:

@@ -89,9 +89,15 @@ def config_text(asked: ConfigQuestion) -> str:
     return writer(asked)
 
 
+OF_CHECKPOINTS: Final = {"cpu_checkpointing", "checkpoint_stream"}
+"""Options of DeepSpeed that are not of `zero_optimization`; the second is its version's."""
+
+
 def _deepspeed(asked: ConfigQuestion) -> str:
     zero: dict[str, object] = {"stage": asked.changes["zero.stage"]}
     for name, value in asked.options.items():
+        if name in OF_CHECKPOINTS:
+            continue
         table, _, inner = name.rpartition(".")
         if not table:
             zero[name] = value
@@ -104,8 +110,13 @@ def _deepspeed(asked: ConfigQuestion) -> str:
         "train_micro_batch_size_per_gpu": asked.number("train.micro_batch_size"),
         "gradient_accumulation_steps": asked.number("train.gradient_accumulation_steps"),
     }
-    if asked.precision != "fp32":
+    if asked.precision == "pure_bf16":
+        flags = ("enabled", "bf16_master_weights_and_grads", "bf16_optimizer_states")
+        found["bf16"] = dict.fromkeys(flags, True)
+    elif asked.precision != "fp32":
         found[asked.precision] = {"enabled": True}
+    if asked.options.get("cpu_checkpointing"):
+        found["activation_checkpointing"] = {"cpu_checkpointing": True}
     if asked.clip_norm is not None:
         found["gradient_clipping"] = asked.clip_norm
     return json.dumps({**found, "zero_optimization": zero}, indent=2) + "\n"
@@ -123,6 +134,7 @@ def _fsdp2(asked: ConfigQuestion) -> str:
     of_root = ["reshard_after_forward=True"] if is_freed else []
     lines = [
         *_torch_head(asked, names),
+        *_of_checkpoints(asked),
         f"mp_policy = MixedPrecisionPolicy(param_dtype={TORCH_DTYPE[asked.precision]})",
         "for block in model.layers:",
         f"    fully_shard(block, reshard_after_forward={after}, {', '.join(arguments)})",
@@ -190,6 +202,7 @@ def _fsdp1(asked: ConfigQuestion) -> str:
     names = ["FullyShardedDataParallel", "MixedPrecision", "ShardingStrategy"]
     lines = [
         *_torch_head(asked, names),
+        *_of_checkpoints(asked),
         "# block_policy wraps each block: a ModuleWrapPolicy of its class.",
         "model = FullyShardedDataParallel(",
         "    model,",
@@ -241,6 +254,18 @@ def _torch_head(asked: ConfigQuestion, names: list[str]) -> list[str]:
     return [*lines, *_of_shared_sequences(asked, sizes)]
 
 
+def _of_checkpoints(asked: ConfigQuestion) -> list[str]:
+    """Return how blocks are wrapped whose checkpoints are in host memory."""
+    if not asked.options.get("offload_wrapper"):
+        return []
+    return [
+        "from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpoints",
+        "for name, block in model.layers.named_children():",
+        "    block = checkpoints.offload_wrapper(checkpoints.checkpoint_wrapper(block))",
+        "    model.layers.register_module(name, block)",
+    ]
+
+
 def _mesh(sizes: Sequence[tuple[str, int]]) -> str:
     """Return the call that makes the mesh of such axes."""
     end = "," if len(sizes) == 1 else ""
@@ -289,6 +314,9 @@ def _megatron(asked: ConfigQuestion) -> str:
     layers = asked.options.get("num_layers_per_virtual_pipeline_stage")
     if layers is not None:
         found.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
+    stored = asked.options.get("cpu_offloading_num_layers")
+    if stored:
+        found.append(f"--cpu-offloading-num-layers {stored}")
     if asked.options.get("overlap_p2p_comm") is False:
         found.append("--no-overlap-p2p-communication")
     if asked.precision != "fp32":

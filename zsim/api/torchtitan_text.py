@@ -24,6 +24,7 @@ UNSAID = {
     "reshard_after_backward": "parameters kept from one micro-batch to the next",
     "reduce_scatter_max_input_buffers": "inputs of reduce-scatters that may be alive",
     "pin_memory": "pinned host memory",
+    "offload_wrapper": "checkpoints in host memory",
 }
 """Options of FSDP2 that torchtitan does not set."""
 
@@ -37,12 +38,16 @@ def _rotated(asked: ConfigQuestion) -> list[str]:
     return [f'context_parallel_rotate_method = "{methods[str(exchange)]}"']
 
 
-def _need_its_own_plan(options: Mapping[str, object]) -> None:
+def _need_its_own_plan(asked: ConfigQuestion) -> None:
     """Check that what FSDP2 is asked for around a tensor axis and the root is torchtitan's own."""
+    options = asked.options
     if options.get("input_gathers", "module") != "module":
         raise MistakeError("--config: torchtitan's modules gather what their layers read")
     if options.get("replicate_embedding", False):
         raise MistakeError("--config: torchtitan's tensor ranks have parts of the token embedding")
+    one_scale, tensor = asked.train.get("float8") == "tensorwise", asked.number("parallel.tensor")
+    if one_scale and tensor > 1 and not options.get("enable_float8_tensorwise_tp", True):
+        raise MistakeError("--config: torchtitan's tensor ranks gather tokens in 8 bits")
     if options.get("reshard_root_after_forward", False):
         raise MistakeError("--config: torchtitan keeps the root until its backward")
 
@@ -63,7 +68,7 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
         raise MistakeError(f"--config: torchtitan cannot keep shards over {reshard} ranks")
     if options.get("enable_sequence_parallel", True) is not True:
         raise MistakeError("--config: torchtitan's tensor axis always cuts tokens")
-    _need_its_own_plan(options)
+    _need_its_own_plan(asked)
     offloads = options.get("offload_policy", "none") == "cpu"
     context = asked.number("parallel.context")
     checkpoints = MODES.get(asked.checkpointing)
@@ -139,7 +144,14 @@ def _compiled(asked: ConfigQuestion) -> list[str]:
     lines += [f"components = {json.dumps(parts)}"] if parts else []
     if scale := asked.train.get("float8"):
         lines += ["", "[quantize.linear.float8]"]
-        lines += [f'recipe_name = "{scale}"', 'filter_fqns = ["output"]']
+        lines += ['filter_fqns = ["output"]']
+        if asked.options.get(
+            "enable_fsdp_float8_all_gather", False
+        ):  # goes with no name of a recipe
+            lines += ["enable_fsdp_float8_all_gather = true"]
+            lines += ["precompute_float8_dynamic_scale_for_fsdp = true"]
+        else:
+            lines += [f'recipe_name = "{scale}"']
     return lines
 
 

@@ -61,6 +61,10 @@ UNSTATED = ("", "not stated")
 
 FLOAT8 = {"float8": "tensorwise", "float8 tensorwise": "tensorwise", "float8 rowwise": "rowwise"}
 
+FLOAT8_GATHER = "fp8 all-gather"
+"""What a technique says where weights are cast before their gather; their scales are precomputed
+(pull request 808)."""
+
 LOGITS_ARE_DELETED = date(2024, 6, 12)
 LOSS_IS_COMPILED = date(2025, 4, 2)
 CUDNN_FIRST = {"b200": date(2025, 5, 14), "h100": date(2025, 10, 9), "h200": date(2025, 10, 9)}
@@ -165,7 +169,9 @@ class _Fsdp2LlamaRow(RunRow):
         reshard = word("reshard_after_forward", first, RESHARD)
         if self.technique.startswith("FSDP1"):
             return {"emulate": "fsdp1", "fsdp1": {"reduce_dtype": "fp32"}}
-        options = {"reduce_dtype": "fp32", "reshard_after_forward": reshard}
+        options: dict[str, object] = {"reduce_dtype": "fp32", "reshard_after_forward": reshard}
+        if FLOAT8_GATHER in self.technique:
+            options["enable_fsdp_float8_all_gather"] = True
         return {"emulate": "fsdp2", "fsdp2": options}
 
     def _has_cudnn(self) -> bool:

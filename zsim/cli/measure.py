@@ -27,7 +27,10 @@ def measure(
     seconds: Annotated[
         float,
         typer.Option(
-            metavar="S", parser=more_than_nothing, help="Seconds of kernels and collectives."
+            metavar="S",
+            parser=more_than_nothing,
+            help="Seconds of kernels and collectives, and at most as many of reference steps; all "
+            "is measured once.",
         ),
     ] = 20.0,
     json: Json = False,

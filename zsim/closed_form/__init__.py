@@ -45,7 +45,13 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
 
 def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> HostBytes:
     """Return what a rank copies to its host in a step, and from there."""
-    return (volume.host or offloaded.host_bytes)(model, strategy)
+    if volume.host is None:
+        return offloaded.host_bytes(model, strategy)
+    states = volume.host(model, strategy)
+    kept = (volume.checkpoints or offloaded.checkpoint_bytes)(model, strategy)
+    return HostBytes(
+        to_host=states.to_host + kept.to_host, from_host=states.from_host + kept.from_host
+    )
 
 
 def file_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> FileBytes | None:

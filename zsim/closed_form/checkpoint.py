@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from zsim.model.model import BATCH, Model, Unit, Value
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.strategy import Strategy
 
 
 def goes_back(model: Model, unit: Unit) -> bool:
@@ -34,7 +35,10 @@ def run_again_apart(model: Model, strategy: Strategy) -> set[str]:
 
 
 def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
-    """Yield checkpoints that do not stay where they were made: what one block alone is given."""
+    """Yield checkpoints that do not stay where they were made: what one block alone is given.
+
+    In the order of forward.
+    """
     if not strategy.moves_checkpoints:
         return
     readers = Counter(name for units in model.checkpointed_together for name in _given(units))
@@ -42,7 +46,10 @@ def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
     for units in model.checkpointed_together:
         if not any(unit.name in again for unit in units):
             continue
-        for name in sorted(_given(units)):
+        read = dict.fromkeys(
+            name for unit in units for segment in unit.segments for name in segment.inputs
+        )
+        for name in (each for each in read if each in _given(units)):
             value = model.values[name]
             if value.requires_gradient and readers[name] == 1:
                 yield value

@@ -37,7 +37,7 @@ class DataVolume:
     `messages` is what a stage sends, where it is not all on one communicator.
     `copied` is what it copies on the device, of parameters and gradients. `host` is what it copies
     between device and host, `files` what it reads and writes; None is what `[offload]` says of
-    zsim's own stages.
+    zsim's own stages. `checkpoints` are copied beside that; None is each once out and once back.
     """
 
     data: Callable[[Model, Strategy], list[WireBytes]]
@@ -47,6 +47,7 @@ class DataVolume:
     copied: Callable[[Model, Strategy], CopiedBytes] | None = None
     host: Callable[[Model, Strategy], HostBytes] | None = None
     files: Callable[[Model, Strategy], FileBytes | None] | None = None
+    checkpoints: Callable[[Model, Strategy], HostBytes] | None = None
 
 
 def all_reduces(

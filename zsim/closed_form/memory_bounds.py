@@ -5,6 +5,8 @@ settings whose bound is more than there is.
 """
 
 from zsim.closed_form.checkpoint import recomputed
+from zsim.closed_form.stored_layers import stored
+from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Unit
 from zsim.model.pipeline_stages import stages
 from zsim.strategy.offload import MemoryTier
@@ -40,7 +42,11 @@ def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
     if strategy.zero.stage == 3:
         size = strategy.train.precision.compute.size_bytes
         read = set(last.parameters)
-        gathered = sum(each.elements for each in unit.parameters if each.name in read) * size
+        gathered = sum(
+            each.elements * (DType.FP8.size_bytes if each.float8 else size)
+            for each in unit.parameters
+            if each.name in read
+        )
     return last.backward_workspace_bytes + gathered
 
 
@@ -73,10 +79,13 @@ def kept_activations(model: Model, strategy: Strategy) -> int:
     """Return the bytes that a micro-batch keeps for its backward, at least.
 
     What segments save, and their inputs as far as backward reads them; of blocks that are run
-    again, what they are given.
+    again, what they are given. Nothing of layers that keep it in host memory.
     """
     total, inputs, again = 0, set[str](), recomputed(model, strategy)
+    away = {unit.name for unit in stored(model, strategy)}
     for unit in model.units:
+        if unit.name in away:
+            continue
         if unit.name in again:
             own = {value.name for segment in unit.segments for value in segment.outputs}
             given = {name for segment in unit.segments for name in segment.inputs} - own

@@ -22,10 +22,9 @@ def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
     Checkpoints go twice, out and back (Rajbhandari et al. 2020, section 8: Pa+cpu), on to files or
     not.
     """
-    out = back = 0
+    kept = checkpoint_bytes(model, strategy)
+    out, back = kept.to_host, kept.from_host
     offload, precision = strategy.offload, strategy.train.precision
-    if offload.checkpoints is not MemoryTier.DEVICE:
-        out = back = _checkpoints(model, strategy)
     if offload.optimizer is not MemoryTier.DEVICE:
         stays = kept_back(model, strategy)
         updated = _updated(model, strategy, but=stays) * precision.compute.size_bytes
@@ -38,6 +37,13 @@ def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
     if offload.parameters is not MemoryTier.DEVICE:
         back += _fetched(model, strategy)
     return HostBytes(to_host=out, from_host=back)
+
+
+def checkpoint_bytes(model: Model, strategy: Strategy) -> HostBytes:
+    """Return what checkpoints alone are of that."""
+    moves = strategy.checkpoint_tier is not MemoryTier.DEVICE
+    kept = _checkpoints(model, strategy) if moves else 0
+    return HostBytes(to_host=kept, from_host=kept)
 
 
 def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:

@@ -158,9 +158,8 @@ class _Clock:
             return 0.0
         total = self._read_s(model, segment) if segment.saves_input else 0.0
         if segment.reduces_output:
-            total += sum(
-                self._gathered_s(model, value) for value in segment.outputs if value.tensor_sharded
-            )
+            made = [each for each in segment.outputs if each.tensor_sharded]
+            total += sum(self._gathered_s(model, each, segment) for each in made)
         if segment.reduces_input_gradient:
             values = [model.values[name] for name in segment.inputs]
             total += sum(self._summed_s(model, each) for each in values if each.requires_gradient)
@@ -168,13 +167,12 @@ class _Clock:
 
     def _read_s(self, model: Model, segment: Segment) -> float:
         """Return the seconds in which what a segment reads whole is gathered."""
-        if not segment.reads_whole:
-            return 0.0
-        values = map(model.values.__getitem__, segment.inputs)
-        return sum(self._gathered_s(model, value) for value in values if value.tensor_sharded)
+        values = map(model.values.__getitem__, segment.inputs if segment.reads_whole else ())
+        return sum(self._gathered_s(model, each, segment) for each in values if each.tensor_sharded)
 
-    def _gathered_s(self, model: Model, value: Value) -> float:
-        return self.tensor("all_gather", value.size_bytes * model.tensor, model.tensor)
+    def _gathered_s(self, model: Model, value: Value, segment: Segment) -> float:
+        own = value.elements if segment.casts_tokens else value.size_bytes  # a byte of each
+        return self.tensor("all_gather", own * model.tensor, model.tensor)
 
     def _summed_s(self, model: Model, value: Value) -> float:
         """Return the seconds of one sum, of which each rank keeps its tokens if they are cut."""

@@ -1,7 +1,10 @@
 """Summands inside units, partitioned checkpoints and cut hidden states, over the tensor axis."""
 
+from collections.abc import Iterable
+
 from zsim.closed_form.checkpoint import moved, recomputed
-from zsim.model.model import Model, Segment, Unit
+from zsim.dtype import DType
+from zsim.model.model import Model, Segment, Unit, Value
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
 
@@ -49,41 +52,62 @@ def _ring(model: Model, value: str) -> int:
 
 
 def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Return the volume of hidden states cut by tokens: of a rank's own, to each other rank."""
-    gathered = scattered = 0
+    """Return the volume of hidden states cut by tokens: of a rank's own, to each other rank.
+
+    Of what is cast before it is gathered, a byte of each element, and one number to scale it by.
+    """
+    gathered = scattered = scales = 0
     again = recomputed(model, strategy)
     for unit in model.units:
         is_recomputed, is_left = unit.name in again, False
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
-            scattered += (1 + (is_recomputed and segment.sums_output(again=True))) * made
-            gathered += 0 if is_left else (1 + (is_recomputed and segment.runs_again)) * read
+            times = 0 if is_left else 1 + (is_recomputed and segment.runs_again)
+            scattered += (1 + (is_recomputed and segment.sums_output(again=True))) * _bytes(made)
             is_left = segment.leaves_whole
+            back = list[Value]()
             if model.runs_backward(segment):
-                scattered += _read(model, segment, differentiable=True)
-                gathered += made + (read if segment.saves_input else 0)
-    times = strategy.train.gradient_accumulation_steps * (model.tensor - 1)
+                scattered += _bytes(_read(model, segment, differentiable=True))
+                back = [*made, *(read if segment.saves_input else ())]
+            moved = [*read * times, *back]
+            gathered += _bytes(moved, narrow=segment.casts_tokens)
+            scales += _scales(moved) if segment.casts_tokens else 0
+    steps = strategy.train.gradient_accumulation_steps
+    times = steps * (model.tensor - 1)
     return [
         WireBytes(group="tensor", collective="all_gather", bytes=times * gathered),
         WireBytes(group="tensor", collective="reduce_scatter", bytes=times * scattered),
+        WireBytes(group="tensor", collective="all_reduce", bytes=2 * times * scales, scalar=True),
     ]
 
 
-def _made(model: Model, segment: Segment) -> int:
-    """Return bytes of what the segment makes that is cut by tokens after it was summed."""
+def _bytes(values: Iterable[Value], *, narrow: bool = False) -> int:
+    """Return the bytes of values on a rank, or of their elements in 8-bit floats."""
+    if narrow:
+        return sum(value.elements for value in values) * DType.FP8.size_bytes
+    return sum(value.size_bytes for value in values)
+
+
+def _scales(values: Iterable[Value]) -> int:
+    """Return the bytes of a number for each of the values, in its format."""
+    return sum(value.dtype.size_bytes for value in values)
+
+
+def _made(model: Model, segment: Segment) -> list[Value]:
+    """Return what the segment makes that is cut by tokens after it was summed."""
     if not segment.reduces_output:
-        return 0
+        return []
     values = [model.values[value.name] for value in segment.outputs]
-    return sum(value.size_bytes for value in values if value.tensor_sharded)
+    return [value for value in values if value.tensor_sharded]
 
 
-def _read(model: Model, segment: Segment, *, differentiable: bool = False) -> int:
-    """Return bytes of what it reads whole that is cut before; or of what is summed after."""
+def _read(model: Model, segment: Segment, *, differentiable: bool = False) -> list[Value]:
+    """Return what it reads whole that is cut before; or what is summed after."""
     if not (segment.reduces_input_gradient if differentiable else segment.reads_whole):
-        return 0
+        return []
     values = [model.values[name] for name in segment.inputs]
-    return sum(
-        value.size_bytes
+    return [
+        value
         for value in values
         if value.tensor_sharded and (value.requires_gradient or not differentiable)
-    )
+    ]

@@ -10,10 +10,11 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Axis, Joined, Mesh
 from zsim.schedule.operation import FreeMode, Previous, Reduction
 from zsim.schedule.schedule import Contract, Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim.strategy.zero_knobs import Keep
 

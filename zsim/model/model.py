@@ -27,13 +27,15 @@ class Parameter:
 
     `tensor_sharded` says that ranks of the tensor axis hold different parts of it; otherwise they
     hold copies. One that is `frozen` is read and not trained (`requires_grad` is False): it has
-    neither a gradient nor a state of the optimizer.
+    neither a gradient nor a state of the optimizer. One in `float8` is cast to 8-bit floats, with
+    one scale, before it is gathered.
     """
 
     name: str
     shape: tuple[int, ...]
     tensor_sharded: bool = False
     frozen: bool = False
+    float8: bool = False
 
     @property
     def elements(self) -> int:
@@ -107,6 +109,8 @@ class Segment:
             the same gradient of them.
         leaves_whole: what its forward reads whole is read by that of the next segment, too, for
             which it is not gathered again.
+        casts_tokens: tokens that it gathers over the tensor axis are cast to 8-bit floats before,
+            and so are gradients of what it scatters.
         gathers_context: the last input is read as all ranks that share a sequence have it, one
             after the other, and its gradient is a summand over these ranks.
         context_offset: the last input is that of the rank which stands so many places before among
@@ -136,6 +140,7 @@ class Segment:
     reduces_input_gradient: bool = False
     gathers_input: bool = False
     leaves_whole: bool = False
+    casts_tokens: bool = False
     gathers_context: bool = False
     context_offset: int | None = None
     adds: bool = False

@@ -47,6 +47,16 @@ OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
 """States further out than the device, by runtime and stage; no runtime has them in a pipeline."""
 
 
+CHECKPOINTS_ON_HOST: Mapping[str, Changes] = {
+    "fsdp1": {"zero.fsdp1.offload_wrapper": True},
+    "fsdp2": {"zero.fsdp2.offload_wrapper": True},
+    "deepspeed": {"zero.deepspeed.cpu_checkpointing": True},
+}
+"""How a runtime keeps checkpoints of blocks in host memory. A search tries it without a pipeline,
+and with knobs at their defaults: it is for what else does not fit, and copies cost a step more than
+any knob."""
+
+
 SLOW = frozenset({"deepspeed", "nanotron"})
 """Runtimes whose schedules take several times as long to simulate as others."""
 
@@ -153,8 +163,9 @@ class SettingGroup:
 
     @property
     def moves_states(self) -> bool:
-        """True if some states are not on the device."""
-        return any("offload" in key for key in self.changes)
+        """True if some states are not on the device, or checkpoints are not."""
+        moved = {key for each in CHECKPOINTS_ON_HOST.values() for key in each}
+        return any("offload" in key or key in moved for key in self.changes)
 
     @property
     def family(self) -> str:
@@ -274,6 +285,15 @@ class SettingSpace:
                 "train.gradient_accumulation_steps": share // micro,
             }
             yield SettingGroup(fleet=fleet, changes=changes, knobs=knobs)
+            moved = self._on_host(str(base["zero.emulate"]), mode, degrees)
+            if moved:
+                yield SettingGroup(fleet=fleet, changes={**changes, **moved}, knobs=knobs[:1])
+
+    def _on_host(self, runtime: str, mode: str, degrees: Degrees) -> Changes:
+        """Return what moves checkpoints to the host; nothing if there are none, or they may not."""
+        moved = CHECKPOINTS_ON_HOST.get(runtime, {})
+        is_said = any(key in self.fixed for key in moved)
+        return {} if mode != "full" or degrees.pipeline > 1 or is_said else moved
 
     def _not_dealt_out(self, fleet: Fleet, count: int) -> Iterator[RefusedSettings]:
         """Yield that degrees which are not sought do not go with the GPUs, if they do not."""

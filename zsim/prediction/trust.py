@@ -83,8 +83,9 @@ def _measured(cluster: Cluster) -> str:
     times = cluster.gpu.measured
     assert times is not None
     without = f"; not measured: {', '.join(times.missing)}" if times.missing else ""
+    hurried = f"; seconds were short: {'; '.join(times.hurried)}" if times.hurried else ""
     source = dict(cluster.cites).get("measured", "measured on ranks like these")
-    return f"{MEASURED} ({source}){without}"
+    return f"{MEASURED} ({source}){without}{hurried}"
 
 
 def _by_likeness(job: Job, quantity: JudgedQuantity, aside: Sequence[str]) -> Trust:

@@ -21,6 +21,7 @@ from zsim.proof import (
     progress,
     races,
     scalars,
+    scales,
     values,
     volume,
 )
@@ -45,6 +46,7 @@ VALUES = {
     values.INVARIANT: values.examine,
     scalars.INVARIANT: scalars.examine,
     formats.INVARIANT: formats.examine,
+    scales.INVARIANT: scales.examine,
     places.INVARIANT: places.examine,
     generators.INVARIANT: generators.examine,
 }
@@ -92,6 +94,7 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
             found += shown.findings
             found += scalars.examine(context)
             found += formats.examine(context)
+            found += scales.examine(context)
             found += places.examine(context)
             found += generators.examine(context)
         for examine in PROMISES.values():

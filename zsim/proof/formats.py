@@ -3,7 +3,8 @@
 Exact numbers do not see rounding. Compared with `zsim.specification.strategy_formats` are what
 reductions over ranks with different data send and add in, what gradients are summed in over
 micro-batches, before and after their reduction, what norms are added up in, what updates read
-and write, and what parameters are kept in.
+and write, and what parameters are kept in. Parameters that the contract says are gathered in 8-bit
+floats may be cast to them, gathered and read so; they are kept as wide as the others.
 Nothing is said of a schedule whose contract names no strategy.
 """
 
@@ -84,6 +85,7 @@ class _Narrow:
         self.micro_batches: dict[str, frozenset[int]] = {}
         self.norms: set[str] = set()
         self._reading: dict[int, str] = {}
+        self.float8 = frozenset(each.name for each in schedule.contract.parameters if each.float8)
         data = schedule.contract.data_axes
         self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
 
@@ -104,6 +106,16 @@ class _Narrow:
     def _dtype(self, name: str) -> DType:
         return self.program.by_name[name].dtype
 
+    def _computes(self, name: str) -> bool:
+        """Return whether a buffer is as wide as what is computed with the parameters in it."""
+        buffer = self.program.by_name[name]
+        if not _is_narrower(buffer.dtype, self.wanted.compute):
+            return True
+        if buffer.dtype is not DType.FP8 or buffer.layout is None:
+            return False
+        layout = self.schedule.layout_by_name[buffer.layout]
+        return self.float8.issuperset(each.parameter for each in layout.pieces)
+
     def _wrong(self, operation: Operation) -> str:
         if type(operation) is Copy:  # most of them
             return self._copy(operation)
@@ -121,8 +133,8 @@ class _Narrow:
                         if _is_narrower(dtype, self.wanted.compute):
                             return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
                 return self._parameters(operation)
-            case AllGather(wire=dtype) if _is_narrower(dtype, self.wanted.compute):
-                if self.program.by_name[operation.target.buffer].kind in STATES:
+            case AllGather(wire=dtype, target=target) if not self._computes(target.buffer):
+                if self.program.by_name[target.buffer].kind in STATES:
                     return f"gathers in {dtype}, and not in {self.wanted.compute}"
             case Compute(action=Action.NORM):
                 self.norms |= {
@@ -150,8 +162,8 @@ class _Narrow:
         for each in compute.operands:
             if each.role is not Role.PARAMETER:
                 continue
-            dtype = self._dtype(each.view.buffer)
-            if _is_narrower(dtype, self.wanted.compute):
+            if not self._computes(each.view.buffer):
+                dtype = self._dtype(each.view.buffer)
                 return f"reads parameters in {dtype}, and not in {self.wanted.compute}"
         return ""
 
@@ -192,9 +204,10 @@ class _Narrow:
         source, target = copy.source.buffer, copy.target.buffer
         if source not in self.gradients:
             self.gradients.discard(target)
-            held, dtype = self.program.by_name[target].kind, self._dtype(target)
-            if held in STATES and _is_narrower(dtype, self.wanted.compute):
-                return f"keeps parameters in {dtype}, and not in {self.wanted.compute}"
+            if self.program.by_name[target].kind in STATES and not self._computes(target):
+                return (
+                    f"keeps parameters in {self._dtype(target)}, and not in {self.wanted.compute}"
+                )
             return ""
         self.gradients.add(target)
         mine, theirs = self._batches(source), self._batches(target)

@@ -9,6 +9,7 @@ from zsim.proof import (
     memory,
     places,
     scalars,
+    scales,
     values,
     volume,
 )
@@ -46,6 +47,8 @@ def says(
             proved.append("host scalars")
         if formats.INVARIANT not in broken and schedule.contract.strategy is not None:
             proved.append("number formats")
+        if scales.INVARIANT not in broken and _casts(schedule):
+            proved.append("scales of 8-bit floats")
         if places.INVARIANT not in broken:
             proved.append("places")
         if generators.INVARIANT not in broken and schedule.generators:
@@ -58,6 +61,13 @@ def says(
     if alignment.INVARIANT not in broken and any(each.alignment > 1 for each in schedule.layouts):
         proved.append("alignment")
     return tuple(proved), tuple(not_shown)
+
+
+def _casts(schedule: Schedule) -> bool:
+    """Tell whether weights or tokens are cast to 8-bit floats before they are gathered."""
+    strategy = schedule.contract.strategy
+    tokens = strategy is not None and strategy.casts_tokens
+    return tokens or any(each.float8 for each in schedule.contract.parameters)
 
 
 def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:

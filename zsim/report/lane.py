@@ -120,7 +120,9 @@ def _sort_of_action(action: Action) -> Sort:
             return Sort.RECOMPUTE
         case Action.BACKWARD | Action.BACKWARD_INPUT | Action.BACKWARD_WEIGHT:
             return Sort.BACKWARD
-        case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
+        case (
+            Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE | Action.AMAX
+        ):
             return Sort.UPDATE
         case Action.LOAD | Action.INITIALIZE:
             return Sort.COPY

@@ -6,6 +6,7 @@ Functions named in comments are those of `torch/distributed/fsdp` in torch 2.13.
 from collections.abc import Mapping
 
 from zsim.model.model import BATCH, Model, Parameter
+from zsim.runtimes.host_checkpoints import CopiedCheckpoints
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.offload import MemoryTier
@@ -78,6 +79,10 @@ class WrappedStep(Step):
             optimizer_tier=tier,
         )
         super().__init__(model, strategy, buckets, holding, kept=kept, writer=writer)
+        if strategy.checkpoint_tier is MemoryTier.HOST:  # offload_wrapper
+            self.passes.checkpoints = CopiedCheckpoints(
+                self.writer, model, strategy, visits=self.visits
+            )
         blocks = [self.block(unit) for unit in range(len(model.units))]
         self.order = [block for block in blocks if block is not None]
         inside = set(self.order)

@@ -15,7 +15,7 @@ from zsim.scenario.section_options import SectionOptions, on_world
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.torchtitan_config import ROTATES
 from zsim.scenario.yaml_text import yaml_sections
-from zsim.strategy.strategy import Checkpointing
+from zsim.strategy.activations import Checkpointing
 
 FIELD = "zero.accelerate_config"
 

@@ -26,8 +26,8 @@ from zsim.scenario.deepspeed_values import (
 from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.schedule.json import shown
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 
 Options = dict[str, object]
 """Options by dotted name; what has been taken is no longer among them."""
@@ -73,9 +73,10 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     if precision is Precision.FP16:
         _loss_scale(options, said)
     _optimizer(options, said, tables["train"])
-    partition = _take(options, "activation_checkpointing.partition_activations", read_flag)
-    if tables["activations"].get("checkpointing") is Checkpointing.FULL and partition is not None:
-        said["activations.partition"] = partition  # else there are no checkpoints to partition
+    for name, field in CHECKPOINTS.items():
+        what = _take(options, f"activation_checkpointing.{name}", read_flag)
+        if tables["activations"].get("checkpointing") is Checkpointing.FULL and what is not None:
+            said[field] = what  # else there are no checkpoints
     stage = _stage(said, tables["zero"])
     if stage != 3:
         _drop_stage3(said)
@@ -93,7 +94,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
 def _applies(name: str, precision: Precision) -> bool:
     """Return whether an option is of no format, or of the one that is trained in."""
     section = name.partition(".")[0]
-    return section not in {"fp16", "bf16"} or section == precision
+    return section not in {"fp16", "bf16"} or section == precision.compute
 
 
 def _options(text: str) -> Options:
@@ -159,6 +160,12 @@ HANDLES: Mapping[str, Read] = {
     "overlap_events": read_flag,
 }
 """Options of `offload_optimizer`, `offload_param` and `aio`, and how they are read."""
+
+CHECKPOINTS: Mapping[str, str] = {
+    "partition_activations": "activations.partition",
+    "cpu_checkpointing": "zero.deepspeed.cpu_checkpointing",
+}
+"""Flags of `activation_checkpointing`, and where they stand in a scenario."""
 
 PLAIN: Mapping[str, tuple[str, Read]] = {
     "train_batch_size": ("train.global_batch_size", read_whole),
@@ -230,8 +237,10 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     if len(enabled) > 1:
         raise ScenarioError(f"{FIELD}: bf16.enabled: true contradicts fp16.enabled")
     if enabled:
-        said["train.precision"] = Said(f"{enabled[0]}.enabled", enabled[0])
-        return Precision(enabled[0])
+        narrow = _narrow(options) if enabled[0] == "bf16" else None
+        precision = Precision(enabled[0]) if narrow is None else Precision.PURE_BF16
+        said["train.precision"] = Said(narrow or f"{enabled[0]}.enabled", str(precision))
+        return precision
     precision = Precision(train.get("precision", Precision.FP32))
     disabled = found.get(precision)
     if disabled is not None:
@@ -240,6 +249,26 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
             f"whose {disabled.option} is false"
         )
     return precision
+
+
+def _narrow(options: Options) -> str | None:
+    """Return the option by which masters and moments are in bf16, too; None if they are not.
+
+    Masters alone may be where the optimizer is on the CPU, whose moments are then in fp32.
+    """
+    masters, moments = (
+        _take(options, f"bf16.{name}", read_flag)
+        for name in ("bf16_master_weights_and_grads", "bf16_optimizer_states")
+    )
+    if moments is not None and moments.value:
+        if masters is None or not masters.value:  # as _do_error_check (runtime/config.py)
+            why = "true needs bf16.bf16_master_weights_and_grads = true"
+            raise ScenarioError(f"{FIELD}: {moments.option}: {why}")
+        return masters.option
+    if masters is not None and masters.value:
+        why = "true is modelled with bf16.bf16_optimizer_states = true alone"
+        raise ScenarioError(f"{FIELD}: {masters.option}: {why}")
+    return None
 
 
 def _loss_scale(options: Options, said: dict[str, Said]) -> None:

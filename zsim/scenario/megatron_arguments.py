@@ -14,8 +14,8 @@ from math import isfinite
 from zsim.scenario.command_line import words_by_name
 from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 
 FIELD = "zero.megatron_arguments"
 
@@ -45,6 +45,7 @@ REFUSED = {
     "quick-geglu": "quick GEGLU",
     "no-position-embedding": "a model without positions",
     "optimizer-cpu-offload": "its optimizer on the host",
+    "fine-grained-activation-offloading": "activations of modules on the host",
     "decoder-first-pipeline-num-layers": "stages of unlike layers",
     "decoder-last-pipeline-num-layers": "stages of unlike layers",
     "account-for-embedding-in-pipeline-split": "stages of unlike layers",
@@ -325,6 +326,8 @@ def _checkpoints(arguments: Arguments) -> None:
 
 def _runtime(arguments: Arguments) -> None:
     """Say the stage, which is that of the distributed optimizer, and the options of the runtime."""
+    if arguments.given.get("cpu-offloading-num-layers") == ["0"]:  # the default
+        del arguments.given["cpu-offloading-num-layers"]
     shards = arguments.flag("use-distributed-optimizer")
     arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
     arguments.say("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
@@ -333,6 +336,10 @@ def _runtime(arguments: Arguments) -> None:
     in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_bf16
     options: dict[str, tuple[str, object]] = {
         "bucket_size": ("ddp-bucket-size", arguments.whole("ddp-bucket-size")),
+        "cpu_offloading_num_layers": (
+            "cpu-offloading-num-layers",
+            arguments.whole("cpu-offloading-num-layers"),
+        ),
         "grad_reduce_in_fp32": ("accumulate-allreduce-grads-in-fp32", in_fp32 and not in_bf16),
         **{
             field: (name, arguments.flag(name))

@@ -226,6 +226,10 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
         table = next(name for name, each in registered().items() if each.options is type(runtime))
         tiers = runtime.tiers(stage=strategy.zero.stage)
         wanted |= {f"zero.{table}.{option}": tier for option, tier in tiers.items()}
+        if runtime.moves_checkpoints:
+            wanted[f"zero.{table}.{runtime.checkpoint_option}"] = MemoryTier.HOST
+        if runtime.layers_on_host:
+            wanted[f"zero.{table}.{runtime.layers_option}"] = MemoryTier.HOST
     for name, tier in wanted.items():
         for missing, what in (
             (tier != MemoryTier.DEVICE and not has_host, "host memory behind PCIe"),

@@ -21,8 +21,9 @@ from zsim.network.link_load import Decision
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.tables import ModelTable, ScenarioError
 from zsim.schedule.schedule import Discipline
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.offload import MemoryTier
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Strategy
 
 SEQUENCE = 1024
 """Tokens of a sequence where only the number of parameters is known (GPT-2's, as in the paper)."""

@@ -24,6 +24,7 @@ from zsim.model.architecture import (
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
 from zsim.schedule.schedule import Discipline
+from zsim.strategy.activations import Activations
 from zsim.strategy.config_table import (
     Count,
     Flag,
@@ -39,7 +40,7 @@ from zsim.strategy.learning_rate import LearningRateShape
 from zsim.strategy.offload import Offload
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import names, registered
-from zsim.strategy.strategy import Activations, Stage
+from zsim.strategy.strategy import Stage
 from zsim.strategy.train import TrainKnobs
 from zsim.strategy.zero_knobs import ZeroKnobs
 

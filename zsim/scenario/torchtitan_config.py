@@ -16,9 +16,9 @@ from zsim.scenario.model_catalogue import ModelCatalogue
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.section_options import SectionOptions
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8, Loss
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 
 FIELD = "zero.torchtitan_config"
 
@@ -39,6 +39,9 @@ OLD_NAMES = {
     "training.compile": "compile.enable",
     "training.deterministic": "debug.deterministic",
     "float8.enable_fsdp_float8_all_gather": "quantize.linear.float8.enable_fsdp_float8_all_gather",
+    "float8.precompute_float8_dynamic_scale_for_fsdp": (
+        "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"
+    ),
     "float8.recipe_name": "quantize.linear.float8.recipe_name",
     "float8.filter_fqns": "quantize.linear.float8.filter_fqns",
 }
@@ -72,7 +75,7 @@ WITHOUT_EFFECT = (
     *("parallelism.context_parallel_", "compile.backend", "debug.moe_", "fault_tolerance."),
     *("activation_checkpoint.visualize_", "activation_checkpoint.memory_budget"),
     *("activation_checkpoint.determinism_check", "activation_checkpoint.preserve_rng_state"),
-    *("quantize.linear.float8.precompute_", "quantize.linear.float8.emulate"),
+    *("quantize.linear.float8.emulate",),
 )
 """Beginnings of options that change neither time nor memory of a step here.
 
@@ -88,7 +91,6 @@ SILENT: Mapping[str, object] = {
     "optimizer.early_step_in_backward": False,
     "parallelism.enable_async_tensor_parallel": False,
     "parallelism.enable_compiled_autograd": False,
-    "quantize.linear.float8.enable_fsdp_float8_all_gather": False,
     "quantize.linear.float8.filter_fqns": ["output"],
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
     "activation_checkpoint.debug": False,
@@ -302,13 +304,31 @@ def _compile(options: SectionOptions) -> None:
     others = [each for each in converters if each not in ("float8", "quantize.linear.float8")]
     if others:
         raise options.wrong("model.converters", others[0], "is not modelled, only float8")
-    recipe = options.word("quantize.linear.float8.recipe_name", "tensorwise", tuple(Float8))
+    name = "quantize.linear.float8.recipe_name"
+    has_recipe = name in options.left
+    recipe = options.word(name, "tensorwise", tuple(Float8))
     if converters:
         options.say("train.float8", recipe, "model.converters")
+        _float8_gathers(options, has_recipe=has_recipe)
         # Without a filter the output layer is converted, too, which is not modelled.
         options.left.setdefault("quantize.linear.float8.filter_fqns", [])
     else:
         options.drop(("quantize.linear.float8.",))
+
+
+def _float8_gathers(options: SectionOptions, *, has_recipe: bool) -> None:
+    """Say that weights are cast before they are gathered, if scales are made once a step."""
+    section = "quantize.linear.float8"
+    name, once = (
+        f"{section}.enable_fsdp_float8_all_gather",
+        "precompute_float8_dynamic_scale_for_fsdp",
+    )
+    gathers, precomputes = options.flag(name), options.flag(f"{section}.{once}")
+    if gathers and has_recipe:  # Float8LinearConverter asserts it
+        raise options.wrong(name, value=True, why="goes with no recipe_name")
+    if gathers and not precomputes:
+        raise options.wrong(name, value=True, why=f"is not modelled without {once}")
+    options.say("zero.fsdp2.enable_fsdp_float8_all_gather", gathers, name)
 
 
 def _optimizer(options: SectionOptions) -> None:

@@ -87,6 +87,7 @@ COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
     Action.UNSCALE: {Role.GRADIENT: UPDATE},
     Action.CLIP: {Role.INPUT: READ, Role.GRADIENT: UPDATE},
     Action.FINITE: {Role.GRADIENT: READ, Role.OUTPUT: WRITE},
+    Action.AMAX: {Role.PARAMETER: READ, Role.INPUT: READ, Role.OUTPUT: WRITE},
     Action.INITIALIZE: {Role.PARAMETER: WRITE, Role.MASTER: WRITE},
     Action.LOAD: {Role.OUTPUT: WRITE},
 }

@@ -79,6 +79,7 @@ class Action(StrEnum):
     UNSCALE = "unscale"
     CLIP = "clip"
     FINITE = "finite"
+    AMAX = "amax"
     INITIALIZE = "initialize"
     LOAD = "load"
 
@@ -172,7 +173,8 @@ class Compute:
     and second, in this order, SGD's is its momentum buffer. CLIP has a `ClipNorm` and reads one
     element, the sum of squares. NORM writes the sum of squares of its gradients, each logical
     element counted once over ranks that hold copies (the layout says which); FINITE 1 where a
-    gradient is not finite, else 0; INITIALIZE initial values of what the buffer's layout names,
+    gradient is not finite, else 0; AMAX the largest magnitude of each operand that it reads, in
+    their order; INITIALIZE initial values of what the buffer's layout names,
     zero in the padding; LOAD a micro-batch of data. FORWARD and RECOMPUTE of a segment with
     dropout say what they `draw` with. A backward in two parts is BACKWARD_INPUT, then
     BACKWARD_WEIGHT of the same segment and micro-batch.

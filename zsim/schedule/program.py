@@ -258,12 +258,14 @@ class LogicalParameter:
     """A tensor of weights: its name, and its elements on one rank of the tensor axis.
 
     One that is `frozen` is not trained: it stays as set-up leaves it. `rule` is how it is updated,
-    where that is not the optimizer of the contract's strategy.
+    where that is not the optimizer of the contract's strategy. One in `float8` may be gathered, and
+    read, in 8-bit floats.
     """
 
     name: str
     elements: int
     frozen: bool = False
+    float8: bool = False
     rule: Optimizer | None = None
 
 

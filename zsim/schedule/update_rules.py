@@ -32,3 +32,15 @@ def inspect_update(update: Compute, scalars: Mapping[str, Scalar]) -> None:
         raise ScheduleError(f"{where}: operands of one size are needed, they have {sizes}")
     if len({window_of(operand.view) for operand in update.operands}) > 1:
         raise ScheduleError(f"{where}: operands are not one window on one layout")
+
+
+def need_numbers(compute: Compute, role: Role, count: int) -> None:
+    """Return if the operation has one operand of a role, of so many elements.
+
+    Raises:
+        ScheduleError: it has not.
+    """
+    sizes = [operand.view.size for operand in compute.operands if operand.role is role]
+    if sizes != [count]:
+        needed = f"{count} element{'s' * (count != 1)} is needed"
+        raise ScheduleError(f"{compute.id}: one {role} of {needed}, got {sizes}")

@@ -35,7 +35,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.pool_rules import inspect_file_transfer, inspect_place, inspect_slots
 from zsim.schedule.program import Buffer, Contract, Program, ScheduleError, UncheckedSchedule
 from zsim.schedule.scalar_rules import inspect_change, inspect_decision
-from zsim.schedule.update_rules import inspect_update
+from zsim.schedule.update_rules import inspect_update, need_numbers
 from zsim.schedule.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
 from zsim.strategy.optimizer_rule import ClipNorm
 
@@ -322,11 +322,14 @@ class _Inspector:
             case Action.UPDATE:
                 inspect_update(compute, self.scalars)
             case Action.CLIP:
-                self._need_number(compute, Role.INPUT)
+                need_numbers(compute, Role.INPUT, 1)
                 if not isinstance(compute.rule, ClipNorm):
                     raise ScheduleError(f"{where}: rule {compute.rule} must be ClipNorm")
             case Action.NORM | Action.FINITE:
-                self._need_number(compute, Role.OUTPUT)
+                need_numbers(compute, Role.OUTPUT, 1)
+            case Action.AMAX:
+                measured = sum(each.role is not Role.OUTPUT for each in compute.operands)
+                need_numbers(compute, Role.OUTPUT, measured)
             case _:
                 pass  # what flows and is saved is the model's matter
 
@@ -339,11 +342,6 @@ class _Inspector:
             drawn = self.program.by_id.get(draw.restores)
             if not isinstance(drawn, Compute) or drawn.draw is None:
                 raise ScheduleError(f"{where}: restores {draw.restores!r}, which draws nothing")
-
-    def _need_number(self, compute: Compute, role: Role) -> None:
-        sizes = [operand.view.size for operand in compute.operands if operand.role is role]
-        if sizes != [1]:
-            raise ScheduleError(f"{compute.id}: one {role} of 1 element is needed, got {sizes}")
 
     def _inspect_communication(self, operation: Communication) -> None:
         where = operation.id
@@ -362,8 +360,7 @@ class _Inspector:
                 self._need_sizes(where, source, count * target.size)
         if isinstance(operation, Broadcast) and not 0 <= operation.root < count:
             raise ScheduleError(f"{where}: root {operation.root} is outside 0 to {count - 1}")
-        views = (operation.reads, operation.writes)
-        for view in (each for each in views if each is not None):
+        for view in filter(None, (operation.reads, operation.writes)):
             self._inspect_view(where, view)
             if view.layout is not None:
                 raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")

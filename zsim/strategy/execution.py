@@ -73,6 +73,11 @@ class Execution:
             beside them, and keep nothing of their own (Ansel et al. 2024, "PyTorch 2", section 4).
         float8: linear layers of blocks multiply in 8-bit floats, scaled as they come (Micikevicius
             et al. 2022, "FP8 formats for deep learning"); None is in the format of the rest.
+        float8_gathers: with `float8`, weights of these layers are cast before they are gathered
+            over the ranks that shard them (torchao's `enable_fsdp_float8_all_gather`).
+        float8_tokens: with `float8`, tokens that these layers read are cast before they are
+            gathered over the tensor axis, and so are gradients of what they scatter (torchao's
+            `PrepareFloat8ModuleInput` and `Float8RowwiseParallel`).
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
         exchange: how these ranks exchange keys and values.
@@ -103,6 +108,8 @@ class Execution:
     early_stop: bool = False
     compiled: bool = False
     float8: Float8 | None = None
+    float8_gathers: bool = False
+    float8_tokens: bool = False
     context: int = 1
     exchange: ContextExchange = ContextExchange.ALL_GATHER
     merges: bool = False

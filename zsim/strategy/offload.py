@@ -126,15 +126,27 @@ class Offload(Table):
         return 1 + self.pipeline_read + self.pipeline_write
 
     def contradictions(
-        self, *, stage: int, emulates: bool, pipeline: int, moments: int, has_groups: bool
+        self,
+        *,
+        stage: int,
+        emulates: bool,
+        pipeline: int,
+        moments: int,
+        has_groups: bool,
+        of_runtime: str = "",
     ) -> Iterator[InitErrorDetails]:
-        """Yield what contradicts the rest of a strategy, or another key of this table."""
+        """Yield what contradicts the rest of a strategy, or another key of this table.
+
+        `of_runtime` is the key with which the runtime that is emulated moves checkpoints.
+        """
         for name in ("optimizer", "parameters", "checkpoints"):
             tier = getattr(self, name)
             if tier is MemoryTier.DEVICE:
                 continue
             if emulates:
                 why = "is for zsim's own stages; with emulate it stays at device"
+                if name == "checkpoints" and of_runtime:
+                    why += f", and {of_runtime} = true moves checkpoints"
                 yield refusal(f"offload.{name}", tier, why)
             elif pipeline > 1:
                 yield refusal(f"offload.{name}", tier, f"is not modelled for pipeline = {pipeline}")

@@ -64,6 +64,11 @@ class RuntimeOptions(Table):
             search asks no other for them.
         context_exchange: how ranks that share a sequence exchange keys and values by default.
         merges_context: whether attention to what was gathered of them is one rank after the other.
+        checkpoint_option: the option, a flag, with which checkpoints go to the host's memory; None
+            if there is none.
+        layers_option: the option with which all that some first layers keep for their backward goes
+            there; None if there is none.
+        stored_least: elements from which on a tensor of such a layer does.
     """
 
     stages: ClassVar[tuple[int, ...]] = ()
@@ -77,11 +82,24 @@ class RuntimeOptions(Table):
     has_context: ClassVar[bool] = False
     context_exchange: ClassVar[ContextExchange] = ContextExchange.ALL_GATHER
     merges_context: ClassVar[bool] = False
+    checkpoint_option: ClassVar[str | None] = None
+    layers_option: ClassVar[str | None] = None
+    stored_least: ClassVar[int] = 0
 
     @staticmethod
     def kinds() -> tuple[type["RuntimeOptions"], ...]:
         """Return the options of all runtimes that are installed."""
         return _kinds()
+
+    @property
+    def moves_checkpoints(self) -> bool:
+        """True if checkpoints are in the host's memory from forward until they are run again."""
+        return self.checkpoint_option is not None and bool(getattr(self, self.checkpoint_option))
+
+    @property
+    def layers_on_host(self) -> int:
+        """Return of how many first layers the host's memory has what they keep for backward."""
+        return 0 if self.layers_option is None else int(getattr(self, self.layers_option))
 
     @property
     def cuts_tokens(self) -> bool:
@@ -106,6 +124,16 @@ class RuntimeOptions(Table):
     @property
     def gathers_each(self) -> bool:
         """True if each linear layer gathers the tokens that it reads, by itself."""
+        return False
+
+    @property
+    def gathers_float8(self) -> bool:
+        """True if weights of 8-bit linear layers are cast before they are gathered."""
+        return False
+
+    @property
+    def gathers_float8_tokens(self) -> bool:
+        """True if tokens that 8-bit linear layers read are cast before they are gathered."""
         return False
 
     @property

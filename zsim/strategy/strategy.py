@@ -6,7 +6,6 @@ data axis, say), its table has a base in common with the one here: a knob is def
 """
 
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Self, TypeVar
 
@@ -14,30 +13,15 @@ from pydantic import BeforeValidator, InstanceOf, model_validator
 from pydantic_core import InitErrorDetails
 
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
-from zsim.strategy.config_table import Count, Flag, Table
-from zsim.strategy.execution import Execution, Loss
+from zsim.strategy.activations import Activations, Checkpointing
+from zsim.strategy.config_table import Count, Table
+from zsim.strategy.execution import Execution, Float8, Loss
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
-
-
-class Checkpointing(StrEnum):
-    """Activations that are kept for backward.
-
-    FULL: of a block, its input alone. SELECTIVE: all but the softmax of plain attention's scores,
-    which the module itself makes again (Korthikanti et al. 2022, section 5): the schedule runs
-    nothing twice. OPERATIONS: results of attention and of every second matrix product; the module
-    makes the rest again.
-    """
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    OPERATIONS = "operations"
-    FULL = "full"
-
 
 STAGES = (0, 1, 2, 3)
 """The ZeRO stages of zsim's own."""
@@ -75,34 +59,6 @@ class Zero(ZeroKnobs):
     emulate: InstanceOf[RuntimeOptions] | None = None
 
 
-class Activations(Table):
-    """`[activations]`: what forward keeps for backward.
-
-    Attributes:
-        checkpointing: which activations are kept.
-        partition: keep a rank's share of each checkpoint and gather it over the tensor axis before
-            recompute (ZeRO-R Pa, section 6.1).
-        every_nth: with full checkpointing, of so many blocks in a row the last alone is
-            checkpointed (torchtitan's `selective_ac_option` as a number).
-        early_stop: a block that is run again stops when all is there that backward reads (see
-            `zsim.strategy.execution`).
-    """
-
-    checkpointing: Checkpointing = Checkpointing.NONE
-    partition: Flag = False
-    every_nth: Count = 1
-    early_stop: Flag = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_offload(cls, given: object) -> object:
-        """Say where a key went that was here."""
-        if isinstance(given, dict) and "offload" in given:
-            why = "is not here any more: say offload.checkpoints = host"
-            refuse([refusal("offload", None, why)])
-        return given
-
-
 Options = TypeVar("Options", bound=RuntimeOptions)
 
 
@@ -123,10 +79,11 @@ class Strategy(Table):
                 *self._against_runtime(),
                 *self._against_stage(),
                 *self._against_checkpointing(),
-                *self.train.contradictions(self.zero.emulate, self.offload),
+                *self.train.contradictions(self.zero.emulate, self.offload, self.zero.stage),
                 *self.offload.contradictions(
                     stage=self.zero.stage,
                     emulates=self.zero.emulate is not None,
+                    of_runtime=self._checkpoint_key,
                     pipeline=self.parallel.pipeline,
                     moments=self.moments,
                     has_groups=bool(self.train.groups),
@@ -149,6 +106,9 @@ class Strategy(Table):
         if self.gathers_logits and self.train.loss is Loss.CHUNKED_HEAD:
             why = f"{self.train.loss} never has the whole logits that disable_loss_parallel gathers"
             yield refusal("train.loss", None, why)
+        if runtime.gathers_float8 and self.train.float8 is not Float8.TENSORWISE:
+            field, why = "enable_fsdp_float8_all_gather", "true needs train.float8 = tensorwise"
+            yield refusal(f"zero.{name.lower()}.{field}", None, why)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if parallel.replicate > 1 and not (runtime.has_replicas and zero.stage):
@@ -212,12 +172,60 @@ class Strategy(Table):
             if self.offload.checkpoints is not MemoryTier.DEVICE:
                 why = "needs activations.checkpointing = full"
                 yield refusal("offload.checkpoints", self.offload.checkpoints, why)
+            yield from self._against_moved("true needs activations.checkpointing = full")
+        if self.layers_on_host:
+            yield from self._against_layers_on_host()
+        if activations.checkpointing is Checkpointing.FULL and pipeline > 1:
+            yield from self._against_moved(f"true is not modelled for pipeline = {pipeline}")
         if activations.partition and pipeline > 1:
             why = f"true is not modelled for pipeline = {pipeline}"
             yield refusal("activations.partition", None, why)
         if activations.partition and self.cuts_tokens:
             why = "true cuts what sequence parallelism has cut"
             yield refusal("activations.partition", None, why)
+
+    def _against_moved(self, why: str) -> Iterator[InitErrorDetails]:
+        """Yield that the runtime moves checkpoints to the host, if it does."""
+        runtime = self.zero.emulate
+        if runtime is not None and runtime.moves_checkpoints:
+            yield refusal(self._checkpoint_key, None, why)
+
+    @property
+    def _checkpoint_key(self) -> str:
+        """The key with which the runtime moves checkpoints to the host; empty if it has none."""
+        runtime = self.zero.emulate
+        if runtime is None or runtime.checkpoint_option is None:
+            return ""
+        return f"zero.{type(runtime).__name__.lower()}.{runtime.checkpoint_option}"
+
+    def _against_layers_on_host(self) -> Iterator[InitErrorDetails]:
+        """Yield what does not go with layers whose activations are in the host's memory."""
+        runtime, mode = self.zero.emulate, self.activations.checkpointing
+        assert runtime is not None
+        option = f"zero.{type(runtime).__name__.lower()}.{runtime.layers_option}"
+        if self.parallel.pipeline > 1:
+            why = f"does not go with pipeline = {self.parallel.pipeline}"
+            yield refusal(option, self.layers_on_host, why)
+        if mode is not Checkpointing.NONE:
+            why = f"does not go with activations.checkpointing = {mode}"
+            yield refusal(option, self.layers_on_host, why)
+
+    @property
+    def layers_on_host(self) -> int:
+        """Layers whose activations are in the host's memory until their backward."""
+        return 0 if self.zero.emulate is None else self.zero.emulate.layers_on_host
+
+    @property
+    def stored_least(self) -> int:
+        """Elements from which on a tensor of such a layer is there."""
+        return 0 if self.zero.emulate is None else self.zero.emulate.stored_least
+
+    @property
+    def checkpoint_tier(self) -> MemoryTier:
+        """Tier of memory that checkpoints are in from forward until they are run again."""
+        runtime = self.zero.emulate
+        moves = runtime is not None and runtime.moves_checkpoints
+        return MemoryTier.HOST if moves else self.offload.checkpoints
 
     @property
     def keeps_master(self) -> bool:
@@ -233,6 +241,8 @@ class Strategy(Table):
             early_stop=self.activations.early_stop,
             compiled=self.train.compile,
             float8=self.train.float8,
+            float8_gathers=runtime is not None and runtime.gathers_float8,
+            float8_tokens=self.casts_tokens,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             merges=runtime is not None and runtime.merges_context,
@@ -281,6 +291,13 @@ class Strategy(Table):
         return self.parallel.tensor > 1 and (asked if runtime is None else runtime.cuts_tokens)
 
     @property
+    def casts_tokens(self) -> bool:
+        """True if such tokens are cast to 8-bit floats before linear layers gather them."""
+        runtime, one_scale = self.zero.emulate, self.train.float8 is Float8.TENSORWISE
+        casts = runtime is not None and runtime.gathers_float8_tokens
+        return self.cuts_tokens and one_scale and casts
+
+    @property
     def keeps_whole(self) -> bool:
         """True if what was gathered of such a state is kept: not where operations run again."""
         by_operations = self.activations.checkpointing is Checkpointing.OPERATIONS
@@ -302,7 +319,7 @@ class Strategy(Table):
     def moves_checkpoints(self) -> bool:
         """True if checkpoints do not stay where forward made them."""
         full = self.activations.checkpointing is Checkpointing.FULL
-        leaves = self.offload.checkpoints is not MemoryTier.DEVICE
+        leaves = self.checkpoint_tier is not MemoryTier.DEVICE
         return full and (self.cuts_checkpoints or leaves or self.zero.contiguous)
 
     def rule_of(self, parameter: str) -> Optimizer:

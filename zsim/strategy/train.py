@@ -84,13 +84,16 @@ class Train(TrainKnobs):
     groups: tuple[ParameterGroup, ...] = ()
 
     def contradictions(
-        self, runtime: RuntimeOptions | None, offload: Offload
+        self, runtime: RuntimeOptions | None, offload: Offload, stage: int
     ) -> Iterator[InitErrorDetails]:
         """Yield a precision that is not modelled for a runtime, or for what leaves the device."""
         if self.precision is not Precision.PURE_BF16:
             return
         if runtime is not None and not runtime.trains_narrow:
             why = f"is not modelled for {type(runtime).__name__}"
+            yield refusal("train.precision", self.precision, why)
+        if runtime is not None and MemoryTier.NVME in runtime.tiers(stage=stage).values():
+            why = "is not modelled with states on NVMe"
             yield refusal("train.precision", self.precision, why)
         if offload.optimizer is not MemoryTier.DEVICE:
             why = f"is not modelled for offload.optimizer = {offload.optimizer}"

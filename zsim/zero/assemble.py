@@ -18,7 +18,14 @@ from zsim.schedule.schedule import (
     Schedule,
     Scope,
 )
-from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_POOL, POOL, ScheduleWriter
+from zsim.schedule.schedule_writer import (
+    CPU,
+    HOST_POOL,
+    NVME_POOL,
+    PAGEABLE_POOL,
+    POOL,
+    ScheduleWriter,
+)
 from zsim.strategy.strategy import Strategy
 from zsim.zero.key_exchange import context_streams
 from zsim.zero.names import (
@@ -38,6 +45,7 @@ from zsim.zero.state import scalars
 POOLS = (
     Pool(name=POOL, discipline=Discipline.CACHING),
     Pool(name=HOST_POOL, place=Place.HOST, scope=Scope.NODE),
+    Pool(name=PAGEABLE_POOL, place=Place.HOST, scope=Scope.NODE),
     Pool(name=NVME_POOL, place=Place.NVME),
 )
 """A GPU's memory, that of a node's host, which its ranks share, and a file of each rank."""
@@ -134,6 +142,7 @@ def assemble(
                     name=parameter.name,
                     elements=parameter.elements,
                     frozen=parameter.frozen,
+                    float8=parameter.float8,
                     rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
                 )
                 for parameter in model.parameters

@@ -34,13 +34,18 @@ _PLACES = {
 
 
 class CheckpointStore:
-    """Memory in which checkpoints lie: here a buffer for each, while it lies there."""
+    """Memory in which checkpoints lie: here a buffer for each, while it lies there.
+
+    Attributes:
+        place: the pool, and the stream that first writes what is put there.
+    """
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
         self._writer = writer
         self._model = model
         self._strategy = strategy
-        self._tier = strategy.offload.checkpoints
+        self._tier = strategy.checkpoint_tier
+        self.place = _PLACES[self._tier]
 
     def make_room(self, value: str) -> View:
         """Take memory for the checkpoint `value`, and return where it goes."""
@@ -61,7 +66,7 @@ class CheckpointStore:
         return self._declare(name, elements, self._model.values[value].dtype)
 
     def _declare(self, name: str, elements: int, dtype: DType) -> str:
-        pool, home = _PLACES[self._tier]
+        pool, home = self.place
         return self._writer.buffer(name, elements, dtype, Kind.SAVED, pool=pool, home=home)
 
 
@@ -75,6 +80,9 @@ class Checkpoints:
         self.model = model
         self.strategy = strategy
         self.store = store
+
+    def enter(self, visit: UnitVisit, after: tuple[Edge, ...] = ()) -> None:
+        """Write what precedes a visit that comes after `after`, where a runtime says."""
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
         """Move what the unit was given away after its forward, of which `last` is the end."""

@@ -64,6 +64,7 @@ class ForwardBackward:
         )
         self.micro_batch = 0
         self.gradient_slot = ""  # behind the names of buffers of gradients of parameters
+        self.elsewhere = dict[str, View]()  # whole parameters that lie beside their bucket
         self.tokens = Tokens(writer, model)
         self.sequence = SharedSequence(writer, model, strategy)
         self._gradients, self._drawn = Counter[str](), Drawn()
@@ -250,14 +251,8 @@ class ForwardBackward:
             operands += self._parameters(visit, segment, Role.GRADIENT)
         else:
             partial = (TENSOR,) if segment.reduces_output else ()
-            operands += [
-                Operand(
-                    role=Role.OUTPUT,
-                    view=self.writer.all(self._made(instance)),
-                    partial=partial,
-                )
-                for instance in part.makes
-            ]
+            made = [self.writer.all(self._made(instance)) for instance in part.makes]
+            operands += [Operand(role=Role.OUTPUT, view=view, partial=partial) for view in made]
         if own := self._workspace(visit, part, operands):
             operands.append(Operand(role=Role.WORKSPACE, view=self.writer.all(own)))
         self._operands[key] = tuple(operands)
@@ -314,6 +309,7 @@ class ForwardBackward:
     def _parameter_views(self, visit: UnitVisit, role: Role) -> dict[str, View]:
         """Return where the unit's parameters lie, or their gradients, by name."""
         views: dict[str, View] = {}
+        elsewhere = self.elsewhere if role is Role.PARAMETER else {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
             members, starts = run.parameters, run.starts
             if role is Role.PARAMETER:
@@ -324,7 +320,8 @@ class ForwardBackward:
             else:
                 continue
             for parameter, start in zip(members, starts, strict=False):
-                views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
+                view = View(buffer=buffer, start=start, size=parameter.elements)
+                views[parameter.name] = elsewhere.get(parameter.name, view)
         return views
 
     def _partial(self, role: Role, name: str) -> tuple[str, ...]:

@@ -3,14 +3,20 @@
 Korthikanti et al. 2022, section 4.2.2: in place of each all-reduce of tensor parallelism there is
 a reduce-scatter where summands end, and an all-gather where attention, MLP or head begin; backward
 has them the other way round. All are on the compute stream: what follows needs them at once.
+
+What linear layers in 8-bit floats read may be cast to them before it is gathered, with one scale
+for the tokens of all ranks: the largest magnitude, of an all-reduce. The gradient of what they
+scatter is gathered so, too (torchao 0.19, torchao/float8/float8_tensor_parallel.py).
 """
 
 from collections import Counter
 from collections.abc import Container, Iterable
 from itertools import accumulate
 
+from zsim.dtype import DType
+from zsim.model.kernel import KernelKind, streaming
 from zsim.model.model import Model, Segment
-from zsim.schedule.operation import Action, Edge, View
+from zsim.schedule.operation import Action, Edge, Reduction, Role, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
@@ -85,6 +91,9 @@ class Tokens:
             if value.tensor_sharded
         )
         self.shared = shared_parameters(model)
+        casting = [each for unit in model.units for each in unit.segments if each.casts_tokens]
+        self._cast_inputs = {name for each in casting for name in each.inputs}
+        self._cast_outputs = {value.name for each in casting for value in each.outputs}
         self._gathers = _gathers(model)
 
     def gathers(self, segment: Segment, value: str) -> bool:
@@ -98,7 +107,8 @@ class Tokens:
         }
         for whole, each in found.items():
             if whole not in self.writer.alive:  # the segment before has left it
-                self._gather(each.value, whole, each.buffer, part)
+                narrow = each.value in self._cast_inputs
+                self._gather(each.value, whole, each.buffer, part, narrow=narrow)
         is_left = segment.leaves_whole and part.action is not Action.BACKWARD
         return () if is_left else tuple(found)
 
@@ -107,17 +117,49 @@ class Tokens:
     ) -> tuple[str, ...]:
         """Gather the gradients of what it scattered, as far as they are in `gradients`."""
         return tuple(
-            self._gather(each.name, self.gradient(each.name), f"{each.name}/gradient", part)
+            self._gather(
+                each.name,
+                self.gradient(each.name),
+                f"{each.name}/gradient",
+                part,
+                narrow=each.name in self._cast_outputs,
+            )
             for each in segment.outputs
             if each.name in gradients and each.name in self.scattered
         )
 
-    def _gather(self, value: str, whole: str, buffer: str, part: SegmentVisit) -> str:
+    def _gather(
+        self, value: str, whole: str, buffer: str, part: SegmentVisit, *, narrow: bool
+    ) -> str:
         """Gather `buffer`, which is `value` or its gradient, into `whole`, taken here."""
-        self.writer.allocate(whole)
         path = f"{part.action}{part.segment}/gather/{buffer}"
-        self.writer.all_gather(path, TENSOR, buffer, whole, stream=COMPUTE)
+        own = self._cast(value, buffer, path, name=whole) if narrow else buffer
+        self.writer.allocate(whole)
+        self.writer.all_gather(path, TENSOR, own, whole, stream=COMPUTE)
+        if narrow:
+            self.writer.free(own)
         return whole
+
+    def _cast(self, value: str, buffer: str, path: str, *, name: str) -> str:
+        """Return a copy of the own tokens of `value` in 8-bit floats, which is taken here."""
+        # hp_tensor_to_float8_dynamic (torchao/float8/float8_scaling_utils.py), of a DTensor: its
+        # largest magnitude is a number that is not reduced yet, until it is used
+        writer, kept = self.writer, self.model.values[value]
+        largest = writer.buffer(f"{name}/amax", 1, kept.dtype, Kind.WORKSPACE)
+        writer.allocate(largest)
+        writer.compute(
+            f"{path}/amax",
+            Action.AMAX,
+            [(Role.INPUT, writer.all(buffer)), (Role.OUTPUT, writer.all(largest))],
+            kernels=(streaming(KernelKind.ELEMENTWISE, (kept.elements,), kept.dtype, streams=1),),
+        )
+        maximum = Reduction.MAX
+        writer.all_reduce(f"{path}/amax/reduce", TENSOR, largest, reduction=maximum, stream=COMPUTE)
+        cast = writer.buffer(f"{name}/own", kept.elements, DType.FP8, Kind.WORKSPACE)
+        writer.allocate(cast)
+        writer.copy(f"{path}/cast", buffer, cast)
+        writer.free(largest)
+        return cast
 
     def scatter(self, value: str, buffer: str, path: str) -> None:
         """Reduce the summands of `buffer`, which is taken here; theirs are given back."""
@@ -138,17 +180,19 @@ class Tokens:
         """Return the buffer of all tokens of what `part` reads, one for each pass."""
         number = self._gathers.get((instance.value, part.segment), 0)
         name = f"{instance.buffer}/{part.action}/whole{number or ''}"
-        return self._all_tokens(instance.value, name, produced=False)
+        narrow = instance.value in self._cast_inputs
+        return self._all_tokens(instance.value, name, produced=False, narrow=narrow)
 
     def gradient(self, value: str) -> str:
         """Return the buffer of the gradients of all tokens of `value`."""
-        return self._all_tokens(value, f"{value}/gradient/whole", produced=False)
+        narrow = value in self._cast_outputs
+        return self._all_tokens(value, f"{value}/gradient/whole", produced=False, narrow=narrow)
 
     def summands(self, value: str, buffer: str) -> str:
         """Return the buffer of summands of all tokens of `buffer`."""
         return self._all_tokens(value, f"{buffer}/summands", produced=True)
 
-    def _all_tokens(self, value: str, name: str, *, produced: bool) -> str:
+    def _all_tokens(self, value: str, name: str, *, produced: bool, narrow: bool = False) -> str:
         own = self.model.values[value]
-        elements = own.elements * self.model.tensor
-        return self.writer.buffer(name, elements, own.dtype, Kind.WORKSPACE, produced=produced)
+        elements, dtype = own.elements * self.model.tensor, DType.FP8 if narrow else own.dtype
+        return self.writer.buffer(name, elements, dtype, Kind.WORKSPACE, produced=produced)

@@ -13,7 +13,8 @@ from enum import StrEnum
 from zsim.model.model import BATCH, Model, Unit
 from zsim.schedule.operation import Action
 from zsim.schedule.quick_init import quick_init
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.strategy import Strategy
 
 
 class Made(StrEnum):
@@ -120,13 +121,14 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
 class _CheckpointedUnits:
     """Units that are checkpointed as one, what they make, and which checkpoints are put away.
 
-    They are run `again` before their backward, or keep what it reads.
+    They are run `again` before their backward, or keep what it reads: on the device, or `stored`.
     """
 
     units: tuple[int, ...]
     own: frozenset[str]
     given: tuple[str, ...]
     again: bool
+    stored: bool = False
     parts: tuple[str, ...] = ()
 
 
@@ -140,13 +142,14 @@ def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
         own = frozenset(value.name for segment in segments for value in segment.outputs)
         read = dict.fromkeys(name for segment in segments for name in segment.inputs)
         given = tuple(name for name in read if name not in own and name != BATCH)
-        again = False
-        if full and units[0].checkpoint:
+        again = stored = False
+        if units[0].checkpoint:
             # as _apply_layer_sac (torchtitan, distributed/activation_checkpoint.py) counts
             blocks += 1
-            again = blocks % strategy.activations.every_nth == 0
+            again = full and blocks % strategy.activations.every_nth == 0
+            stored = blocks <= strategy.layers_on_host
         indices = tuple(range(first, first + len(units)))
-        found.append(_CheckpointedUnits(indices, own, given, again))
+        found.append(_CheckpointedUnits(indices, own, given, again, stored))
         first += len(units)
     readers = Counter(name for block in found for name in block.given)
     return [replace(each, parts=_parts(model, strategy, each, readers)) for each in found]
@@ -157,11 +160,30 @@ def _parts(
 ) -> tuple[str, ...]:
     """Return checkpoints that are put away: of what is run again, what no other block reads."""
     units = [model.units[index] for index in block.units]
+    if block.stored:
+        return _stored(model, strategy, block, readers)
     differentiated = any(_differentiated(model, unit) for unit in units)
     if not (block.again and strategy.moves_checkpoints and differentiated):
         return ()
     return tuple(
         name for name in block.given if readers[name] == 1 and model.values[name].requires_gradient
+    )
+
+
+def _stored(
+    model: Model, strategy: Strategy, block: _CheckpointedUnits, readers: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return values that the backward of a block reads, and no other block."""
+    segments = [each for unit in block.units for each in model.units[unit].segments]
+    kept = dict.fromkeys(
+        name for each in segments if model.runs_backward(each) for name in each.kept_inputs
+    )
+    return tuple(
+        name
+        for name in kept
+        if name != BATCH
+        and readers[name] == (name in block.given)
+        and model.values[name].elements >= strategy.stored_least
     )
 
 

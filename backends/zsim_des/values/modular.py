@@ -176,6 +176,8 @@ class Modular:
                 return _update(compute, of, scale, scalars)
             case Action.NORM:
                 return [self._squares(compute, of(Role.GRADIENT), seat)]
+            case Action.AMAX:  # exact numbers are not scaled
+                return [np.zeros_like(each) for each in of(Role.OUTPUT)]
             case Action.FINITE:
                 return [np.array([_is_bad(of(Role.GRADIENT))])]
             case Action.UNSCALE:

@@ -1,6 +1,7 @@
 """Runs the `Compute` operations of one rank: units through autograd."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, assert_never
@@ -10,7 +11,7 @@ import torch
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, Role, View
 from zsim.schedule.schedule import Schedule
-from zsim_torch.execute.generator_state import RandomState
+from zsim_torch.execute.generator_state import RandomState, need_repeatable
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.memory_part import ProducedPart
 from zsim_torch.execute.operands import Operands
@@ -118,7 +119,14 @@ class Computer:
                 return self._shards.initializing(compute)
             case Action.LOAD:
                 return partial(self._load, self._of(compute))
-            case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
+            case (
+                Action.UPDATE
+                | Action.NORM
+                | Action.UNSCALE
+                | Action.CLIP
+                | Action.FINITE
+                | Action.AMAX
+            ):
                 return self._shards.bound(self._of(compute), scalars)
             case _:
                 assert_never(compute.action)
@@ -141,7 +149,9 @@ class Computer:
         compute, visit = known.compute, known.visit
         if visit in self.work.forecast.recomputed:
             self._states[visit] = RandomState.now()
-            self._evaluate(known)
+            known_draws = self._unit(known).key in self._looked_at
+            with nullcontext() if known_draws else need_repeatable(self._unit(known)):
+                self._evaluate(known)
         elif visit not in self.work.forecast.input_gradients:
             self._evaluate(known)
         else:

@@ -1,25 +1,38 @@
-"""The state of torch's generators, taken before a forward and given back for its recompute."""
+"""States of generators, taken before a forward and given back for its recompute.
 
+Those of torch, as `torch.utils.checkpoint` does, and that of Python's `random`. That of numpy takes
+as long to read as a small layer to run, so it is no part of it.
+"""
+
+import random
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+
+from zsim_torch.module.unit import TorchUnit, UnitRunError
 
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """States of the generator of the CPU and, with CUDA in use, of the current device's."""
+    """States of torch's generator of the CPU, with CUDA in use the current device's, and Python's.
+
+    Those that are None are left as they are.
+    """
 
     cpu: torch.Tensor
     cuda: torch.Tensor | None
+    python: tuple[Any, ...] | None = None
 
     @classmethod
     def now(cls) -> "RandomState":
         """Return the current states."""
         used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         cuda = torch.cuda.get_rng_state() if used else None
-        return cls(torch.get_rng_state(), cuda)
+        return cls(torch.get_rng_state(), cuda, random.getstate())
 
     @contextmanager
     def restored(self) -> Generator[None]:
@@ -36,3 +49,43 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda)
+        if self.python is not None:
+            random.setstate(self.python)
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyState:
+    """State of the generator behind the functions of `numpy.random`."""
+
+    name: str
+    key: bytes
+    rest: tuple[int, int, float]
+
+    @classmethod
+    def now(cls) -> "NumpyState":
+        """Return the current state."""
+        state: Any = np.random.get_state(legacy=True)  # noqa: NPY002  (modules draw from it)
+        name, key, place, has_gauss, gauss = state
+        return cls(str(name), key.tobytes(), (int(place), int(has_gauss), float(gauss)))
+
+    def set(self) -> None:
+        """Set the generator to this state."""
+        state = (self.name, np.frombuffer(self.key, np.uint32), *self.rest)
+        np.random.set_state(state)  # noqa: NPY002  (modules draw from it)
+
+
+@contextmanager
+def need_repeatable(unit: TorchUnit) -> Generator[None]:
+    """Return if a forward inside, which is to be run again, has not drawn from numpy.
+
+    Raises:
+        UnitRunError: it has.
+    """
+    before = NumpyState.now()
+    yield
+    if NumpyState.now() != before:
+        raise UnitRunError(
+            f"unit {unit.name}: its forward draws from numpy.random, and would draw other numbers "
+            "where it is run again; draw from torch or Python's random, or turn checkpointing off "
+            "for it"
+        )

@@ -128,6 +128,9 @@ class ShardComputer:
                 return partial(optimizer.sum_of_squares, summed, tensors(Role.OUTPUT)[0])
             case Action.FINITE:
                 return partial(optimizer.is_finite, gradients, tensors(Role.OUTPUT)[0])
+            case Action.AMAX:
+                measured = (*tensors(Role.PARAMETER), *tensors(Role.INPUT))
+                return partial(optimizer.largest_magnitudes, measured, tensors(Role.OUTPUT)[0])
             case Action.UNSCALE:
                 return partial(optimizer.unscale, gradients, scale)
             case Action.CLIP:

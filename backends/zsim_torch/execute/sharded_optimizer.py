@@ -203,6 +203,12 @@ def is_finite(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> None:
             torch.maximum(target, bad, out=target)
 
 
+def largest_magnitudes(parameters: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+    """Write the largest magnitude of each parameter to its place in `target`."""
+    for place, parameter in enumerate(parameters):
+        target[place] = parameter.abs().max() if parameter.numel() else 0.0
+
+
 def unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:
     """Divide by the loss scale."""
     for gradient in gradients:

@@ -23,9 +23,15 @@ from zsim_torch.execute.gloo_exchange import Exchanged, GlooExchange
 from zsim_torch.execute.streams import CpuStreams
 from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
+from zsim_torch.measure.time_budget import TimeBudget
 from zsim_torch.supervise.progress_record import note
 
-ROUNDS_MIN: Final = 6
+ROUNDS: Final = 6
+"""Each collective is issued so often, or more often if there is time; of the first is none told."""
+
+ROUNDS_LEAST: Final = 2
+"""However late it is: one that is timed, and one in which its end is looked for."""
+
 POLL_S: Final = 2e-5
 BETWEEN: Final = 192
 """Extent of the products between collectives: some hundred microseconds on a core."""
@@ -65,7 +71,7 @@ class _Collective:
 
 
 def collective_samples(
-    watch: Stopwatch, seconds: float, ladder: Ladder = LADDER
+    watch: Stopwatch, budget: TimeBudget, ladder: Ladder = LADDER
 ) -> tuple[CollectiveSample, ...]:
     """Return the times of all collectives on this rank; every rank calls it."""
     if distributed.get_world_size() == 1:
@@ -76,7 +82,7 @@ def collective_samples(
     collectives = tuple(_collectives(device, ladder.tensors, asynchronous=asynchronous))
     taken: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     landed: dict[tuple[str, int], list[float]] = {}
-    end, rounds, goes_on = time.monotonic() + seconds, 0, True
+    rounds, goes_on = 0, True
     while goes_on:
         note(f"measuring collectives, round {rounds}")
         for each in collectives:
@@ -94,14 +100,16 @@ def collective_samples(
             times = (start, handed, time.perf_counter())
             taken.setdefault((each.name, each.size_bytes), []).append(times)
         rounds += 1
-        goes_on = _agreed(rounds < ROUNDS_MIN or time.monotonic() < end, device)
+        goes_on = bool(agreed(rounds < ROUNDS_LEAST or not budget.is_over, device))
+    budget.note("collectives", rounds, ROUNDS)
+    warm = 1 if rounds > ROUNDS_LEAST else 0
     return tuple(
         CollectiveSample(
             collective=name,
             size_bytes=size,
-            issue_s=median(handed - start for start, handed, _ in times[1:]),
-            handed_s=tuple(handed for _, handed, _ in times[1:]),
-            ended_s=tuple(ended for _, _, ended in times[1:]),
+            issue_s=median(handed - start for start, handed, _ in times[warm:]),
+            handed_s=tuple(handed for _, handed, _ in times[warm:]),
+            ended_s=tuple(ended for _, _, ended in times[warm:]),
             landing_s=median(landed[name, size]) if (name, size) in landed else None,
         )
         for (name, size), times in taken.items()
@@ -139,11 +147,11 @@ def _landing_s(collective: _Collective) -> float:
     return time.perf_counter() - start
 
 
-def _agreed(goes_on: bool, device: torch.device) -> bool:  # noqa: FBT001  (a number that is sent)
-    """Return what the first rank says: all ranks do as many rounds."""
-    number = torch.tensor([int(goes_on)], device=device)
-    distributed.broadcast(number, src=0)
-    return bool(number.item())
+def agreed(number: int, device: torch.device) -> int:
+    """Return the number of the first rank: all ranks do as many rounds."""
+    held = torch.tensor([number], device=device)
+    distributed.broadcast(held, src=0)
+    return int(held.item())
 
 
 def _collectives(
@@ -190,7 +198,7 @@ def _send_or_receive(tensor: Tensor, rank: int) -> object:
     return distributed.irecv(tensor, src=rank - 1)
 
 
-def taken_share(watch: Stopwatch, ladder: Ladder = LADDER) -> float | None:
+def taken_share(watch: Stopwatch, budget: TimeBudget, ladder: Ladder = LADDER) -> float | None:
     """Return the share of a rank that a collective beside its kernels takes; None with one rank.
 
     It is what kernels lose while a collective goes on, over the time that this takes alone.
@@ -214,7 +222,7 @@ def taken_share(watch: Stopwatch, ladder: Ladder = LADDER) -> float | None:
     distributed.all_reduce(longest, op=distributed.ReduceOp.MAX)
     count = max(4, min(2000, round(float(longest))))
     lost: list[float] = []
-    for _ in range(OVERLAPS):
+    while agreed(not lost or (len(lost) < OVERLAPS and not budget.is_over), watch.device):
         distributed.barrier()
         without = kernels(count)
         distributed.barrier()
@@ -223,4 +231,5 @@ def taken_share(watch: Stopwatch, ladder: Ladder = LADDER) -> float | None:
         assert work is not None
         work.wait()
         lost.append((beside - without) / of_collective)
+    budget.note("kernels beside a collective", len(lost), OVERLAPS)
     return min(SHARE_MAX, max(0.0, median(lost)))

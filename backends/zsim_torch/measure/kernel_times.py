@@ -4,7 +4,6 @@ Bytes are those that `zsim.model` counts for such a kernel, so that a kernel of 
 time whatever an implementation really moves.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +19,15 @@ from zsim.dtype import DType
 from zsim.model.kernel import KernelKind, flash_attention
 from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
+from zsim_torch.measure.time_budget import TimeBudget
 from zsim_torch.module.causal_attention import turned
 from zsim_torch.supervise.progress_record import note
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 COLUMNS: Final = 256
 
-PASSES_MIN: Final = 3
-"""Each kernel is timed so often at least, all in turn; the lowest counts."""
+PASSES: Final = 3
+"""Each kernel is timed so often, all in turn, or more often if there is time; the lowest counts."""
 
 LAYOUTS: Final = {False: ("nt",), True: ("nn", "tn")}
 """Layouts of the operands of products: forward y = x w^T, backward dx = dy w and dw = dy^T x."""
@@ -44,12 +44,12 @@ class _Case:
 
 
 def kernel_tables(
-    watch: Stopwatch, dtypes: tuple[DType, ...], seconds: float, ladder: Ladder = LADDER
+    watch: Stopwatch, dtypes: tuple[DType, ...], budget: TimeBudget, ladder: Ladder = LADDER
 ) -> tuple[tuple[ProductTimes, ...], tuple[KernelTimes, ...]]:
-    """Return times of kernels in `dtypes`, each the lowest of as many as `seconds` allow."""
+    """Return times of kernels in `dtypes`, each the lowest of as many as `budget` allows."""
     with torch.no_grad():
         cases = [case for dtype in dtypes for case in _cases(watch.device, dtype, ladder)]
-        found = _lowest(cases, watch, seconds)
+        found = _lowest(cases, watch, budget)
     grids = tuple(
         ProductTimes(
             dtype=dtype,
@@ -89,17 +89,20 @@ def _curve(points: dict[float, float]) -> TimeCurve:
 
 
 def _lowest(
-    cases: list[_Case], watch: Stopwatch, seconds: float
+    cases: list[_Case], watch: Stopwatch, budget: TimeBudget
 ) -> dict[tuple[object, ...], float]:
     """Return the lowest time of each case over passes through all of them."""
     found: dict[tuple[object, ...], float] = {}
-    end, passes = time.monotonic() + seconds, 0
-    while passes < PASSES_MIN or time.monotonic() < end:
-        note(f"measuring kernels, pass {passes}")
-        for case in cases:
-            taken = watch.seen_s(case.prepare())
-            found[case.key] = min(taken, found.get(case.key, taken))
-        passes += 1
+    done = 0
+    while done < len(cases) or not budget.is_over:
+        passes, place = divmod(done, len(cases))
+        if not place:
+            note(f"measuring kernels, pass {passes}")
+        case = cases[place]
+        taken = watch.seen_s(case.prepare())
+        found[case.key] = min(taken, found.get(case.key, taken))
+        done += 1
+    budget.note("kernels", done // len(cases), PASSES)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from zsim_torch.measure.drive_times import DriveTimes, drive_times
 from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.rank_times import MeasureOrder, RankTimes, measure_rank, memory_bytes
 from zsim_torch.measure.reference_run import reference_jobs
+from zsim_torch.measure.time_budget import Clock, Repeats
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
 from zsim_torch.supervise.ranks import run_ranks
 
@@ -56,10 +58,12 @@ def measure_machine(
     drive: Path | None = None,
     device: DeviceChoice = DeviceChoice.AUTO,
     ladder: Ladder = LADDER,
+    clock: Clock = time.monotonic,
 ) -> MeasuredNode:
     """Measure so many ranks of this machine, or those that torchrun started.
 
-    Without a number they are as many as it has GPUs, or two.
+    Without a number they are as many as it has GPUs, or two. All is measured once, however slow the
+    machine is; repeats end with `seconds`, by `clock`.
 
     Raises:
         DriveError: the folder cannot be measured.
@@ -78,7 +82,7 @@ def measure_machine(
         ranks = torch.cuda.device_count() or LOCAL_RANKS
         ranks = ranks if placement is None else placement.ranks
     jobs = reference_jobs(ranks, ladder)
-    order = MeasureOrder(dtypes=DTYPES, seconds=seconds, jobs=jobs, ladder=ladder)
+    order = MeasureOrder(dtypes=DTYPES, seconds=seconds, jobs=jobs, ladder=ladder, clock=clock)
     found = run_ranks(measure_rank, order, ranks=ranks, timeout_s=60.0 + seconds, device=device)
     traces = [
         ReferenceTrace(schedule=job.schedule, trace=trace)
@@ -165,6 +169,7 @@ def times_of(
         operations=(OperationCost(name=OTHER),),
         collectives=_collectives(found),
         missing=_missing(found, drives),
+        hurried=_hurried(found),
     )
     costs = fitted_costs(traces, alone)
     names = {each.name for each in costs}
@@ -186,6 +191,16 @@ def _missing(found: Sequence[RankTimes], drives: DriveTimes | None) -> tuple[str
     if found[0].device != "cpu":
         missing.append("host time of operations, what collectives take from kernels")
     return tuple(missing)
+
+
+def _hurried(found: Sequence[RankTimes]) -> tuple[str, ...]:
+    """Return what was repeated less often than it should be, on some rank."""
+    least: dict[str, Repeats] = {}
+    for each in (repeats for rank in found for repeats in rank.repeats):
+        known = least.get(each.what, each)
+        least[each.what] = min(known, each, key=lambda one: one.done / one.wanted)
+    fewer = (each for each in least.values() if each.done < each.wanted)
+    return tuple(f"{each.what}, {each.done} of {each.wanted} times" for each in fewer)
 
 
 def _mean_products(alike: Sequence[ProductTimes]) -> ProductTimes:

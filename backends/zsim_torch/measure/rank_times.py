@@ -2,7 +2,9 @@
 
 import os
 import platform
+import time
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -15,28 +17,44 @@ from zsim.cluster.profile.measured import KernelTimes, ProductTimes
 from zsim.dtype import DType
 from zsim.strategy.optimizer_rule import Adam
 from zsim.trace.trace import RankTrace
-from zsim_torch.backend import Assignment, train_on_rank
 from zsim_torch.execute.sharded_optimizer import Updated, update
-from zsim_torch.measure.collective_times import CollectiveSample, collective_samples, taken_share
+from zsim_torch.feed import feed
+from zsim_torch.measure.collective_times import (
+    SHORTEST_S,
+    CollectiveSample,
+    agreed,
+    collective_samples,
+    taken_share,
+)
+from zsim_torch.measure.cost_fit import WARM_UP
 from zsim_torch.measure.kernel_times import kernel_tables
 from zsim_torch.measure.ladder import LADDER, Ladder
 from zsim_torch.measure.stopwatch import Stopwatch
+from zsim_torch.measure.time_budget import Clock, Repeats, TimeBudget
+from zsim_torch.run_option import Option
 from zsim_torch.supervise.progress_record import note
+from zsim_torch.trainer import Trainer
 
 ROUNDS: Final = 5
 
 KERNEL_SHARE, COLLECTIVE_SHARE = 0.5, 0.5
 """Parts of the time that kernels and collectives get."""
 
+STEPS_SHARE, OVERLAP_SHARE = 1.0, 0.1
+"""What reference steps, and kernels beside a collective, may take on top, in parts of that time."""
+
+STEPS_LEAST: Final = WARM_UP + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOrder:
-    """Orders of a rank: formats of kernels, seconds, reference runs, and sizes."""
+    """Orders of a rank: formats of kernels, seconds by a clock, reference runs, and sizes."""
 
     dtypes: tuple[DType, ...]
     seconds: float
     jobs: tuple[Job, ...]
     ladder: Ladder = LADDER
+    clock: Clock = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +71,30 @@ class RankTimes:
     adam_bytes_per_s: float
     cast_bytes_per_s: float
     traces: tuple[RankTrace, ...]
+    repeats: tuple[Repeats, ...] = ()
 
 
 def measure_rank(order: MeasureOrder) -> RankTimes:
     """Measure this process's rank of the process group; every rank calls it."""
     device = rank_device()
-    watch = Stopwatch(device)
-    traces = tuple(_reference_trace(job) for job in order.jobs)
-    ladder, seconds = order.ladder, order.seconds
-    products, kernels = kernel_tables(watch, order.dtypes, seconds * KERNEL_SHARE, ladder)
+    watch, ladder = Stopwatch(device), order.ladder
+
+    def part(share: float) -> TimeBudget:
+        return TimeBudget.of(order.seconds * share, order.clock)
+
+    steps = part(STEPS_SHARE)
+    traces = tuple(
+        _reference_trace(job, steps, left=len(order.jobs) - place)
+        for place, job in enumerate(order.jobs)
+    )
+    of_kernels = part(KERNEL_SHARE)
+    products, kernels = kernel_tables(watch, order.dtypes, of_kernels, ladder)
     _meet()
-    samples = collective_samples(watch, seconds * COLLECTIVE_SHARE, ladder)
+    of_collectives = part(COLLECTIVE_SHARE)
+    samples = collective_samples(watch, of_collectives, ladder)
     note("measuring what a collective takes from kernels")
-    share = taken_share(watch, ladder)
+    beside = part(OVERLAP_SHARE)
+    share = taken_share(watch, beside, ladder)
     _meet()
     copied = _copied_bytes_per_s(watch, ladder.copied_bytes)
     _meet()
@@ -81,6 +110,11 @@ def measure_rank(order: MeasureOrder) -> RankTimes:
         adam_bytes_per_s=updated,
         cast_bytes_per_s=cast,
         traces=traces,
+        repeats=tuple(
+            each
+            for budget in (steps, of_kernels, of_collectives, beside)
+            for each in budget.repeats
+        ),
     )
 
 
@@ -103,11 +137,24 @@ def processor_name(device: torch.device) -> str:
         return platform.machine()
 
 
-def _reference_trace(job: Job) -> RankTrace:
-    """Return what this rank does in a reference run, unobserved."""
+def _reference_trace(job: Job, budget: TimeBudget, *, left: int) -> RankTrace:
+    """Return what this rank does in a reference run, unobserved; so many runs share `budget`.
+
+    How many steps it has is decided after the first one, which takes longest: no later step begins
+    with what ranks say to each other for it.
+    """
     note(f"reference steps of {job.schedule.name}")
-    work = Assignment(job=job, seed=0, data=None, poison=False, observe=False)
-    trace = train_on_rank(work).ranks[0]
+    batches = feed(job, distributed.get_rank(), data=None, seed=0)
+    with Trainer.of_job(job, option=Option(keep_trace=True, write_back=False)) as trainer:
+        begin, most_s = budget.clock(), budget.left_s / left
+        trainer.step(*islice(batches, trainer.micro_batches))
+        fitting = int(most_s / max(budget.clock() - begin, SHORTEST_S))
+        steps = agreed(min(job.steps, max(fitting, STEPS_LEAST)), trainer.run.device)
+        for _ in range(1, steps):
+            trainer.step(*islice(batches, trainer.micro_batches))
+        trace = trainer.trace().ranks[0]
+    trainer.run.close_files()
+    budget.note("reference steps", steps, job.steps)
     return replace(trace, book=(), transfers=(), losses=())
 
 

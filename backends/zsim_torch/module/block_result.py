@@ -25,6 +25,9 @@ class AliasLeaf:
 
     argument: int
 
+    def __str__(self) -> str:
+        return f"its argument {self.argument}"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:
@@ -34,12 +37,18 @@ class TensorLeaf:
     dtype: torch.dtype
     requires_grad: bool
 
+    def __str__(self) -> str:
+        return "a new tensor"
+
 
 @dataclass(frozen=True, slots=True)
 class ConstantLeaf:
     """A result of a block that is no tensor."""
 
     value: object
+
+    def __str__(self) -> str:
+        return f"{self.value!r:.60}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +75,23 @@ class BlockResult:
                 case TensorLeaf():
                     same = isinstance(each, Tensor)
             if not same:
+                found_here = _in_words(each, given)
                 raise ModuleUnitError(
-                    f"unit {self.path}: returned {each!r:.60}, the first time {leaf!r:.60}; only "
-                    "values of tensors may change"
+                    f"unit {self.path}: returned {found_here}, the first time {leaf}; only values "
+                    "of tensors may change (does chance decide? multiply by 0 or 1 instead)"
                 )
         if len(found) != len(self.leaves):
             raise ModuleUnitError(
                 f"unit {self.path}: returned {len(found)} values, the first time {len(self.leaves)}"
             )
+
+
+def _in_words(found: object, given: Sequence[object]) -> str:
+    """Return what a block has returned, as leaves of a result say it."""
+    if not isinstance(found, Tensor):
+        return f"{found!r:.60}"
+    place = next((number for number, each in enumerate(given) if each is found), None)
+    return "a new tensor" if place is None else f"its argument {place}"
 
 
 def need_same_arguments(path: str, given: Sequence[object], after: object) -> None:

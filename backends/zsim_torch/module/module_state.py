@@ -8,7 +8,7 @@ from torch import distributed, nn
 
 from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Schedule
-from zsim_torch.execute.generator_state import RandomState
+from zsim_torch.execute.generator_state import NumpyState, RandomState
 from zsim_torch.module.saving import version
 from zsim_torch.module.unit import TorchUnit
 
@@ -16,7 +16,7 @@ from zsim_torch.module.unit import TorchUnit
 @contextmanager
 def unchanged(module: nn.Module) -> Generator[None]:
     """Give buffers and generators back what they had before; a module has its own buffers again."""
-    random = RandomState.now()
+    states = RandomState.now(), NumpyState.now()
     kept = [
         (table, key, buffer, None if buffer is None else buffer.clone())
         for table, key, buffer in _places(module)
@@ -24,7 +24,8 @@ def unchanged(module: nn.Module) -> Generator[None]:
     try:
         yield
     finally:
-        random.set()
+        for state in states:
+            state.set()
         with torch.no_grad():
             for table, key, buffer, before in kept:
                 table[key] = buffer
@@ -64,7 +65,10 @@ class SharedBuffers:
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module = module
+        self._tables: list[tuple[str, _Table]] = [
+            (f"{path}." if path else "", vars(part)["_buffers"])
+            for path, part in module.named_modules()
+        ]
         self._homes = {name: each.device for name, each in self._named().items()}
         for buffer in self._named().values():
             buffer.data = buffer.data.to(device)
@@ -76,10 +80,12 @@ class SharedBuffers:
         With a `group` these are its ranks: a stage of a pipeline changes buffers for itself.
         """
         joined = distributed.is_initialized() and distributed.get_world_size(group) > 1
-        if joined and self._have_changed():
-            for buffer in self._named().values():
+        now = self._now()
+        if joined and self._have_changed(now):
+            for buffer, _ in now:
                 _broadcast(buffer, first, group)
-        self._versions = self._now()
+            now = self._now()
+        self._versions = now
 
     def settle(self, owners: Mapping[str, int]) -> None:
         """Give all ranks each buffer of stages from the rank that `owners` has for its name."""
@@ -94,13 +100,18 @@ class SharedBuffers:
                 buffer.data = buffer.data.to(self._homes[name])
 
     def _named(self) -> dict[str, torch.Tensor]:
-        return {name: each for name, each in self._module.named_buffers() if not each.is_meta}
+        """Return buffers by name, each once, as `named_buffers` does; parts are found once."""
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for path, table in self._tables:
+            for key, buffer in table.items():
+                if buffer is not None and not buffer.is_meta:
+                    found.setdefault(id(buffer), (f"{path}{key}", buffer))
+        return dict(found.values())
 
     def _now(self) -> list[tuple[torch.Tensor, int]]:
         return [(buffer, version(buffer)) for buffer in self._named().values()]
 
-    def _have_changed(self) -> bool:
-        now = self._now()
+    def _have_changed(self, now: list[tuple[torch.Tensor, int]]) -> bool:
         return len(now) != len(self._versions) or any(
             buffer is not known or number != before
             for (buffer, number), (known, before) in zip(now, self._versions, strict=True)

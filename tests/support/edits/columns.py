@@ -3,25 +3,27 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from emulated_strategies import EMULATED
+from emulated_strategies import CHECKPOINTED, EMULATED
 from emulated_strategies import strategy as emulating
 from fitting import fitting
 
 from edits.court import Court
-from zsim.dtype import DType
+from edits.pipelines import of_fsdp2_pipelines, of_megatron_pipelines, of_pipelines
+from edits.updates import ADAM, GIVEN, MOMENTUM, NO_DECAY, SCALE
 from zsim.model.architecture import GPT, Llama, LoRA
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
-from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.execution import Float8
+from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
-from zsim.strategy.train import LossScale, Train
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
@@ -29,14 +31,13 @@ CALLED_AGAIN = "blocks called again"
 """The column of models with one block that is called twice."""
 TIED = "megatron pipelines"
 """The column of models whose first and last stage have one embedding."""
+FLOAT8 = "fsdp2 float8"
+"""The column of models whose weights are gathered in 8-bit floats."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
+MOVED = "checkpoints on the host"
+"""The column of models with so many blocks that a stream of copies keeps some and moves others."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
-ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
-NO_DECAY = (ParameterGroup(parameters=("*.ln*",), rule=replace(ADAM, weight_decay=0.0)),)
-GIVEN = replace(ADAM, learning_rate=LEARNING_RATE)
-MOMENTUM = SGD(learning_rate=LEARNING_RATE, momentum=0.875, weight_decay=0.125, nesterov=True)
-SCALE = LossScale(interval=2)
 FROZEN = "frozen, "
 """Prefixes of names of columns whose models have frozen parameters."""
 
@@ -142,132 +143,40 @@ def of_runtimes() -> dict[str, list[Strategy]]:
     return found
 
 
-def of_pipelines() -> list[Strategy]:
-    """Stages of a pipeline, alone, with a data axis, with a tensor axis that cuts tokens."""
-    cut = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
+def of_checkpoints() -> list[Strategy]:
+    """Runtimes that keep checkpoints on the host: copied whole, in parts, on a stream."""
+    found: list[Strategy] = []
+    for number, named in enumerate(CHECKPOINTED.values()):
+        made = emulating(
+            named,
+            data=2,
+            micro_batches=2,
+            precision=(Precision.FP16, Precision.BF16)[number % 2],
+            clip_norm=1.0,
+            optimizer=ADAM,
+            checkpointing=Checkpointing.FULL,
+        )
+        assert made is not None
+        found.append(made.but({"train.loss_scale": SCALE}))
+        if named[0] == 1:
+            cut = {"parallel.data": 1, "parallel.tensor": 2, "activations.partition": True}
+            found.append(found[-1].but(cut))
+    return found
+
+
+def of_float8() -> list[Strategy]:
+    """Weights that are cast before they are gathered: replicas, a tensor axis, a pipeline."""
+    train = Train(gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE)
     base = Strategy(
-        parallel=Parallel(pipeline=2),
-        zero=Zero(stage=1, emulate=Nanotron()),
-        train=Train(gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, emulate=FSDP2(enable_fsdp_float8_all_gather=True)),
+        train=train.but(precision=Precision.BF16, float8=Float8.TENSORWISE),
     )
     return [
-        base.but({"parallel.data": 2, "train.precision": Precision.BF16}),
-        base.but(
-            {
-                "parallel.data": 2,
-                "parallel.tensor": 2,
-                "zero.emulate": cut,
-                "train.optimizer": GIVEN,
-            }
-        ),
-        base.but({"zero.stage": 0, "train.precision": Precision.FP16}),
-        base.but({"zero.stage": 0, "parallel.pipeline": 4, "train.clip_norm": None}),
-        base.but(
-            {
-                "parallel.pipeline": 1,
-                "parallel.tensor": 2,
-                "parallel.data": 2,
-                "zero.emulate": cut,
-                "train.precision": Precision.BF16,
-            }
-        ),
-    ]
-
-
-def of_megatron_pipelines() -> list[Strategy]:
-    """Stages with as many layers: overlap, replicas, tokens cut, recomputed layers, chunks."""
-    base = Strategy(
-        parallel=Parallel(pipeline=2, data=2),
-        zero=Zero(stage=1, emulate=Megatron()),
-        train=Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
-    )
-    overlapped = Megatron(
-        bucket_size=40,
-        overlap_grad_reduce=True,
-        overlap_param_gather=True,
-        grad_reduce_in_fp32=True,
-    )
-    return [
-        base.but({"zero.emulate": overlapped, "train.precision": Precision.BF16}),
-        base.but(
-            {
-                "parallel.tensor": 2,
-                "zero.emulate": Megatron(sequence_parallel=True),
-                "train.precision": Precision.FP16,
-                "activations.checkpointing": Checkpointing.FULL,
-            }
-        ),
-        base.but(
-            {
-                "parallel.pipeline": 4,
-                "parallel.data": 1,
-                "parallel.replicate": 2,
-                "train.optimizer": GIVEN,
-                "train.clip_norm": None,
-            }
-        ),
-        base.but(
-            {
-                "zero.emulate": overlapped.but(num_layers_per_virtual_pipeline_stage=1),
-                "train.precision": Precision.BF16,
-                "train.gradient_accumulation_steps": 2,
-            }
-        ),
-    ]
-
-
-def of_fsdp2_pipelines() -> list[Strategy]:
-    """Stages that reduce once: blocks kept and freed, replicas, tokens cut, chunks, zero bubble."""
-    kept = FSDP2(reshard_after_forward=False, reduce_dtype=DType.FP32)
-    base = Strategy(
-        parallel=Parallel(pipeline=2, data=2),
-        zero=Zero(stage=3, emulate=kept),
-        train=Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
-    )
-    chunks = kept.but(pipeline_schedule=PipelineSchedule.INTERLEAVED)
-    split = kept.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
-    return [
-        base.but({"train.precision": Precision.BF16}),
-        base.but(
-            {
-                "parallel.tensor": 2,
-                "zero.emulate": kept.but(reshard_after_forward=True),
-                "train.precision": Precision.FP16,
-                "activations.checkpointing": Checkpointing.FULL,
-            }
-        ),
-        base.but(
-            {
-                "parallel.pipeline": 3,
-                "parallel.data": 1,
-                "parallel.replicate": 2,
-                "train.optimizer": GIVEN,
-                "train.clip_norm": None,
-            }
-        ),
-        base.but(
-            {
-                "zero.emulate": chunks,
-                "train.precision": Precision.BF16,
-                "train.gradient_accumulation_steps": 2,
-            }
-        ),
-        base.but(
-            {
-                "zero.emulate": split,
-                "train.precision": Precision.FP16,
-                "train.gradient_accumulation_steps": 2,
-            }
-        ),
-        base.but(
-            {
-                "parallel.tensor": 2,
-                "parallel.data": 1,
-                "zero.emulate": split,
-                "train.precision": Precision.BF16,
-                "train.gradient_accumulation_steps": 2,
-            }
-        ),
+        base,
+        base.but({"parallel.replicate": 2, "train.precision": Precision.FP16}),
+        base.but({"parallel.tensor": 2, "train.clip_norm": 1.0}),
+        base.but({"parallel.pipeline": 2}),
     ]
 
 
@@ -289,6 +198,8 @@ def strategies() -> dict[str, list[Strategy]]:
         "pipelines": of_pipelines(),
         TIED: of_megatron_pipelines(),
         "fsdp2 pipelines": of_fsdp2_pipelines(),
+        MOVED: of_checkpoints(),
+        FLOAT8: of_float8(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -339,10 +250,17 @@ def of_dropout() -> list[Strategy]:
 def model_of(strategy: Strategy, column: str = "") -> Model:
     """A small model that a strategy can train."""
     shape = SHAPE
+    if column == FLOAT8:
+        layers = strategy.parallel.pipeline
+        return in_blocks(
+            fitting(replace(DEEP, layers=layers, execution=strategy.execution), strategy)
+        )
     if column == CALLED_AGAIN:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:
         shape = replace(SHAPE, dropout=0.5)
+    elif column == MOVED:
+        shape = replace(SHAPE, layers=3)
     if not isinstance(strategy.zero.emulate, Nanotron) and strategy.parallel.pipeline == 1:
         return gpt(
             shape,

@@ -8,7 +8,8 @@ that `zsim.zero` makes of the same strategy, which follows what it says of forma
 `reduce_dtype`, `communication_data_type`, `grad_reduce_in_fp32`). Where that adds up nothing, an
 edited one may add in the poorest format that numbers go through there anyway. Beside that, what is
 updated and its moments must have the optimizer's format, and what forward and backward read of
-parameters must have come through the compute format or a richer one. A richer format is never
+parameters must have come through the compute format or a richer one, or where the model says that
+they are gathered in 8-bit floats, through these. A richer format is never
 wrong here, though it costs memory; nor does this judge activations.
 """
 
@@ -86,6 +87,7 @@ class Formats(NotedMemory):
         self.wrong: list[str] = []
         self._precision = precision
         self._modular = Modular(job.schedule)
+        self._float8 = {each.name for each in job.model.parameters if each.float8}
 
     def memory(self, elements: int, dtype: DType) -> Limits:
         """New memory, without limits."""
@@ -159,12 +161,21 @@ class Formats(NotedMemory):
                 case Action.CLIP, Role.INPUT:
                     self._note((f"{seat.rank}", "clip"), view)
                 case ((Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD), Role.PARAMETER):
-                    if _is_poor(view, self._precision.compute) or poorer(
-                        dtype, self._precision.compute
-                    ):
+                    wanted = self._wanted(operand.view, seat)
+                    if _is_poor(view, wanted) or poorer(dtype, wanted):
                         self.wrong.append(f"{compute.id}: parameters poorer than they should be")
                 case _:
                     pass
+
+    def _wanted(self, view: View, seat: Seat) -> DType:
+        """The format of parameters that a segment reads."""
+        start, size = self._modular.schedule.extent(view, seat.coordinates)
+        names = {
+            each.parameter
+            for each in self._modular.fragments(seat.program.by_name[view.buffer], seat)
+            if each.position < start + size and start < each.position + each.size
+        }
+        return DType.FP8 if names and names <= self._float8 else self._precision.compute
 
     def _note_gradient(self, trained: View, gradient: Limits, seat: Seat) -> None:
         start, size = self._modular.schedule.extent(trained, seat.coordinates)

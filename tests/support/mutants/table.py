@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from emulated_strategies import EMULATED
+from emulated_strategies import CHECKPOINTED, EMULATED
 from emulated_strategies import strategy as emulating
 
 from mutants import OPERATORS, Mutant, Operator
@@ -16,14 +16,18 @@ from zsim.model.model import Model
 from zsim.proof import Finding, check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
+
+MOVED = "checkpoints on the host"
+"""The column of models with so many blocks that a stream of copies keeps some and moves others."""
 
 
 def strategies() -> dict[str, list[Strategy]]:
@@ -80,6 +84,11 @@ def strategies() -> dict[str, list[Strategy]]:
         if not any(made):
             made = [emulating(named, data=4, micro_batches=2, clip_norm=1.0)]
         found[name] = [each for each in made if each is not None]
+    moved = [
+        emulating(named, data=2, micro_batches=2, checkpointing=Checkpointing.FULL)
+        for named in CHECKPOINTED.values()
+    ]
+    found[MOVED] = [each for each in moved if each is not None]
     return found
 
 
@@ -123,9 +132,10 @@ class Case:
 def cases(column: str, among: list[Strategy]) -> list[Case]:
     """The schedules of one column."""
     found: list[Case] = []
+    shape = replace(SHAPE, layers=3) if column == MOVED else SHAPE
     for strategy in among:
         model = gpt(
-            SHAPE,
+            shape,
             micro_batch_size=1,
             tensor=strategy.parallel.tensor,
             precision=strategy.train.precision,

@@ -1,5 +1,7 @@
 """Remedies that move states between tiers of memory: which are offered, from mild to strong."""
 
+import pytest
+
 from zsim.analysis.remedies import TightScenario, families
 from zsim.files.source import Changes, described, resolved
 
@@ -20,6 +22,12 @@ FOR_TESTS = {
 
 def offered(*settings: str) -> list[tuple[str, ...]]:
     """Return the settings of all changes to where states are, and to how memory is pinned."""
+    moved = ("offload.optimizer", "offload.parameters", "offload.gradients", "host.")
+    return [each for each in every(*settings) if any(key.startswith(moved) for key in each)]
+
+
+def every(*settings: str) -> list[tuple[str, ...]]:
+    """Return the settings of all changes."""
     scenario = described("tiers", FOR_TESTS, Changes(settings=settings))
     job = resolved("tiers", scenario).job()
     strategy = job.schedule.contract.strategy
@@ -27,9 +35,7 @@ def offered(*settings: str) -> list[tuple[str, ...]]:
     subject = TightScenario(
         scenario=scenario, strategy=strategy, model=job.model, cluster=job.cluster
     )
-    changes = [each.settings for family in families(subject) for each in family]
-    moved = ("offload.optimizer", "offload.parameters", "offload.gradients", "host.")
-    return [each for each in changes if any(key.startswith(moved) for key in each)]
+    return [each.settings for family in families(subject) for each in family]
 
 
 def test_states_go_to_the_host_and_then_to_drives_optimizer_first() -> None:
@@ -60,3 +66,33 @@ def test_pinned_memory_in_exact_sizes_is_offered_where_any_is_used() -> None:
     assert offered(*used) == [("host.pinned=exact",)]
     assert not offered(*used, "host.pinned=exact")
     assert not offered("zero.emulate=fsdp2", "cluster.node=dgx_h100")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "option"),
+    [
+        ("fsdp1", "zero.fsdp1.offload_wrapper=true"),
+        ("fsdp2", "zero.fsdp2.offload_wrapper=true"),
+        ("deepspeed", "zero.deepspeed.cpu_checkpointing=true"),
+        (None, "offload.checkpoints=host"),
+    ],
+)
+def test_checkpoints_go_to_the_host_by_the_option_of_the_runtime(
+    runtime: str | None, option: str
+) -> None:
+    settings = () if runtime is None else (f"zero.emulate={runtime}",)
+    full = "activations.checkpointing=full"
+    assert moved_checkpoints(*settings) == [(full, option)]
+    assert moved_checkpoints(*settings, full) == [(option,)]
+    assert moved_checkpoints(*settings, full, option) == []
+
+
+def test_runtimes_that_keep_checkpoints_on_the_device_are_offered_nothing() -> None:
+    for runtime in ("megatron", "nanotron"):
+        assert moved_checkpoints(f"zero.emulate={runtime}", "zero.stage=1") == []
+
+
+def moved_checkpoints(*settings: str) -> list[tuple[str, ...]]:
+    """Return the changes that move checkpoints."""
+    moves = ("offload.checkpoints", "offload_wrapper", "cpu_checkpointing")
+    return [each for each in every(*settings) if any(move in key for key in each for move in moves)]

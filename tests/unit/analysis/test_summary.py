@@ -17,7 +17,8 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
 from zsim.schedule.operation import Action, Role
 from zsim.schedule.schedule import Kind
-from zsim.strategy.strategy import Activations, Checkpointing, Strategy, Zero
+from zsim.strategy.activations import Activations, Checkpointing
+from zsim.strategy.strategy import Strategy, Zero
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 from zsim_null import NullBackend

@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,30 @@ def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: P
         assert load(read).strategy == wanted
         same += 1
     assert same > 10
+
+
+def test_states_in_bf16_are_two_flags_of_deepspeed() -> None:
+    found = json.loads(
+        config_text(replace(asked(settings_of("deepspeed")[0]), precision="pure_bf16"))
+    )
+    assert found["bf16"] == {
+        "enabled": True,
+        "bf16_master_weights_and_grads": True,
+        "bf16_optimizer_states": True,
+    }
+
+
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2"])
+def test_checkpoints_on_the_host_are_wrapped_before_fsdp_is(runtime: str) -> None:
+    wrappers = pytest.importorskip("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    key = f"zero.{runtime}.offload_wrapper"
+    text = config_text(asked(next(each for each in settings_of(runtime) if key in each)))
+    ast.parse(text)
+    wrapped = "offload_wrapper(checkpoints.checkpoint_wrapper(block))"
+    sharded = "    fully_shard(block" if runtime == "fsdp2" else "FullyShardedDataParallel(\n"
+    assert text.index(wrapped) < text.index(sharded)
+    assert hasattr(wrappers, "offload_wrapper")
+    assert hasattr(wrappers, "checkpoint_wrapper")
 
 
 @pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2"])

@@ -68,6 +68,7 @@ def asked(
         ({"parallel.tensor": 8, "parallel.data": 2, "train.micro_batch_size": 16}, {}),
         ({"parallel.replicate": 2, "parallel.data": 8}, {"compile": True, "loss": "fused"}),
         ({"zero.fsdp2.offload_policy": "cpu"}, {"compile": True, "float8": "rowwise"}),
+        ({"zero.fsdp2.enable_fsdp_float8_all_gather": True}, {"float8": "tensorwise"}),
         ({}, {"precision": "fp32"}),
         (STAGES, {"holds_logits": True}),
         (
@@ -133,3 +134,11 @@ def test_a_model_without_a_flavor_and_what_is_not_set_are_said_in_comments() -> 
     assert "# torchtitan does not set blocks gathered ahead" in text
     assert "# No flavor of torchtitan is this model" in text
     assert tomllib.loads(text)["model"] == {}
+
+
+def test_tokens_that_8_bit_layers_gather_as_they_are_are_refused() -> None:
+    changes = {"parallel.tensor": 8, "zero.fsdp2.enable_float8_tensorwise_tp": False}
+    train = TRAIN | {"float8": "tensorwise"}
+    with pytest.raises(MistakeError, match="tensor ranks gather tokens in 8 bits"):
+        torchtitan_text(asked(SETTING | changes, train=train))
+    assert "converters" in torchtitan_text(asked(SETTING | {"parallel.tensor": 8}, train=train))

@@ -373,7 +373,7 @@ def test_out_of_memory_is_an_outcome_with_a_witness() -> None:
 def test_more_ranks_than_gpus_are_refused_with_the_field() -> None:
     schedule, _ = gather(2, 4)
     job = Job(schedule=schedule, model=NO_MODEL, cluster=CLUSTER)
-    expected = "cluster.nodes: 1 nodes have 4 GPUs, 8 ranks need as many"
+    expected = "cluster.nodes: 1 must be at least 2 for 8 ranks, with gpus_per_node = 4"
     assert SimBackend().refusal(job) == expected
     with pytest.raises(RefusedError, match=r"cluster\.nodes"):
         SimBackend().run(job, seed=0)

@@ -1,11 +1,20 @@
 """Settings that a search considers: ranks share long sequences only, and one at a time."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.planner.fleet import Fleet
-from zsim.planner.space import LEAST_PART, RefusedSettings, RuntimeSpace, SettingGroup, SettingSpace
+from zsim.planner.space import (
+    CHECKPOINTS_ON_HOST,
+    LEAST_PART,
+    RefusedSettings,
+    RuntimeSpace,
+    SettingGroup,
+    SettingSpace,
+)
 
 GPUS = 16
 
@@ -103,3 +112,31 @@ def test_a_degree_that_a_setting_says_is_not_sought() -> None:
     found = groups(8 * LEAST_PART, context=2)
     assert contexts(found) == {1}  # it is in the scenario already
     assert {each.changes["train.micro_batch_size"] for each in found} > {1}
+
+
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2", "deepspeed"])
+def test_checkpoints_go_to_the_host_once_for_each_group_that_has_some_and_no_pipeline(
+    runtime: str,
+) -> None:
+    (moved,) = CHECKPOINTS_ON_HOST[runtime]
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name=runtime, stages=(3,), has_pipeline=runtime == "fsdp2")],
+        fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
+        sequences=GPUS,
+        sequence_length=1024,
+        fixed={},
+    )
+    found = [each for each in space.groups() if isinstance(each, SettingGroup)]
+    on_host = [each.changes for each in found if moved in each.changes]
+    kept = [
+        each.changes
+        for each in found
+        if each.changes["activations.checkpointing"] == "full"
+        and each.changes["parallel.pipeline"] == 1
+        and moved not in each.changes
+    ]
+    assert on_host == [{**each, moved: True} for each in kept]
+    assert all(each.knobs == ({},) for each in found if moved in each.changes)
+    said = replace(space, fixed={moved: False})
+    groups = [each for each in said.groups() if isinstance(each, SettingGroup)]
+    assert not any(moved in each.changes for each in groups)

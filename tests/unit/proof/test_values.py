@@ -21,8 +21,9 @@ from zsim.schedule.operation import (
     Role,
 )
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=7)

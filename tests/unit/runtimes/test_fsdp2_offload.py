@@ -1,4 +1,4 @@
-"""FSDP2 with CPUOffloadPolicy copies what PyTorch's own copies, and waits where it waits."""
+"""FSDP2 that offloads copies what PyTorch's own copies, and waits where it waits."""
 
 import pytest
 from fsdp_copies import issued, joined, recorded
@@ -46,6 +46,26 @@ def test_copies_and_collectives_are_issued_as_by_fully_shard(
         "to_host",
         "to_device",
     }
+    assert joined(issued(of_gpt(made))) == theirs
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "precision", "policy"),
+    [(1, "fp32", "none"), (2, "bf16", "none"), (2, "bf16", "cpu")],
+)
+def test_checkpoints_go_to_the_host_and_come_back_where_offload_wrapper_copies_them(
+    micro_batches: int, precision: str, policy: str
+) -> None:
+    said = {"offload_policy": policy, "offload_wrapper": True}
+    made = strategy(micro_batches, precision).but(
+        {
+            "activations.checkpointing": "full",
+            "zero.emulate": FSDP2.model_validate(said),
+        }
+    )
+    theirs = recorded(SHAPE, made)
+    copies = [each.kind for each in theirs if each.kind in {"to_host", "to_device"}]
+    assert len(copies) >= 2 * SHAPE.layers * micro_batches
     assert joined(issued(of_gpt(made))) == theirs
 
 

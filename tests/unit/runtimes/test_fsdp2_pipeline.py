@@ -35,8 +35,9 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Strategy
 
 FREED = KEPT.but(reshard_after_forward=True)
 FOUR = CHUNKS.but(pipeline_stages_per_rank=4)

@@ -28,9 +28,10 @@ from zsim.schedule.operation import (
     Send,
 )
 from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Execution
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 from zsim_des.values import train
 

@@ -17,9 +17,10 @@ from zsim.runtimes.fsdp2.options import FSDP2, InputGathers, OffloadPolicy
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, AllReduce, ReduceScatter
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import Execution
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
 

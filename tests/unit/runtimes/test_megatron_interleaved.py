@@ -24,8 +24,9 @@ from zsim.schedule.operation import (
     Send,
     Together,
 )
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Strategy
 
 TIED = replace(SHAPE, tied_embeddings=True)
 CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)

@@ -33,8 +33,9 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.schedule.schedule import Program
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Strategy
 
 
 @pytest.mark.parametrize(

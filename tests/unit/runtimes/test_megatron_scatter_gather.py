@@ -14,8 +14,9 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Free, HostWait, Send, Together, View
 from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Strategy
 
 PARTS = Megatron(scatter_gather_tensors_in_pipeline=True)
 CHUNKS = PARTS.but(num_layers_per_virtual_pipeline_stage=1, overlap_p2p_comm=False)

@@ -14,8 +14,9 @@ from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Compute, walk
 from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)

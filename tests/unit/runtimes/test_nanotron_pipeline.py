@@ -30,8 +30,9 @@ from zsim.schedule.operation import (
     Send,
 )
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)

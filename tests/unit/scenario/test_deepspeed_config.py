@@ -174,13 +174,6 @@ def test_what_the_file_leaves_open_is_the_scenarios() -> None:
     assert (found.train.gradient_accumulation_steps, found.train.learning_rate) == (3, 0.25)
 
 
-def test_checkpoints_are_partitioned_where_there_are_some() -> None:
-    config = zero(1) | {"activation_checkpointing": {"partition_activations": True}}
-    assert not read(config).activations.partition
-    assert read(config, "activations.checkpointing=full").activations.partition
-    assert not named(config)
-
-
 def test_what_is_not_modelled_is_named() -> None:
     config: Config = {
         "scheduler": {"type": "WarmupLR"},
@@ -341,6 +334,8 @@ NAMES = [
     "fp16.initial_scale_power",
     "fp16.min_loss_scale",
     "bf16.enabled",
+    "bf16.bf16_master_weights_and_grads",
+    "bf16.bf16_optimizer_states",
     "bfloat16",
     "optimizer",
     "optimizer.type",
@@ -349,6 +344,7 @@ NAMES = [
     "optimizer.params.betas",
     "zero_optimization",
     "activation_checkpointing.partition_activations",
+    "activation_checkpointing.cpu_checkpointing",
 ]
 VALUES = st.one_of(
     st.none(),

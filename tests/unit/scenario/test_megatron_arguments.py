@@ -155,6 +155,10 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
             "7 must divide the layers of a stage",
         ),
         (f"{SHAPE} --num-experts 8", "--num-experts: experts: not modelled"),
+        (
+            f"{SHAPE} --fine-grained-activation-offloading",
+            "activations of modules on the host: not modelled",
+        ),
         (f"{SHAPE} --num-layers $LAYERS", "'$LAYERS': must be written out"),
         (f"{SHAPE} --num-layers 0", "--num-layers: '0' must be a whole number of at least 1"),
         (f"{SHAPE} --hidden-size 64 65", "--hidden-size: has 2 values, must have one"),

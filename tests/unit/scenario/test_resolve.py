@@ -19,10 +19,10 @@ from zsim.scenario.sized_cluster import with_overrides
 from zsim.scenario.tables import ClusterTable, ScenarioError
 from zsim.scenario.toml import parse
 from zsim.schedule.schedule import Discipline
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 
 TEXT = """
 title = "two layers"

@@ -17,8 +17,9 @@ from zsim.scenario.tables import (
     ZeroTable,
 )
 from zsim.scenario.toml import parse
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.config_table import Table
-from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 TEXT = """

@@ -179,6 +179,27 @@ def test_what_is_compiled_and_8_bits_are_read_under_old_names_too() -> None:
     assert left(new.replace('["output"]', "[]")) == ("quantize.linear.float8.filter_fqns",)
 
 
+def test_weights_may_be_gathered_in_8_bits() -> None:
+    text = """
+    model = {flavor = "8B", converters = ["float8"]}
+    [float8]
+    enable_fsdp_float8_all_gather = true
+    precompute_float8_dynamic_scale_for_fsdp = true
+    filter_fqns = ["output"]
+    """
+    assert left(text) == ()
+    found = read(text)
+    assert found.train.float8 == "tensorwise"
+    assert fsdp2_of(text).enable_fsdp_float8_all_gather
+    for other, why in (
+        ("precompute_float8_dynamic_scale_for_fsdp = false", "is not modelled without precompute_"),
+        ('recipe_name = "tensorwise"', "goes with no recipe_name"),
+    ):
+        line = "precompute_float8_dynamic_scale_for_fsdp = true"
+        changed = text.replace(line, other if "false" in other else f"{line}\n{other}")
+        assert why in refusal(changed)
+
+
 def test_what_would_change_the_step_and_is_not_modelled_is_named() -> None:
     text = """
     [model]

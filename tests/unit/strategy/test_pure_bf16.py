@@ -11,6 +11,7 @@ from megatron_pipelines import SHAPE
 from zsim.config_error import ConfigError
 from zsim.dtype import DType
 from zsim.proof import check
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
 from zsim.runtimes.fsdp1.options import FSDP1
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
 from zsim.runtimes.megatron.options import Megatron
@@ -34,6 +35,7 @@ def written(strategy: Strategy) -> Schedule:
     return make_schedule(fitting(SHAPE, strategy), strategy)
 
 
+ON_CPU = OffloadOptimizer(device=OffloadDevice.CPU)
 STATES = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
 
 
@@ -51,6 +53,14 @@ def state_bytes(program: Program) -> Counter[Kind]:
         Zero(stage=3, emulate=FSDP2(reduce_dtype=DType.FP32)),
         Zero(stage=3, emulate=FSDP2(offload_policy=OffloadPolicy.CPU)),
         Zero(stage=3, emulate=FSDP1()),
+        *(Zero(stage=stage, emulate=DeepSpeed()) for stage in (1, 2, 3)),
+        *(Zero(stage=stage, emulate=DeepSpeed(offload_optimizer=ON_CPU)) for stage in (1, 2, 3)),
+        Zero(
+            stage=3,
+            emulate=DeepSpeed(
+                offload_optimizer=ON_CPU, offload_param=OffloadParam(device=OffloadDevice.CPU)
+            ),
+        ),
         Zero(stage=1),
         Zero(stage=3),
     ],
@@ -85,6 +95,45 @@ def test_states_are_six_bytes_for_each_parameter_and_their_update_moves_half_as_
     assert kept[0] - 6 * elements / 2 < 6 * 2 * 100  # padding
 
 
+@pytest.mark.parametrize(
+    ("stage", "options", "expected"),
+    [
+        # `single_partition_of_fp32_groups` is a clone in any format: of 2 bytes for each parameter
+        # a rank has all, of a master of 2 and two moments of 2 its half
+        (1, DeepSpeed(), {Kind.PARAMETER: 2.0, Kind.MASTER: 1.0, Kind.MOMENT: 2.0}),
+        (2, DeepSpeed(), {Kind.PARAMETER: 2.0, Kind.MASTER: 1.0, Kind.MOMENT: 2.0}),
+        # sub-groups on the device are their own masters, unless these are on the CPU
+        (3, DeepSpeed(), {Kind.PARAMETER: 1.0, Kind.MOMENT: 2.0}),
+        (
+            3,
+            DeepSpeed(offload_optimizer=ON_CPU),
+            {Kind.PARAMETER: 1.0, Kind.MASTER: 1.0, Kind.MOMENT: 2.0},
+        ),
+    ],
+)
+def test_deepspeed_keeps_masters_where_its_code_clones_them(
+    stage: int, options: DeepSpeed, expected: dict[Kind, float]
+) -> None:
+    strategy = strategy_of(Zero(stage=stage, emulate=options))
+    (program,) = written(strategy).programs
+    elements = sum(each.elements for each in fitting(SHAPE, strategy).parameters)
+    found = state_bytes(program)
+    assert set(found) == set(expected)
+    for kind, each in expected.items():
+        assert found[kind] == pytest.approx(each * elements, rel=0.02)  # padding
+
+
+def test_deepspeeds_masters_and_moments_in_bf16_are_half_of_those_in_fp32() -> None:
+    zero = Zero(stage=1, emulate=DeepSpeed())
+    narrow, wide = (
+        state_bytes(written(strategy_of(zero, precision)).programs[0])
+        for precision in (Precision.PURE_BF16, Precision.BF16)
+    )
+    assert narrow[Kind.PARAMETER] == wide[Kind.PARAMETER]
+    for kind in (Kind.MASTER, Kind.MOMENT):
+        assert 2 * narrow[kind] == wide[kind]
+
+
 def test_moments_in_bf16_beside_masters_in_fp32_are_found() -> None:
     strategy = strategy_of(Zero(stage=1), Precision.BF16)
     made = written(strategy)
@@ -114,6 +163,14 @@ def test_moments_in_bf16_beside_masters_in_fp32_are_found() -> None:
             Zero(stage=1),
             {"offload.optimizer": "host"},
             "train.precision: 'pure_bf16' is not modelled for offload.optimizer = host",
+        ),
+        (
+            Zero(
+                stage=3,
+                emulate=DeepSpeed(offload_optimizer=OffloadOptimizer(device=OffloadDevice.NVME)),
+            ),
+            {},
+            "train.precision: 'pure_bf16' is not modelled with states on NVMe",
         ),
     ],
 )

@@ -1,7 +1,6 @@
 """What reads a parameter outside the forward that the schedule runs: told in one line, never wrong.
 
-Each unit here computes a gradient with what it reads again at backward, so that a silent read shows
-in what is trained.
+Each unit computes a gradient with what backward reads again: a silent read shows in what is trained.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy, Zero
+from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import Carrier, carry
 from zsim_torch.module.absent import AbsentParameterError

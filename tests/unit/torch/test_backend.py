@@ -12,10 +12,11 @@ from zsim.model.equal_units import equal_units
 from zsim.model.transformer import transformer
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Execution, Float8
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy, Zero
+from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend

@@ -13,9 +13,10 @@ from zsim.model.model import Model
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 from zsim_torch.module.meta_model import model_from

@@ -9,8 +9,9 @@ import torch
 from tiny_training import UNITS, WIDTH, Case, Middle, Tiny, values
 from torch import nn
 
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim_torch import Trainer
 from zsim_torch.module.compiled import is_compiled, uncompiled
 

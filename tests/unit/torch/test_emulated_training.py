@@ -8,8 +8,8 @@ from emulated_strategies import EMULATED, strategy
 from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, distance
 
 from zsim.proof import against_trace as refinement
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing
 from zsim.trace.trace import Trace
 from zsim_torch.supervise.ranks import RankPool
 

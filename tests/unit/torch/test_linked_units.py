@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Strategy, Zero
+from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch import Trainer
 from zsim_torch.module.autograd import LINKS

@@ -11,9 +11,10 @@ from tiny_training import Case, Result, all_by_schedule, by_schedule
 from zsim.memory import book
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Kind, Place
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.live_memory import LiveMemory, MemorySetting

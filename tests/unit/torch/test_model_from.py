@@ -11,8 +11,9 @@ from zsim.model.model import BATCH, Model
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch import model_from
 from zsim_torch.module.description import BatchSize

@@ -5,9 +5,10 @@ import pytest
 from tiny_training import Case, Result, all_by_schedule
 
 from zsim.schedule.schedule import WireBytes
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim_torch.supervise.ranks import RankPool
 

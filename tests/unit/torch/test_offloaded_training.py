@@ -10,10 +10,11 @@ from tiny_training import UNITS, Case, Result, Tiny, all_by_schedule
 
 from zsim.closed_form.offloaded import file_bytes
 from zsim.model.model import Model
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 from zsim_torch.supervise.ranks import RankPool

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tiny_training import Case, Parameters, by_schedule
 
 from zsim.proof import against_trace as refinement
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.execute import reserve

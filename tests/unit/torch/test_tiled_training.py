@@ -13,10 +13,11 @@ from tiled_training import TiledCase, all_trained, put_together
 from tiny_training import Result
 
 from zsim.closed_form.offloaded import file_bytes
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
 from zsim_torch.supervise.ranks import RankPool

@@ -20,11 +20,12 @@ from tiny_training import (
 from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Copy, Operation
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim.strategy.zero_knobs import FusedBuffers, Keep
 from zsim_torch.supervise.ranks import RankPool

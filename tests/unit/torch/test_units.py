@@ -9,9 +9,10 @@ from torch import nn
 from zsim.backend.backend import RefusedError
 from zsim.model.kernel import KernelKind
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Checkpointing, Strategy, Zero
+from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
 from zsim_torch.module.description import describe

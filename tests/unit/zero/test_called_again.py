@@ -14,7 +14,8 @@ from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, AllGather, Compute, ReduceScatter, Role, walk
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.activations import Activations, Checkpointing
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 SHAPE = GPT(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5)
 SHARED = replace(SHAPE, hidden_groups=2)

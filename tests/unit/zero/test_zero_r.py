@@ -19,8 +19,9 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Free
 from zsim.schedule.schedule import HostBytes, Kind, Program
+from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import FusedBuffers
 from zsim.trace.trace import Trace

@@ -202,6 +202,7 @@ class MeasuredTimes:
         operations: operations in a training; "other" is one of them.
         collectives: by kind, ranks and bytes.
         missing: what was not measured.
+        hurried: what was repeated less often than it should be.
     """
 
     runs_on_host: bool
@@ -211,6 +212,7 @@ class MeasuredTimes:
     operations: tuple[OperationCost, ...]
     collectives: tuple[CollectiveTimes, ...]
     missing: tuple[str, ...] = ()
+    hurried: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if OTHER not in {each.name for each in self.operations}:

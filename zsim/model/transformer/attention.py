@@ -38,7 +38,7 @@ def attention(
         return shared(size, (source, target), name, (*operators, *rotary), turned=turned)
     core = (
         *attend(size, projected, attended, name, local=local),
-        *layer(size, attended, size.whole(target), f"{name}.proj"),
+        *layer(size, attended, size.whole(target), f"{name}.proj", scatters=True),
     )
     if size.gathers_each:
         rest = Stretch(
@@ -46,6 +46,7 @@ def attention(
             outputs=(target,),
             operators=core,
             reduces_output=True,
+            casts_tokens=size.float8_tokens,
         )
         return (*each_gathered(size, source, layers.values()), rest)
     whole = Stretch(
@@ -54,6 +55,7 @@ def attention(
         operators=(*operators, *core),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
+        casts_tokens=size.float8_tokens,
     )
     return (whole,)
 
@@ -91,7 +93,7 @@ def projections(size: Size) -> dict[str, int]:
 def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operator, ...]]:
     """Return the linear layers before attention by name; the last operator makes the output."""
     found: dict[str, tuple[Operator, ...]] = {}
-    whole, kept, biased = size.whole(source), size.kept(source), size.shape.biased_qkv
+    whole, kept, biased = size.whole(source), size.kept_in_block(source), size.shape.biased_qkv
     for part, width in projections(size).items():
         target = size.rows(f"{name}/{part}", width)
         found[part] = layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)

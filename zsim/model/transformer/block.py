@@ -157,7 +157,7 @@ def like(
 def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
     """Return the MLP of the block `name`; its output's bias stands in the residual sum."""
     wide = size.inner_width
-    normed, kept = size.whole(source), size.kept(source)
+    normed, kept = size.whole(source), size.kept_in_block(source)
     gated = size.shape.gated
     layers: list[tuple[Operator, ...]] = []
     for part in ("gate", "up") if gated else ("up",):
@@ -166,13 +166,14 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Str
         layers.append(layer(size, normed, rows, f"{name}.{part}", biased=biased, kept=kept))
     up = size.rows(f"{name}/up", wide)
     core = activate(size, size.rows(f"{name}/gate", wide) if gated else None, up, name)
-    core += layer(size, core[-1].makes, size.whole(target), f"{name}.down")
+    core += layer(size, core[-1].makes, size.whole(target), f"{name}.down", scatters=True)
     if size.gathers_each:
         rest = Stretch(
             inputs=tuple(each[-1].makes.name for each in layers),
             outputs=(target,),
             operators=core,
             reduces_output=True,
+            casts_tokens=size.float8_tokens,
         )
         return (*each_gathered(size, source, layers), rest)
     whole = Stretch(
@@ -181,6 +182,7 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Str
         operators=(*(each for operators in layers for each in operators), *core),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
+        casts_tokens=size.float8_tokens,
     )
     return (whole,)
 

@@ -15,6 +15,7 @@ torch/distributed/_functional_collectives.py).
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import Value
 from zsim.model.transformer.operator import Operator, Stretch
@@ -28,7 +29,7 @@ def each_gathered(
 
     The last operator makes what the layer hands on.
     """
-    kept, found = size.kept(source), list[Stretch]()
+    kept, found = size.kept_in_block(source), list[Stretch]()
     shares = size.shape.execution.compiled
     for number, operators in enumerate(layers):
         own = tuple(operators)
@@ -45,6 +46,7 @@ def each_gathered(
                 outputs=(output,),
                 operators=own,
                 reduces_input_gradient=True,
+                casts_tokens=size.float8_tokens,
                 leaves_whole=shares and number < len(layers) - 1,
             )
         )
@@ -63,12 +65,13 @@ def rearranged(size: Size, stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
 def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
     first = stretch.operators[0]
     several = size.sequences > 1
-    before = [_copy(size)] * (stretch.reduces_input_gradient and several and not is_left)
+    gathered = DType.FP8 if stretch.casts_tokens else size.dtype
+    before = [_copy(size, gathered)] * (stretch.reduces_input_gradient and several and not is_left)
     # of the gradient; and of the input, where it was not kept whole
-    after = [_copy(size, backward=True)] * stretch.reduces_input_gradient
+    after = [_copy(size, size.dtype, backward=True)] * stretch.reduces_input_gradient
     saved = {tensor.name for each in stretch.operators for tensor in each.saves}
     if several and stretch.reduces_input_gradient and stretch.inputs[0] in saved:
-        after.append(_copy(size))
+        after.append(_copy(size, gathered))
     if stretch.reduces_input_gradient:
         first = replace(
             first, forward=(*before, *first.forward), backward=(*first.backward, *after)
@@ -76,15 +79,17 @@ def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
     operators = (first, *stretch.operators[1:])
     if stretch.reduces_output and stretch.outputs[0].tensor_sharded:
         last = operators[-1]
-        gathered = [_copy(size, backward=True)] * several
+        whole = [_copy(size, gathered, backward=True)] * several
         last = replace(
-            last, forward=(*last.forward, _copy(size)), backward=(*gathered, *last.backward)
+            last,
+            forward=(*last.forward, _copy(size, size.dtype)),
+            backward=(*whole, *last.backward),
         )
         operators = (*operators[:-1], last)
     return replace(stretch, operators=operators)
 
 
-def _copy(size: Size, *, backward: bool = False) -> Kernel:
+def _copy(size: Size, dtype: DType, *, backward: bool = False) -> Kernel:
     """Return the copy of the hidden states of all tokens."""
     shape = (size.tokens, size.hidden)
-    return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=2, backward=backward)
+    return streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=2, backward=backward)

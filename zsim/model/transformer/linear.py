@@ -1,6 +1,6 @@
 """Linear layers and norms: what every part of a transformer is made of."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from zsim.dtype import DType
@@ -11,6 +11,14 @@ from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Float8
 
+SOURCE, SAVED, GRADIENT = "source", "saved", "gradient"
+"""Operands that may come in 8-bit floats: what a layer reads, what it kept of that, the gradient
+of what it makes."""
+
+_CAST_BEFORE = {False: frozenset({SOURCE, SAVED}), True: frozenset({SAVED, GRADIENT})}
+"""Those that are cast before they are gathered over the tensor axis, or are kept so, by whether a
+layer scatters what it makes."""
+
 
 def layer(
     size: Size,
@@ -20,18 +28,24 @@ def layer(
     *,
     biased: bool = False,
     kept: Tensor | None = None,
+    scatters: bool = False,
 ) -> tuple[Operator, ...]:
     """Return the linear layer `name` of a block, and its adapter where it has one (Hu et al. 2021).
 
-    The adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, what they make is
+    One that does not make summands which the tensor axis `scatters` reads what it gathered. The
+    adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, what they make is
     scaled and added.
     """
     rows, columns = (each.elements // size.tokens for each in (target, source))
     weight = size.part(f"{name}.weight", rows, columns)
+    weight = replace(weight, float8=size.shape.execution.float8_gathers)
     bias = size.part(f"{name}.bias", rows) if biased else None
     adapted = name.rpartition(".")[2] in size.shape.adapted
     base = size.rows(f"{target.name}/base", rows) if adapted else target
-    frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8)
+    if size.float8_tokens and scatters:  # saved as it is cast (Float8RowwiseParallel)
+        kept = Tensor(name=f"{source.name}/narrow", elements=source.elements, dtype=DType.FP8)
+    came = _CAST_BEFORE[scatters] if size.float8_tokens else frozenset[str]()
+    frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8, came=came)
     lora = size.shape.lora
     if not adapted or lora is None:
         return (frozen,)
@@ -67,13 +81,16 @@ def linear(
     bias: Parameter | None = None,
     kept: Tensor | None = None,
     narrow: Float8 | None = None,
+    came: Container[str] = (),
 ) -> Operator:
     """`source` times the transpose of `weight` (rows x columns), plus `bias` of so many rows.
 
     Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
     the bias's gradient is a sum over tokens. A frozen weight has no product, and keeps no source.
-    With `narrow` products are in 8-bit floats, to which operands are cast first. A bias that is not
-    fused is written to the target and added to by the product.
+    With `narrow` products are in 8-bit floats, to which operands are cast first, unless they came
+    in them: the weight, what of `SOURCE`, `SAVED` and `GRADIENT` is in `came`. Such an operand is
+    copied by columns where a product needs it so. A bias that is not fused is written to the target
+    and added to by the product.
     """
     rows, columns = weight.shape
     tokens = size.tokens
@@ -82,12 +99,18 @@ def linear(
     backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True),)
     trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True),)
     if narrow is not None:
-        forward = (_cast(tokens, columns), _cast(rows, columns), *forward)
+        of_source, of_weight = (tokens, columns), (rows, columns)
         gradient = _cast(tokens, rows, backward=True)
-        backward = (gradient, _cast(rows, columns), *backward)
+        casts = () if SOURCE in came else (_cast(*of_source),)
+        forward = (*casts, *(() if weight.float8 else (_cast(*of_weight),)), *forward)
+        # preprocess_addmm (torchao 0.19, torchao/float8/float8_ops.py): by rows times by columns
+        turned = _turned(*of_weight) if weight.float8 else _cast(*of_weight)
+        backward = (*(() if GRADIENT in came else (gradient,)), turned, *backward)
         # A row of the one product is a column of the other.
         again = (gradient,) if narrow is Float8.ROWWISE else ()
-        trains = (*again, _cast(tokens, columns), *trains)
+        if GRADIENT in came:
+            again = (_turned(tokens, rows),)
+        trains = (*again, _turned(*of_source) if SAVED in came else _cast(*of_source), *trains)
     if bias is not None and not size.shape.fused:
         added = streaming(KernelKind.ELEMENTWISE, (tokens, rows), size.dtype, streams=2)
         forward = (added, *forward)
@@ -110,6 +133,12 @@ def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:
     return streaming(
         KernelKind.ELEMENTWISE, (rows, columns), DType.FP8, streams=5, backward=backward
     )
+
+
+def _turned(rows: int, columns: int) -> Kernel:
+    """Return the copy of a weight in 8-bit floats by columns."""
+    kind = KernelKind.ELEMENTWISE
+    return streaming(kind, (rows, columns), DType.FP8, streams=2, backward=True)
 
 
 def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel:

@@ -96,7 +96,8 @@ class Stretch:
     """Operators up to where a collective of the tensor axis stands, and what flows in and out.
 
     `reduces_output`, `reduces_input_gradient` and `gathers_input` say that it stands there if there
-    is such an axis; `leaves_whole`, that the next stretch reads what was gathered, too. With
+    is such an axis; `leaves_whole`, that the next stretch reads what was gathered, too, and
+    `casts_tokens`, that what is gathered there is cast to 8-bit floats. With
     `gathers_context` the last input is gathered over ranks that share a sequence; with a
     `context_offset` it is that of the rank so many places before. If it `adds`, backward reads all
     inputs but the first.
@@ -109,6 +110,7 @@ class Stretch:
     reduces_input_gradient: bool = False
     gathers_input: bool = False
     leaves_whole: bool = False
+    casts_tokens: bool = False
     gathers_context: bool = False
     context_offset: int | None = None
     adds: bool = False

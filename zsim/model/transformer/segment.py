@@ -62,6 +62,7 @@ def _segment(
         reduces_input_gradient=stretch.reduces_input_gradient,
         gathers_input=stretch.gathers_input,
         leaves_whole=stretch.leaves_whole,
+        casts_tokens=stretch.casts_tokens,
         gathers_context=stretch.gathers_context,
         context_offset=stretch.context_offset,
         adds=stretch.adds,

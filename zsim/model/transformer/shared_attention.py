@@ -40,18 +40,20 @@ def shared(
         outputs=(queries, keys),
         operators=_packed(size, operators, turned, (queries, keys)),
         reduces_input_gradient=size.cut,
+        casts_tokens=size.float8_tokens,
     )
     attended = size.rows(f"{name}/attended", size.query_width)
     if size.shape.execution.exchange is ContextExchange.RING:
         *parts, last = _ring(size, (queries, keys), name, attended)
     else:
         parts, last = [], _gathered(size, (queries, keys), name, attended)
-    projected = layer(size, attended, size.whole(target), f"{name}.proj")
+    projected = layer(size, attended, size.whole(target), f"{name}.proj", scatters=True)
     last = replace(
         last,
         outputs=(target,),
         operators=(*last.operators, *projected),
         reduces_output=size.cut,
+        casts_tokens=size.float8_tokens,
     )
     return (first, *parts, last)
 

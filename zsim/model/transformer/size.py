@@ -1,6 +1,6 @@
 """The numbers that the parts of a transformer are made of, on one rank of the tensor axis."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
@@ -106,6 +106,11 @@ class Size:
         return self.cut and self.sequence and self.shape.execution.gathers_each
 
     @property
+    def float8_tokens(self) -> bool:
+        """Return whether tokens that linear layers of a block gather come in 8-bit floats."""
+        return self.cut and self.sequence and self.shape.execution.float8_tokens
+
+    @property
     def composes_norms(self) -> bool:
         """Return whether norms are several kernels each."""
         execution, norm = self.shape.execution, self.shape.norm
@@ -148,6 +153,12 @@ class Size:
         if not (self.sequence and self.keeps_whole):
             return whole
         return Tensor(name=f"{value.name}/whole", elements=whole.elements, dtype=whole.dtype)
+
+    def kept_in_block(self, value: Value) -> Tensor:
+        """Return what a linear layer of a block, which may read 8-bit floats, keeps of it."""
+        kept = self.kept(value)
+        is_narrow = self.float8_tokens and self.keeps_whole
+        return replace(kept, dtype=DType.FP8) if is_narrow else kept
 
     def rows(self, name: str, width: int) -> Tensor:
         """Return a tensor of `width` elements for each token."""

@@ -12,8 +12,8 @@ from zsim.schedule.operation import Action, Branch, Compute, Operand, Operation,
 from zsim.schedule.program import UncheckedSchedule
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
-SUMS = (Action.NORM, Action.FINITE)
-"""Actions that add up what they find in any number of gradients."""
+SUMS = (Action.NORM, Action.FINITE, Action.AMAX)
+"""Actions that measure what they find in any number of gradients, or parameters."""
 
 Renamed = Callable[[NumberedNames, str], str]
 Each = TypeVar("Each", bound=Operation)

@@ -102,6 +102,8 @@ class Kernels:
                 return self.measures.norm(ranks, compute, operands)
             case Action.FINITE:
                 return self.measures.finite(ranks, compute, operands)
+            case Action.AMAX:  # exact numbers are not scaled: `zsim.proof.scales` looks at these
+                return _made(compute, operands, zeros, role=Role.OUTPUT)
             case Action.UNSCALE:
                 below = share(scale or 1.0, len(ranks.shape) + 2)
                 return _made(
@@ -222,6 +224,11 @@ class Kernels:
             return Datum(datum.values, np.ones(datum.values.shape[1:], bool))
 
         return _made(compute, operands, loaded, role=Role.OUTPUT)
+
+
+def zeros(datum: Datum) -> Datum:
+    """Return zeros, as many as there are."""
+    return Datum(np.zeros_like(datum.values))
 
 
 def _made(

@@ -160,7 +160,14 @@ class ElementLinks:
             case Action.LOAD:
                 for each in compute.operands:
                     self._tensor(ranks, compute.id, each.view, ("value", self.model.batch.name))
-            case Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE | Action.INITIALIZE:
+            case (
+                Action.NORM
+                | Action.UNSCALE
+                | Action.CLIP
+                | Action.FINITE
+                | Action.AMAX
+                | Action.INITIALIZE
+            ):
                 pass
             case _:
                 assert_never(compute.action)

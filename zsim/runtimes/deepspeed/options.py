@@ -116,6 +116,11 @@ class DeepSpeed(RuntimeOptions):
         migration_stream: stages 1 and 2 with `offload_optimizer`: gradients are cast and copied to
             the host on a stream of their own. No option of DeepSpeed: the branch of ZeRO-Offload's
             first author did so (jren73/DeepSpeed at e4bd86a, `copy_grads_in_partition`).
+        cpu_checkpointing: with full checkpointing, what a checkpointed block is given is in the
+            host's memory until it is run again (`activation_checkpointing.cpu_checkpointing`).
+        checkpoint_stream: with `cpu_checkpointing`: copies are on a stream of their own. No option
+            of DeepSpeed, which does so since August 2026 (858e91ee, after 0.19.5) unless
+            `partition_activations` is on; before, the host waited for each copy.
         offload_optimizer: where masters and moments are kept.
         offload_param: stage 3: where shards of parameters are kept.
         aio: stage 3: how files are read and written.
@@ -124,6 +129,8 @@ class DeepSpeed(RuntimeOptions):
     stages = (1, 2, 3)
     has_replicas = False
     takes_frozen = True
+    trains_narrow = True
+    checkpoint_option = "cpu_checkpointing"
 
     min_aio_bytes: ClassVar[int] = 1 << 20
     """Smaller tensors are never written to a file: `MIN_AIO_BYTES`."""
@@ -140,6 +147,8 @@ class DeepSpeed(RuntimeOptions):
     stage3_param_persistence_threshold: Elements = 100_000
     zero_hpz_partition_size: Count = 1
     migration_stream: Flag = False
+    cpu_checkpointing: Flag = False
+    checkpoint_stream: Flag = False
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
     aio: Aio = Aio()
@@ -180,6 +189,8 @@ class DeepSpeed(RuntimeOptions):
         if self.migration_stream and (stage == 3 or not optimizer.is_on):
             why = "is for stages 1 and 2 with offload_optimizer.device = cpu"
             yield "migration_stream", True, why
+        if self.checkpoint_stream and not self.cpu_checkpointing:
+            yield "checkpoint_stream", None, "true needs cpu_checkpointing = true"
         if stage < 3:
             if optimizer.device is OffloadDevice.NVME:
                 why = f"is for stage 3; in stage {stage} DeepSpeed keeps states in host memory: cpu"

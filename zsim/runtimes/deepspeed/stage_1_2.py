@@ -13,11 +13,13 @@ Functions named in comments are those of `DeepSpeedZeroOptimizer` in
 from collections import Counter
 
 from zsim.model.model import Model, Parameter
+from zsim.runtimes.deepspeed.checkpoint_engine import checkpoint_streams, move_checkpoints
 from zsim.runtimes.deepspeed.host_update import HostPartitionStep
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.deepspeed.stage_1_2_reduce import MIGRATION, REDUCTION, AllReducedBuckets
 from zsim.runtimes.deepspeed.stage_1_2_volume import VOLUME
 from zsim.runtimes.deepspeed.update import NormPerGroup
+from zsim.runtimes.late_frees import worst_case
 from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
@@ -52,7 +54,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         model, strategy, numbered(model, groups, place=place, ranks=strategy.parallel.data)
     )
     step.write()
-    overlaps = step.options.overlap_comm
+    overlaps, copies = step.options.overlap_comm, checkpoint_streams(strategy)
     return step.schedule(
         f"DeepSpeed ZeRO stage {strategy.zero.stage}",
         VOLUME,
@@ -60,8 +62,10 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             COMPUTE,
             *([REDUCTION] if overlaps else []),
             *([MIGRATION] if step.options.migration_stream else []),
+            *copies,
             *([CPU] if step.options.offload_optimizer.is_on else []),
         ),
+        peak_of=worst_case if copies else None,
     )
 
 
@@ -82,6 +86,7 @@ class Stage12Step(Step):
         super().__init__(model, strategy, buckets, holding)
         if offloads:
             self.optimizer_step = HostPartitionStep
+        move_checkpoints(self)
         self.reductions = AllReducedBuckets(self, self.options)
         self._uses = Counter(each.name for unit in model.units for each in unit.parameters)
         self._places = {
@@ -100,6 +105,7 @@ class Stage12Step(Step):
 
     def forward(self, visit: UnitVisit) -> None:
         """Run a unit forward; the first one of a step waits for the last gather."""
+        self.passes.checkpoints.enter(visit, self._after)  # CheckpointFunction.forward
         self.passes.forward(visit, self._after)
         self._after = ()
 
@@ -113,6 +119,7 @@ class Stage12Step(Step):
 
     def backward(self, visit: UnitVisit) -> None:
         """Run a unit backward; move its gradients into the bucket, or to whole ones in stage 1."""
+        self.passes.checkpoints.enter(visit)  # CheckpointFunction.backward
         self.passes.backward(visit, ())
         sources: list[str] = []
         views: dict[str, View] = {}

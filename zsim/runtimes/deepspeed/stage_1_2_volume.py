@@ -9,6 +9,7 @@ stage 2.
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces, closed_before
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
+from zsim.runtimes.deepspeed.checkpoint_volume import checkpoints
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.precision import Precision
@@ -118,4 +119,5 @@ VOLUME = DataVolume(
     data=data,
     norms=lambda model, strategy: len(grouped(model, strategy)),
     copied=copied,
+    checkpoints=checkpoints,
 )

@@ -13,8 +13,8 @@ Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimi
 `runtime/zero/stage3.py` unless another file of that folder is named.
 """
 
-from zsim.memory import book, peak_bytes
 from zsim.model.model import Model
+from zsim.runtimes.deepspeed.checkpoint_engine import checkpoint_streams, move_checkpoints
 from zsim.runtimes.deepspeed.filed_update import FiledSubGroupStep
 from zsim.runtimes.deepspeed.host_update import HostSubGroupStep
 from zsim.runtimes.deepspeed.options import TIER, DeepSpeed, OffloadDevice
@@ -24,9 +24,10 @@ from zsim.runtimes.deepspeed.stage_3_shards import Shards, shards
 from zsim.runtimes.deepspeed.stage_3_trace import fetches
 from zsim.runtimes.deepspeed.stage_3_volume import VOLUME
 from zsim.runtimes.deepspeed.update import NormPerGroup, NormPerGroupToHost
+from zsim.runtimes.late_frees import worst_case
 from zsim.schedule.operation_list import COMPUTE
-from zsim.schedule.schedule import Program, Schedule
-from zsim.schedule.schedule_writer import CPU, NVME_READ, NVME_WRITE, POOL
+from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule_writer import CPU, NVME_READ, NVME_WRITE
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.optimizer_step import OptimizerStep
@@ -38,8 +39,6 @@ from zsim.zero.visit_order import UnitVisit
 # both are the current one without overlap_comm
 ALL_GATHER = "all_gather"
 REDUCE = "reduce"
-STEPS = 2
-"""Steps after which the ledger of a program repeats."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
@@ -53,21 +52,19 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     step.write()
     gathers, reductions = step.gathers, step.reductions
     tiers = strategy.options(DeepSpeed).tiers(stage=3).values()
+    copies = checkpoint_streams(strategy)
     threads: tuple[str, ...] = (CPU,) if tiers else ()
     if MemoryTier.NVME in tiers:
         threads = (*threads, NVME_READ, NVME_WRITE)
     return step.schedule(
         "DeepSpeed ZeRO-3",
         VOLUME,
-        streams=tuple(dict.fromkeys((COMPUTE, gathers.stream, reductions.stream, *threads))),
+        streams=tuple(
+            dict.fromkeys((COMPUTE, gathers.stream, reductions.stream, *copies, *threads))
+        ),
         layouts=(*step.shards.layouts, *gathers.layouts, *reductions.layouts),
-        peak_of=_worst_case,
+        peak_of=worst_case,
     )
-
-
-def _worst_case(program: Program) -> int:
-    """Return the peak if memory returns as late as waits of the host allow."""
-    return peak_bytes(book(program, STEPS), POOL)
 
 
 class Stage3Step(Step):
@@ -76,12 +73,14 @@ class Stage3Step(Step):
     optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, shards: Shards) -> None:
-        # _create_fp32_partitions: masters in any precision
+        # _create_fp32_partitions: sub-groups that are on the device, in the format of masters, are
+        # masters themselves (since 0.18.2)
         options = strategy.options(DeepSpeed)
+        has_master = strategy.train.precision.has_master or bool(options.tiers(stage=3))
         holding = Holding(
             parameter=strategy.train.precision.compute,
             parameter_sharded=True,
-            has_master=True,
+            has_master=has_master,
             parameter_tier=TIER[options.offload_param.device],
             optimizer_tier=TIER[options.offload_optimizer.device],
             host_parameters=frozenset(range(len(shards.groups.all))) - shards.filed_groups,
@@ -95,9 +94,10 @@ class Stage3Step(Step):
             self.optimizer_step = FiledSubGroupStep if on_nvme else HostSubGroupStep
         elif options.offload_param.is_on:
             self.optimizer_step = NormPerGroupToHost
+        move_checkpoints(self)
         self.shards = shards
         overlaps = options.overlap_comm is not False  # stage 3 alone has it on by default
-        updated = update_path(shards.groups.trained[-1], strategy, has_master=True)
+        updated = update_path(shards.groups.trained[-1], strategy, has_master=has_master)
         if options.offload_optimizer.is_on and not options.offload_param.is_on:
             updated = updated.replace("/cast", "/upload")
         self.gathers = CoalescedGathers(
@@ -146,6 +146,7 @@ class Stage3Step(Step):
         """Write a visit between the fetch of a submodule and its release."""
         # The hooks of setup_zero_stage3_hooks (parameter_offload.py) call fetch_sub_module and
         # release_sub_module of partitioned_param_coordinator.py.
+        self.passes.checkpoints.enter(visit)  # CheckpointFunction, before submodules are fetched
         number, self._number = self._number, self._number + 1
         after = self.gathers.fetch(self._needs[number], self._trace[number])
         run = self.passes.backward if visit.backward else self.passes.forward

@@ -11,6 +11,7 @@ from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
+from zsim.runtimes.deepspeed.checkpoint_volume import checkpoints
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.precision import Precision
@@ -260,4 +261,6 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     return CopiedBytes(beside=strategy.train.gradient_accumulation_steps * found)
 
 
-VOLUME = DataVolume(data=data, norms=norms, host=host, files=files, copied=copied)
+VOLUME = DataVolume(
+    data=data, norms=norms, host=host, files=files, copied=copied, checkpoints=checkpoints
+)

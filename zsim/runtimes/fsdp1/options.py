@@ -33,11 +33,15 @@ class FSDP1(RuntimeOptions):
         limit_all_gathers: whether the host waits while two gathered units are not freed.
         reduce_dtype: format in which gradients are reduced; None is that of the parameters.
         no_sync: whether whole gradients collect before the last micro-batch.
+        offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
+            (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): what a checkpointed
+            block is given is in pinned memory of the host until it is run again.
     """
 
     stages = (3,)
     trains_narrow = True
     checkpoints_every_nth = True
+    checkpoint_option = "offload_wrapper"
 
     sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE
@@ -45,6 +49,7 @@ class FSDP1(RuntimeOptions):
     limit_all_gathers: Flag = True
     reduce_dtype: FloatFormat | None = None
     no_sync: Flag = False
+    offload_wrapper: Flag = False
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return formats: whole gradients add up as parameters are, sharded ones as their shards.

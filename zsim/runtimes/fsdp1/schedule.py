@@ -9,17 +9,15 @@ Functions named in comments are those of `torch/distributed/fsdp/_runtime_utils.
 
 from collections import deque
 
-from zsim.memory.ledger import book
-from zsim.memory.peak import peak_bytes
 from zsim.model.model import Model
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtimes.fsdp1.reduce import ALL_REDUCE, POST_BACKWARD, FlatReductions
 from zsim.runtimes.fsdp1.volume import VOLUME
+from zsim.runtimes.late_frees import worst_case
 from zsim.runtimes.wrapping import WrappedStep, groups
 from zsim.schedule.operation import Edge, FreeMode, Previous
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
-from zsim.schedule.schedule_writer import POOL
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
@@ -34,8 +32,6 @@ UNSHARD = "unshard"
 
 SETTLED = 4
 """Steps after which those that follow are alike: what one leaves unfinished, the next waits for."""
-STEPS = 2
-"""Steps after which the ledger repeats: what a step leaves to be freed, the next one frees."""
 GATHERS_IN_FLIGHT = 2  # _FreeEventQueue (_limiter_utils.py), _max_num_inflight_all_gathers
 
 
@@ -60,7 +56,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         "FSDP1",
         VOLUME,
         streams=streams if strategy.parallel.replicate == 1 else (*streams, ALL_REDUCE),
-        peak_of=_worst_case if step.options.limit_all_gathers else _nothing,
+        peak_of=worst_case if step.options.limit_all_gathers else _nothing,
     )
 
 
@@ -70,16 +66,6 @@ def _written(
     step = FSDP1Step(model, strategy, buckets, left=left)
     step.write()
     return step
-
-
-def _worst_case(program: Program) -> int | None:
-    """Return the peak if memory returns as late as waits of the host allow.
-
-    With fewer gathers in a step than may be in flight the host never waits: it may be any number of
-    steps ahead, and no peak can be promised.
-    """
-    peak = peak_bytes(book(program, STEPS), POOL)
-    return peak if peak_bytes(book(program, 2 * STEPS), POOL) == peak else None
 
 
 def _nothing(_program: Program) -> None:
@@ -123,6 +109,7 @@ class FSDP1Step(WrappedStep):
             self._after += self.gathers.need(block)  # _pre_forward_unshard
             self._ahead.popleft()
             self._prefetch_forward()
+        self.passes.checkpoints.enter(visit, self._after)  # OffloadWrapper.forward
         self.gathers.used(self.passes.forward(visit, self._after))
         self._after = ()
         # _post_forward_reshard: strategies in RESHARD_AFTER_FORWARD_HANDLE_STRATEGIES, not the root
@@ -153,6 +140,7 @@ class FSDP1Step(WrappedStep):
             after = self.gathers.need(block)  # _pre_backward_hook
             self._ahead.pop()
             self._prefetch_backward(BackwardPrefetch.PRE)
+        self.passes.checkpoints.enter(visit, after)
         self.gathers.used(self.passes.backward(visit, after))
         self.reductions.collect(visit.unit)
         if block is not None:

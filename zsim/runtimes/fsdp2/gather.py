@@ -1,11 +1,16 @@
 """Parameters in FSDP2: shards into their slot, gathered in place, copied out, freed or kept.
 
+A group may be gathered in two formats: weights that are cast to 8 bits before, and the rest. Both
+are the bytes of one all-gather (`_get_all_gather_input_metadatas`, `_fsdp_collectives.py`).
+
 Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
 `FSDPParamGroup` in `_fsdp_param_group.py` unless another file is named.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from zsim.dtype import DType
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.wrapping import WrappedStep
 from zsim.schedule.layout import Layout
@@ -22,15 +27,51 @@ COPY_IN = "copy_in"
 ALL_GATHER = "all_gather"
 
 
+# hp_tensor_and_scale_to_float8 (torchao 0.19, torchao/float8/float8_training_tensor.py): times the
+# scale, to_fp8_saturated's clamp, the cast; eager, of each weight
+FLOAT8_CAST_KERNELS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredPart:
+    """Parameters of a group that are gathered in one format; `bucket` is the group's, or of these.
+
+    In 8-bit floats each parameter is cast by itself.
+    """
+
+    bucket: Bucket
+    dtype: DType
+
+    @property
+    def launches(self) -> int:
+        """Kernels that cast the shards of its parameters."""
+        narrows = self.dtype is DType.FP8
+        return FLOAT8_CAST_KERNELS * len(self.bucket.layout.pieces) if narrows else 1
+
+
 class GroupGathers(StepPart):
     """Groups that are whole, on their way, or kept sharded over the inner ranks.
 
     Shards are copied in on a stream of their own, or on that of compute, as `copies_on` says.
+    `parts` are those of each group by number, one or two. The first read of shards in a step waits
+    for `ready`, the last operation of the step before that they need.
+
+    Attributes:
+        places: where whole parameters lie of groups that have two parts, by name.
     """
 
-    def __init__(self, step: WrappedStep, options: FSDP2, *, copies_on: str = COPY_IN) -> None:
+    def __init__(
+        self,
+        step: WrappedStep,
+        options: FSDP2,
+        *,
+        parts: Sequence[tuple[GatheredPart, ...]],
+        ready: str,
+        copies_on: str = COPY_IN,
+    ) -> None:
         super().__init__(step)
         self.options = options
+        self.parts = parts
         # FSDPCommContext.get_all_gather_streams: the current stream with `async_op`
         self._copies_on = copies_on
         self._shards: dict[int, list[str]] = {}
@@ -39,16 +80,41 @@ class GroupGathers(StepPart):
         self._inner = step.strategy.inner
         self._pending: dict[int, str] = {}
         self._resharded: dict[int, str] = {}
-        self._kept: tuple[str, str] | None = None
+        self._kept: tuple[list[str], str] | None = None
         # FSDPState._root_pre_forward (_fsdp_state.py): the stream waits for the last update, once.
-        self._updated = AfterUpdate(f"step/update/{step.kept.trained[-1].name}/update")
-        self.layouts: list[Layout] = []
+        self._updated = AfterUpdate(ready)
+        self._inner_layouts: list[Layout] = []
         if self._inner is not None:
-            self.layouts = [each.over_inner("inner", by_block=True) for each in self.buckets.all]
+            self._inner_layouts = [
+                each.over_inner("inner", by_block=True) for each in self.buckets.all
+            ]
+        apart = [each.bucket for own in parts if len(own) > 1 for each in own]
+        self.layouts = [
+            *self._inner_layouts,
+            *(layout for each in apart for layout in (each.layout, each.plain)),
+        ]
+        self.places = dict[str, View]()
+        for own in parts:
+            if len(own) > 1:
+                self.places |= self._places(own)
 
     def whole(self, bucket: Bucket) -> str:
-        """Return the buffer of a bucket's whole parameters."""
-        return bucket.buffer(self.writer, "whole", self.compute, layout=bucket.plain)
+        """Return the buffer of a bucket's whole parameters, the first where there are two."""
+        return self._wholes(bucket)[0]
+
+    def _wholes(self, bucket: Bucket) -> list[str]:
+        return [self._whole(each) for each in self.parts[bucket.index]]
+
+    def _whole(self, part: GatheredPart) -> str:
+        return part.bucket.buffer(self.writer, "whole", part.dtype, layout=part.bucket.plain)
+
+    def _places(self, parts: Sequence[GatheredPart]) -> dict[str, View]:
+        """Return by name where the whole parameters of a group lie."""
+        return {
+            piece.parameter: View(buffer=self._whole(each), start=piece.start, size=piece.size)
+            for each in parts
+            for piece in each.bucket.plain.pieces
+        }
 
     def gather(self, number: int) -> None:
         """Unshard: gather the bucket, unless it is whole or on its way."""
@@ -62,22 +128,31 @@ class GroupGathers(StepPart):
             self._pending[number] = ""
             return
         sources = [self._inner_shard(bucket)] if inner else self._fetched(number, self._copies_on)
-        cast = self._cast(bucket, sources, inner=inner)
+        parts = self.parts[number]
+        casts = self._casts(bucket, sources, inner=inner)
         gathered = self._gathered(bucket, inner=inner)
-        writer.allocate(gathered)
+        writer.allocate(*gathered)
         # foreach_all_gather (_fsdp_collectives.py): all_gather_copy_in into the rank's own slot of
         # the output, which is gathered in place
-        slot = View(buffer=gathered, size=bucket.padded // ranks, axis=axis)
-        after = () if cast else self._after_update(number)
-        source, path = cast or sources[0], f"copy_in/{bucket.name}"
-        copied = writer.copy(path, source, slot, stream=self._copies_on, after=after)
-        if cast:
-            writer.free(cast)
+        after = () if any(casts) else self._after_update(number)
+        slots: list[View] = []
+        copied = ""
+        for part, cast, target in zip(parts, casts, gathered, strict=True):
+            slot = View(buffer=target, size=part.bucket.padded // ranks, axis=axis)
+            path = f"copy_in/{part.bucket.name}"
+            source = cast or sources[0]
+            copied = writer.copy(path, source, slot, stream=self._copies_on, after=after)
+            slots.append(slot)
+        writer.free(*(cast for cast in casts if cast))
         self._free_fetched(sources)
-        path = f"gather/{bucket.name}"
-        self._pending[number] = writer.all_gather(
-            path, axis, slot, gathered, stream=ALL_GATHER, after=(copied,)
-        )
+        for part, slot in zip(parts, slots, strict=True):
+            path, after = f"gather/{part.bucket.name}", () if len(parts) > 1 else (copied,)
+            self._pending[number] = writer.all_gather(
+                path, axis, slot, slot.buffer, stream=ALL_GATHER, after=after
+            )
+        if len(parts) > 1:
+            path = f"gather/{bucket.name}"
+            self._pending[number] = writer.together(path, len(parts), after=(copied,))
 
     def _fetched(self, number: int, stream: str) -> list[str]:
         """Return the shards of a group on the device: copied there, if they are on the host."""
@@ -106,34 +181,53 @@ class GroupGathers(StepPart):
     def _free_fetched(self, sources: Sequence[str]) -> None:
         self.writer.free(*(each for each in sources if each.endswith("/fetched")))
 
-    def _cast(self, bucket: Bucket, sources: Sequence[str], *, inner: bool) -> str | None:
-        """Return a copy of the shards in the compute format, where formats or kinds are mixed.
+    def _casts(self, bucket: Bucket, sources: Sequence[str], *, inner: bool) -> list[str | None]:
+        """Return for each part a copy of the shards in its format, where formats or kinds differ.
 
         Shards of frozen parameters stand in it, too; upstream they are copied to the slot at once.
         """
         # _get_param_all_gather_inputs (_fsdp_collectives.py): one foreach copy of all that are cast
-        writer, mixed = self.writer, len(sources) > 1
-        if not mixed and (not self.strategy.train.precision.has_master or bucket.frozen):
-            return None
-        if inner and self._inner:
-            cast = writer.buffer(
-                f"{bucket.name}/inner_input",
-                bucket.padded // self._inner,
-                self.compute,
-                Kind.COMMUNICATION,
-                home=self._copies_on,
-                layout=self.layouts[bucket.index].name,
-                shard=INNER,
-            )
-        else:
-            cast = bucket.shard_buffer(writer, "input", self.compute, home=self._copies_on)
-        writer.allocate(cast)
-        after = self._after_update(bucket.index)
-        for source in sources:
-            path = f"cast/{source.removesuffix('/parameter')}"
-            writer.copy(path, source, cast, stream=self._copies_on, after=after, by_parameter=mixed)
-            after = ()
-        return cast
+        writer, found = self.writer, list[str | None]()
+        after: tuple[Edge, ...] | None = None
+        for part in self.parts[bucket.index]:
+            mixed = len(sources) > 1 or part.bucket is not bucket
+            if not mixed and writer.buffers[sources[0]].dtype is part.dtype:
+                found.append(None)
+                continue
+            cast = self._input(part, inner=inner)
+            writer.allocate(cast)
+            after = self._after_update(bucket.index) if after is None else ()
+            for source in sources:
+                path = f"cast/{source.removesuffix('/parameter')}"
+                if part.bucket is not bucket:
+                    path = f"{path}/{part.bucket.name}"
+                writer.copy(
+                    path,
+                    source,
+                    cast,
+                    stream=self._copies_on,
+                    after=after,
+                    by_parameter=mixed,
+                    launches=part.launches,
+                )
+                after = ()
+            found.append(cast)
+        return found
+
+    def _input(self, part: GatheredPart, *, inner: bool) -> str:
+        """Return the buffer of a rank's cast shards."""
+        writer, bucket = self.writer, part.bucket
+        if not (inner and self._inner):
+            return bucket.shard_buffer(writer, "input", part.dtype, home=self._copies_on)
+        return writer.buffer(
+            f"{bucket.name}/inner_input",
+            bucket.padded // self._inner,
+            self.compute,
+            Kind.COMMUNICATION,
+            home=self._copies_on,
+            layout=self._inner_layouts[bucket.index].name,
+            shard=INNER,
+        )
 
     def _after_update(self, number: int) -> tuple[Edge, ...]:
         """Return what the copy of a shard waits for: the update, or that it was sharded again."""
@@ -154,36 +248,39 @@ class GroupGathers(StepPart):
         gather = self._pending.pop(number)
         inner = number in self._resharded
         gathered = self._gathered(bucket, inner=inner) if gather else None
-        whole = self.whole(bucket)
-        writer.allocate(whole)
+        writer.allocate(*self._wholes(bucket))
         copied = ""
         # foreach_all_gather_copy_out (_fsdp_collectives.py) on the compute stream; of one rank
         # wait_for_unshard copies the shard itself
-        sources = self._fetched(number, COMPUTE) if gathered is None else [gathered]
-        for source in sources:
-            name = bucket.name if source == gathered else source.removesuffix("/parameter")
-            after = (gather,) if gather else ()
-            copied = writer.copy(f"copy_out/{name}", source, whole, after=after, by_parameter=True)
+        fetched = self._fetched(number, COMPUTE) if gathered is None else []
+        for place, part in enumerate(self.parts[number]):
+            for source in fetched if gathered is None else [gathered[place]]:
+                name = source.removesuffix("/parameter") if fetched else part.bucket.name
+                if fetched and part.bucket is not bucket:
+                    name = f"{name}/{part.bucket.name}"
+                path, after = f"copy_out/{name}", (gather,) if gather else ()
+                whole = self._whole(part)
+                copied = writer.copy(path, source, whole, after=after, by_parameter=True)
         if forward:
             self.end_forward()
         if inner:
             del self._resharded[number]
             writer.free(self._inner_shard(bucket), uses=(gather,))
         if gathered is None:
-            self._free_fetched(sources)
+            self._free_fetched(fetched)
             return
         # wait_for_unshard: implicit prefetching defers the free to the next copy-out
         # (AllGatherState), so that this one overlaps the next gather
         if forward:
             self._kept = (gathered, copied)
         else:
-            writer.free(gathered, uses=(gather, copied))
+            writer.free(*gathered, uses=(gather, copied))
 
     def end_forward(self) -> None:
         """Free the gathered tensor that was kept, once it is copied out."""
         if self._kept is not None:
             gathered, copied = self._kept
-            self.writer.free(gathered, uses=(copied,))
+            self.writer.free(*gathered, uses=(copied,))
             self._kept = None
 
     def after_forward(self, number: int) -> None:
@@ -191,13 +288,14 @@ class GroupGathers(StepPart):
         writer, bucket = self.writer, self.buckets.all[number]
         if self.options.reshard_after_forward is False:  # reshard: returns in forward
             return
-        whole = self.whole(bucket)
         if self._inner is not None:
             # _use_post_forward_mesh; FSDPParam.to_sharded_post_forward (_fsdp_param.py) clones
             shard, path = self._inner_shard(bucket), f"reshard/{bucket.name}"
             writer.allocate(shard)
-            self._resharded[number] = writer.copy(path, whole, shard, by_parameter=True)
-        writer.free(whole)
+            self._resharded[number] = writer.copy(
+                path, self.whole(bucket), shard, by_parameter=True
+            )
+        writer.free(*self._wholes(bucket))
 
     def after_backward(self, number: int, *, last: bool) -> None:
         """Free whole parameters, unless they are kept for the next micro-batch.
@@ -208,28 +306,30 @@ class GroupGathers(StepPart):
         writer, bucket = self.writer, self.buckets.all[number]
         inner, gather = number in self._resharded, self._pending.pop(number, "")
         if gather:  # finalize_backward: "a mistargeted unshard"
-            writer.free(self._gathered(bucket, inner=inner), uses=(gather,))
+            writer.free(*self._gathered(bucket, inner=inner), uses=(gather,))
         if not (last or self.options.reshard_after_backward):  # post_backward
             return
-        if self.whole(bucket) in writer.alive:
-            writer.free(self.whole(bucket))
+        self.reshard(number)
         if inner:
             del self._resharded[number]
             writer.free(self._inner_shard(bucket), uses=(gather,) if gather else ())
 
     def reshard(self, number: int) -> None:
         """Free whole parameters, if there are any."""
-        whole = self.whole(self.buckets.all[number])
-        if whole in self.writer.alive:
-            self.writer.free(whole)
+        bucket = self.buckets.all[number]
+        if self.whole(bucket) in self.writer.alive:
+            self.writer.free(*self._wholes(bucket))
 
-    def _gathered(self, bucket: Bucket, *, inner: bool) -> str:
+    def _gathered(self, bucket: Bucket, *, inner: bool) -> list[str]:
         name = "inner_gathered" if inner else "gathered"
-        layout = self.layouts[bucket.index] if inner else None
-        return bucket.buffer(self.writer, name, self.compute, home=self._copies_on, layout=layout)
+        layout = self._inner_layouts[bucket.index] if inner else None
+        return [
+            each.bucket.buffer(self.writer, name, each.dtype, home=self._copies_on, layout=layout)
+            for each in self.parts[bucket.index]
+        ]
 
     def _inner_shard(self, bucket: Bucket) -> str:
         """Return the buffer of the rank's shard among the inner ranks, in the compute format."""
         assert self._inner is not None
-        layout = self.layouts[bucket.index]
+        layout = self._inner_layouts[bucket.index]
         return bucket.inner_buffer(self.writer, layout, self._inner, self.compute, home=COMPUTE)

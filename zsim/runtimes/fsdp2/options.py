@@ -62,6 +62,9 @@ class FSDP2(RuntimeOptions):
         reduce_scatter_max_input_buffers: inputs of reduce-scatters that may be alive.
         offload_policy: cpu is `CPUOffloadPolicy`: shards are on the host, and updated there.
         pin_memory: with it: copies to and from shards and gradients do not stop the host.
+        offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
+            (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): what a checkpointed
+            block is given is in pinned memory of the host until it is run again.
         enable_sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by
             tokens: `SequenceParallel` norms, as torchtitan's key of this name says.
         disable_loss_parallel: with it, logits of the whole vocabulary are gathered on every rank of
@@ -73,6 +76,13 @@ class FSDP2(RuntimeOptions):
             embedding: each rank of the tensor axis has all of it, beside parts of other weights.
         reshard_root_after_forward: true frees the parameters of the root after forward, and gathers
             them again for backward: `fully_shard(model, reshard_after_forward=True)`.
+        enable_fsdp_float8_all_gather: with `train.float8 = tensorwise`, weights of linear layers in
+            blocks are cast to 8 bits where they are sharded, and gathered so (torchao). Their
+            scales are made after each update, of one all-reduce
+            (`precompute_float8_dynamic_scale_for_fsdp`).
+        enable_float8_tensorwise_tp: with `train.float8 = tensorwise` and tokens that are cut over a
+            tensor axis, those that linear layers of blocks read are cast to 8 bits before they are
+            gathered, and so are gradients of what they scatter, as torchtitan applies such styles.
         pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
             last backward, and keeps parameters after backward, whatever `gradient_sync` and
             `reshard_after_backward` say; it has no root that could be freed.
@@ -86,6 +96,7 @@ class FSDP2(RuntimeOptions):
     takes_frozen = True
     trains_narrow = True
     checkpoints_every_nth = True
+    checkpoint_option = "offload_wrapper"
     has_context = True
     merges_context = True
 
@@ -98,11 +109,14 @@ class FSDP2(RuntimeOptions):
     reduce_scatter_max_input_buffers: Count = 1
     offload_policy: OffloadPolicy = OffloadPolicy.NONE
     pin_memory: Flag = True
+    offload_wrapper: Flag = False
     enable_sequence_parallel: Flag = True
     disable_loss_parallel: Flag = False
     input_gathers: InputGathers = InputGathers.MODULE
     replicate_embedding: Flag = False
     reshard_root_after_forward: Flag = False
+    enable_fsdp_float8_all_gather: Flag = False
+    enable_float8_tensorwise_tp: Flag = True
     pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     pipeline_stages_per_rank: Count | None = None
     first_stage_less_layers: Whole = 1
@@ -119,6 +133,7 @@ class FSDP2(RuntimeOptions):
         if self.replicate_embedding and not self.enable_sequence_parallel:
             why = "true needs enable_sequence_parallel = true"
             refuse([refusal("replicate_embedding", None, why)])
+        self._need_cast_shards()
         chunks, is_interleaved = self.pipeline_stages_per_rank, self.is_interleaved
         if chunks is not None and is_interleaved == (chunks == 1):
             why = f"must be {'at least 2' if is_interleaved else 1} for {self.pipeline_schedule}"
@@ -127,6 +142,21 @@ class FSDP2(RuntimeOptions):
             why = f"must be 2 for {self.pipeline_schedule}"
             refuse([refusal("pipeline_stages_per_rank", chunks, why)])
         return self
+
+    def _need_cast_shards(self) -> None:
+        """Check that shards that are cast before their gather are on the device, of all ranks."""
+        if not self.enable_fsdp_float8_all_gather:
+            return
+        name = "enable_fsdp_float8_all_gather"
+        reshard = self.reshard_after_forward
+        if not isinstance(reshard, bool):
+            # FSDPParam.all_gather_inputs (_fsdp_param.py): NotImplementedError, of a tensor with an
+            # extension that is sharded for backward otherwise
+            why = f"true with reshard_after_forward = {reshard}: PyTorch refuses it"
+            refuse([refusal(name, None, why)])
+        if self.on_host:
+            why = f"true with offload_policy = {self.offload_policy}: is not modelled"
+            refuse([refusal(name, None, why)])
 
     @property
     def is_interleaved(self) -> bool:
@@ -179,6 +209,16 @@ class FSDP2(RuntimeOptions):
     def gathers_each(self) -> bool:
         """True if each linear layer gathers the tokens that it reads, by itself."""
         return self.input_gathers is InputGathers.LINEAR
+
+    @property
+    def gathers_float8(self) -> bool:
+        """True if weights of 8-bit linear layers are cast before they are gathered."""
+        return self.enable_fsdp_float8_all_gather
+
+    @property
+    def gathers_float8_tokens(self) -> bool:
+        """True if tokens that 8-bit linear layers read are cast before they are gathered."""
+        return self.enable_float8_tensorwise_tp
 
     @property
     def rearranges(self) -> bool:

@@ -32,7 +32,8 @@ from zsim.runtimes.fsdp2.zero_bubble import ZeroBubbleStage
 from zsim.runtimes.stage_actions import StagePlace
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
 from zsim.zero.names import PIPELINE
 

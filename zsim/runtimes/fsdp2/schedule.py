@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 
+from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
-from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, GroupGathers
+from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, GatheredPart, GroupGathers
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER, GroupReductions
+from zsim.runtimes.fsdp2.scales import WeightScales
 from zsim.runtimes.fsdp2.volume import VOLUME
 from zsim.runtimes.host_update import BlockingHostStep
 from zsim.runtimes.wrapping import WrappedStep, groups
@@ -94,10 +96,51 @@ def shards(model: Model, groups: Buckets, place: Packing, ranks: int) -> Buckets
             found.append(group)
             continue
         for kind, name in zip(kinds, ("trained_bucket", "bucket"), strict=True):
-            units, packed = group.units, place(kind)
-            part = bucket_of(model, group.index, kind, packed, ranks=ranks, units=units, name=name)
-            found.append(part)
+            found.append(_of_group(model, group, kind, place, ranks=ranks, name=name))
     return Buckets(all=tuple(found), runs=())
+
+
+def gathered_parts(
+    model: Model, groups: Buckets, strategy: Strategy
+) -> list[tuple[GatheredPart, ...]]:
+    """Return for each group what of it is gathered in 8-bit floats, and what as it computes."""
+    ranks, compute = strategy.parallel.data, strategy.train.precision.compute
+    members = {each.name: each for each in model.parameters}
+    place = padded_rows(ranks)
+    found: list[tuple[GatheredPart, ...]] = []
+    for group in groups.all:
+        own = [members[piece.parameter] for piece in group.layout.pieces]
+        narrow, wide = ([each for each in own if each.float8 is it] for it in (True, False))
+        if not (narrow and wide):
+            dtype = DType.FP8 if narrow else compute
+            found.append((GatheredPart(bucket=group, dtype=dtype),))
+            continue
+        stage = group.name[: group.name.rfind("/") + 1]  # of a pipeline
+        parts = [
+            GatheredPart(
+                bucket=_of_group(model, group, kind, place, ranks=ranks, name=name), dtype=dtype
+            )
+            for kind, name, dtype in (
+                (narrow, f"{stage}narrow_bucket", DType.FP8),
+                (wide, f"{stage}wide_bucket", compute),
+            )
+        ]
+        found.append(tuple(parts))
+    return found
+
+
+def _of_group(
+    model: Model,
+    group: Bucket,
+    members: Sequence[Parameter],
+    place: Packing,
+    *,
+    ranks: int,
+    name: str,
+) -> Bucket:
+    """Return a bucket of some parameters of a group, with its number."""
+    packed = place(members)
+    return bucket_of(model, group.index, members, packed, ranks=ranks, units=group.units, name=name)
 
 
 class FSDP2Step(WrappedStep):
@@ -117,6 +160,7 @@ class FSDP2Step(WrappedStep):
         writer: ScheduleWriter | None = None,
         collects: bool | None = None,
         copies_on: str = COPY_IN,
+        model_parts: Sequence[range] = (),
     ) -> None:
         self.options = strategy.options(FSDP2)
         # FSDPParam._init_sharded_param: `offload_to_cpu`; PyTorch's optimizer makes its states
@@ -128,7 +172,12 @@ class FSDP2Step(WrappedStep):
         if collects is None:
             several = strategy.train.gradient_accumulation_steps > 1
             collects = several and self.options.gradient_sync is Sync.LAST
-        self.gathers = GroupGathers(self, self.options, copies_on=copies_on)
+        parts = gathered_parts(model, buckets, strategy)
+        self.scales = WeightScales(self, parts, model_parts or [range(len(model.units))])
+        self.gathers = GroupGathers(
+            self, self.options, parts=parts, ready=self.scales.ready, copies_on=copies_on
+        )
+        self.passes.elsewhere = self.gathers.places
         self.reductions = GroupReductions(self, self.options, collects=collects)
         self.last_unit = len(model.units) - 1
         self._position = 0
@@ -160,6 +209,7 @@ class FSDP2Step(WrappedStep):
             end = self._position + self.options.forward_prefetch
             for ahead in self.order[self._position : end]:
                 gathers.gather(ahead)
+        self.passes.checkpoints.enter(visit)  # OffloadWrapper.forward
         self.passes.forward(visit, ())
         if block is not None:
             gathers.after_forward(block)  # post_forward
@@ -194,6 +244,7 @@ class FSDP2Step(WrappedStep):
             if self._ahead:
                 # _backward_prefetch: the entry before its own in post_forward_order
                 self.gathers.gather(self._ahead[-1])
+        self.passes.checkpoints.enter(visit)  # _CheckpointFrame's recompute_fn reads what was saved
         self.passes.backward(visit, ())
         self.reductions.collect(visit.unit)
         if block is None:
@@ -216,9 +267,14 @@ class FSDP2Step(WrappedStep):
             waits = self.reductions.finished
         self.reductions.end_backward()
 
+    def write_setup(self) -> None:
+        """Make the scales of the first step, of weights that are gathered in 8-bit floats."""
+        self.scales.write("setup")
+
     def end(self) -> None:
-        """Update every trained shard."""
+        """Update every trained shard, and make the scales of the next step."""
         self.update_shards(self.reductions.reduced)
+        self.scales.write("step/update")
 
     def after_backward(self, bucket: int, after: tuple[Edge, ...] = ()) -> None:
         """Free a group whose backward is done, and reduce its gradients."""

@@ -66,6 +66,7 @@ class FSDP2Stage(FSDP2Step):
             writer=self._waiting_writer,
             collects=True,
             copies_on=COMPUTE if several else COPY_IN,
+            model_parts=[chunk.units for chunk in stage.chunks],
         )
         self.stage = stage
         self.actions = actions
@@ -86,6 +87,8 @@ class FSDP2Stage(FSDP2Step):
             keeps_received=True,
             kind=self.visits_of_slot,
         )
+        for slot in (each for own in slots for each in own):
+            slot.passes.elsewhere = self.gathers.places
         self.messages = StageMessages(self.writer, slots)
         self._wrapped = [self._groups_of(chunk) for chunk in stage.chunks]
         self._under_way: dict[tuple[Task, bool], str] = {}
@@ -97,7 +100,8 @@ class FSDP2Stage(FSDP2Step):
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """Every layout that buffers of this step have."""
-        return (*self.buckets.layouts, *self.kept.layouts, *self.reductions.layouts)
+        gathered, reduced = self.gathers.layouts, self.reductions.layouts
+        return (*self.buckets.layouts, *self.kept.layouts, *gathered, *reduced)
 
     def write(self) -> None:
         """Write the rest of setup, and the step."""
@@ -132,7 +136,8 @@ class FSDP2Stage(FSDP2Step):
                 raise AssertionError(action)  # of a backward in two parts
 
     def write_setup(self) -> None:
-        """Take memory for what is received, of every micro-batch."""
+        """Take memory for what is received, of every micro-batch, and make the first scales."""
+        super().write_setup()
         # _setup_forward_recv_info, _create_grad_recv_info
         writer = self.writer
         for chunk, own in enumerate(self.messages.slots):

@@ -24,6 +24,7 @@ from zsim.closed_form.data_volume import (
     over_tokens,
     wrapped,
 )
+from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.model.pipeline_stages import Stage
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
@@ -36,13 +37,19 @@ from zsim.strategy.strategy import Strategy
 class GroupShare:
     """Elements of a rank's shard of a group, and of those that are trained.
 
-    Of a block, whether it has a backward, and whether it is gathered for one.
+    `narrow` are those that are gathered in 8-bit floats. Of a block, whether it has a backward, and
+    whether it is gathered for one.
     """
 
     elements: int
     trained: int
+    narrow: int = 0
     back: bool = True
     again: bool = True
+
+    def gathered_bytes(self, size: int) -> int:
+        """Return the bytes of the shard on the wire, where others take `size` bytes each."""
+        return (self.elements - self.narrow) * size + self.narrow * DType.FP8.size_bytes
 
 
 def share(parameters: Sequence[Parameter], ranks: int) -> GroupShare:
@@ -51,7 +58,8 @@ def share(parameters: Sequence[Parameter], ranks: int) -> GroupShare:
         each: -(-(each.shape or (1,))[0] // ranks) * prod(each.shape[1:]) for each in parameters
     }
     trained = sum(size for each, size in sizes.items() if not each.frozen)
-    return GroupShare(elements=sum(sizes.values()), trained=trained)
+    narrow = sum(size for each, size in sizes.items() if each.float8)
+    return GroupShare(elements=sum(sizes.values()), trained=trained, narrow=narrow)
 
 
 def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
@@ -193,7 +201,7 @@ def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireB
     ranks = strategy.parallel.data
     size = strategy.train.precision.compute.size_bytes
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
-    gathered = sum(each.whole * each.group.elements for each in found)
+    gathered = sum(each.whole * each.group.gathered_bytes(size) for each in found)
     # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
     inner = strategy.inner or 1
     inside = sum(
@@ -210,7 +218,7 @@ def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireB
             size_bytes=wire if collects else size,
             by_use=not collects,
         ),
-        WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered * size),
+        WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered),
         WireBytes(group="inner", collective="all_gather", bytes=inside * size),
         WireBytes(
             group="data",
@@ -220,6 +228,18 @@ def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireB
         *all_reduces(
             "replicate", trained * sums, ranks=strategy.parallel.replicate, size_bytes=wire
         ),
+        *_scales(model, strategy),
+    ]
+
+
+def _scales(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Return the largest magnitudes of weights that are gathered in 8-bit floats, once a step."""
+    weights = sum(each.float8 for each in model.parameters)
+    parallel, size = strategy.parallel, strategy.train.precision.optimizer.size_bytes
+    return [
+        line
+        for axis, ranks in (("data", parallel.data), ("tensor", parallel.tensor))
+        for line in all_reduces(axis, [weights][:weights], ranks=ranks, size_bytes=size)
     ]
 
 
@@ -278,11 +298,12 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     if strategy.parallel.data == 1:
         return CopiedBytes()
     inside, outside = wrapped(model)
-    elements = [
-        sum(each.elements for each in own) for own in (outside, *(own for _, own in inside))
+    copied = [
+        sum(each.elements * (DType.FP8.size_bytes if each.float8 else size) for each in own)
+        for own in (outside, *(own for _, own in inside))
     ]
     times = [each.whole + each.inner for each in gathers(model, strategy)]
-    found = sum(each * many for each, many in zip(elements, times, strict=True)) * 2 * size
+    found = sum(each * many for each, many in zip(copied, times, strict=True)) * 2
     trained = sum(each.elements for each in model.parameters if not each.frozen)
     micro_batches = strategy.train.gradient_accumulation_steps
     if _collects(strategy):

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
-from zsim.strategy.config_table import Count, Flag
+from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.execution import ContextExchange
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
 
@@ -34,6 +34,9 @@ class Megatron(RuntimeOptions):
             sends its part of a hidden state, and those that receive gather the parts. Megatron-LM
             did so until March 2023, on unless it was turned off, and never with sequence_parallel;
             since 3c92fa93 its argument has no effect.
+        cpu_offloading_num_layers: first layers of which all that they keep for backward is in the
+            host's memory (`TransformerConfig`, with Transformer Engine); neither with a pipeline
+            nor with recomputation.
     """
 
     stages = (0, 1)
@@ -41,6 +44,10 @@ class Megatron(RuntimeOptions):
     has_pipeline = True
     even_stages = True
     has_context = True
+    layers_option = "cpu_offloading_num_layers"
+    stored_least = (
+        256 * 1024
+    )  # _check_if_offload of Transformer Engine 2.20, pytorch/cpu_offload.py
     context_exchange = ContextExchange.RING  # cp_comm_type of TransformerConfig is p2p
 
     bucket_size: Count | None = None
@@ -52,6 +59,7 @@ class Megatron(RuntimeOptions):
     num_layers_per_virtual_pipeline_stage: Count | None = None
     overlap_p2p_comm: Flag = True
     scatter_gather_tensors_in_pipeline: Flag = False
+    cpu_offloading_num_layers: Whole = 0
 
     @property
     def layers_of_chunk(self) -> int | None:

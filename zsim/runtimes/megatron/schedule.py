@@ -19,11 +19,12 @@ from math import lcm
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
+from zsim.runtimes.megatron.layers_on_host import OFFLOAD, OffloadedPasses
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.volume import VOLUME
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Edge, Previous, Reduction
-from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
@@ -59,7 +60,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     buckets = numbered(model, members, place=packing(strategy), ranks=ranks)
     step = MegatronStep(model, strategy, buckets, overlaps=has_size)
     step.write()
-    return step.schedule(title(strategy), VOLUME, layouts=step.layouts)
+    copies = (OFFLOAD,) if strategy.layers_on_host else ()
+    streams = (COMPUTE, COMMUNICATION, *copies)
+    return step.schedule(title(strategy), VOLUME, streams=streams, layouts=step.layouts)
 
 
 def title(strategy: Strategy) -> str:
@@ -164,6 +167,10 @@ class MegatronStep(Step):
             has_master=precision.has_master,
         )
         super().__init__(model, strategy, buckets, holding, writer=writer)
+        if strategy.layers_on_host:
+            self.passes = OffloadedPasses(
+                self.writer, model, strategy, buckets=buckets, held=self.held
+            )
         self.overlaps = overlaps
         self.shards = strategy.zero.stage == 1
         self.options = strategy.options(Megatron)
@@ -204,6 +211,7 @@ class MegatronStep(Step):
         needed = {run.bucket: None for run in self.buckets.runs[visit.unit]}
         first = [bucket for bucket in needed if bucket not in self._waited]
         self._waited.update(first)
+        self.passes.checkpoints.enter(visit)
         self.passes.forward(visit, tuple(map(self.arrival, first)))
 
     def arrival(self, number: int) -> Edge:
@@ -237,6 +245,7 @@ class MegatronStep(Step):
 
     def backward(self, visit: UnitVisit) -> None:
         """Run a unit backward and add what it made; reduce the buckets that are ready."""
+        self.passes.checkpoints.enter(visit)
         self.passes.backward(visit, ())
         ready: list[Bucket] = []
         # DistributedDataParallel._make_backward_post_hook: main_grad.add_, then register_grad_ready

@@ -12,11 +12,12 @@ from collections.abc import Set
 from math import lcm
 
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
+from zsim.closed_form.stored_layers import stored_bytes
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
 from zsim.runtimes.megatron.options import Megatron
-from zsim.schedule.schedule import WireBytes
+from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.strategy import Strategy
 
 
@@ -107,4 +108,10 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     return CopiedBytes(compute=times * elements * (compute + 2 * wide))
 
 
-VOLUME = DataVolume(data=data, of_stage=of_stage, copied=copied)
+def host(model: Model, strategy: Strategy) -> HostBytes:
+    """Return what layers keep in host memory until their backward, which goes out and back."""
+    moved = strategy.train.gradient_accumulation_steps * stored_bytes(model, strategy)
+    return HostBytes(to_host=moved, from_host=moved)
+
+
+VOLUME = DataVolume(data=data, of_stage=of_stage, copied=copied, host=host)

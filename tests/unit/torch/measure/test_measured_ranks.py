@@ -1,8 +1,11 @@
 """Two real ranks, measured with tiny sizes: the node is read, predicts, and stands beside a run."""
 
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 from plain_net import STAGE_2, batch, net
 from torch import distributed
 
@@ -13,12 +16,17 @@ from zsim.api.real_comparison import compare_with_real
 from zsim.backend.backend import RefusedError
 from zsim.dtype import DType
 from zsim.files.trace_file import read_trace
+from zsim.mistake import MistakeError
 from zsim.model.kernel import KernelKind
+from zsim.prediction.trust import trust
 from zsim.schedule.schedule import Schedule
 from zsim_torch.measure import drive_times as measured_drive
 from zsim_torch.measure.drive_times import DriveError, drive_times
+from zsim_torch.measure.kernel_times import OPERATORS, kernel_tables
 from zsim_torch.measure.ladder import Ladder
 from zsim_torch.measure.machine import measure_machine
+from zsim_torch.measure.stopwatch import Stopwatch
+from zsim_torch.measure.time_budget import TimeBudget
 from zsim_torch.run_option import Option
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.trainer import Trainer
@@ -36,10 +44,21 @@ TINY = Ladder(
 )
 
 
+class HourlyClock:
+    """A clock on which an hour has passed whenever it is read: no seconds are ever left."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 3600.0
+        return self.seconds
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[MeasurementResult, Path]:
     """This machine in two ranks, and its file."""
-    node = measure_machine(ranks=2, seconds=0.001, ladder=TINY)
+    node = measure_machine(ranks=2, seconds=20.0, ladder=TINY, clock=HourlyClock())
     path = tmp_path_factory.mktemp("measured") / "node.toml"
     found = MeasurementResult(title=node.title, node=node)
     found.write(path)
@@ -70,6 +89,45 @@ def test_every_kind_of_kernel_and_collective_is_measured(
     assert "not measured" in measured[0].text()
 
 
+def test_what_was_repeated_less_often_for_want_of_seconds_is_told(
+    measured: tuple[MeasurementResult, Path],
+) -> None:
+    # Of the runs of four steps two warm up; of collectives every second round looks for the end.
+    hurried = (
+        "reference steps, 3 of 4 times",
+        "kernels, 1 of 3 times",
+        "collectives, 2 of 6 times",
+        "kernels beside a collective, 1 of 9 times",
+    )
+    assert measured[0].node.times.hurried == hurried
+    assert measured[0].to_dict()["repeated_less"] == list(hurried)
+    assert "seconds were short" in measured[0].text()
+    job = replace(zsim.load("tiny").job, cluster=node_of(measured[1]))
+    assert "seconds were short: reference steps, 3 of 4 times" in trust(job).text
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 5, 500])
+def test_kernels_are_timed_once_and_then_until_their_seconds_are_over(
+    seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = list[float]()
+
+    def seen_s(*_: object) -> float:
+        timed.append(1.0)
+        return 1.0
+
+    monkeypatch.setattr(Stopwatch, "seen_s", seen_s)
+    # A clock that is read between two kernels, and has gone on by a second then.
+    budget = TimeBudget.of(seconds, count().__next__)
+    kernel_tables(Stopwatch(torch.device("cpu")), (DType.FP32,), budget, TINY)
+    # Products of two extents have 8 shapes in 3 layouts; other kernels have two sizes, attention
+    # two directions.
+    cases = 8 * 3 + 2 * len(OPERATORS) + 2
+    assert len(timed) == max(cases, cases + seconds - 1)
+    (noted,) = budget.repeats
+    assert noted == ("kernels", len(timed) // cases, 3)
+
+
 def test_a_prediction_stands_beside_a_run_by_class_of_operation(
     measured: tuple[MeasurementResult, Path],
 ) -> None:
@@ -96,6 +154,9 @@ def on_rank(node: Path, folder: Path) -> tuple[Schedule, float, str]:
         trainer.write_trace(folder / "trace.json")
         trainer.write_schedule(folder / "schedule.json")
         predicted = trainer.simulate(node_of(node))
+        small = replace(node_of(node), gpus_per_node=1)
+        with pytest.raises(MistakeError, match=r"cluster\.nodes: 1 must be at least 2 for 2 ranks"):
+            trainer.simulate(small)
         with pytest.raises(RefusedError, match=r"trace: .*absent"):
             trainer.write_trace(folder / "absent" / "trace.json")
         with pytest.raises(RefusedError, match=r"schedule: .*absent"):

@@ -7,7 +7,7 @@ import pytest
 from court_of_ranks import RUNS as RUNS_OF_RANKS
 from court_of_ranks import CourtOfRanks
 from executor_court import bytes_of, verdict
-from executor_mutant import CROSSED, FLYING, PINNED, STAGES, Mutant
+from executor_mutant import ALONE, CROSSED, FLYING, MOVED, PINNED, STAGES, Mutant
 from executor_mutants import BY_KIND, BY_NAME, MUTANTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -28,11 +28,13 @@ DRAWN = {
     "flights touch nothing",
     "a leaf of autograd adds its gradients up",
     "messages go through the default group",
+    "a prepared update keeps the rate of its first step",
+    "a prepared update outlives its memory",
 }
 """Mutants of the suite; the others are under `long`."""
 
 RUNS = dict.fromkeys(each.hint for each in MUTANTS)
-SHORT = (CROSSED, PINNED, FLYING, STAGES)
+SHORT = (CROSSED, PINNED, FLYING, STAGES, ALONE, MOVED)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,257 @@
+"""Scales: 8-bit floats are scaled by the largest magnitudes of the weights that are cast to them.
+
+Exact numbers are not scaled, so that a run with values does not see what scales are made of. Proved
+for every role, and for every weight that a step casts to 8 bits: its largest magnitude is measured
+in set-up and in the step, behind all that writes the weight there; it is reduced to the largest of
+all ranks that have other elements of the weight; and the cast comes behind that. Of tokens that are
+cast before they are gathered over the tensor axis the same is proved on the stream of the cast.
+
+Assumed: a cast reads what was measured last, as no operand says.
+
+Cost: one look at each operation where something is cast to 8 bits; nothing elsewhere.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.dtype import DType
+from zsim.proof.context import Context, NumberedProgram
+from zsim.proof.finding import Finding
+from zsim.schedule.happens_before import Timeline, Way
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import (
+    Action,
+    AllReduce,
+    Compute,
+    Copy,
+    Operation,
+    Reduction,
+    Role,
+    View,
+)
+from zsim.schedule.program_index import FREE, HOST, READ, Numbered
+from zsim.schedule.schedule import Kind, Schedule
+
+INVARIANT = "scales"
+TENSOR = "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight that is cast: the buffer of a rank's shard, and its place in the layout of that."""
+
+    buffer: str
+    layout: Layout
+    piece: Piece
+
+
+def examine(context: Context) -> list[Finding]:
+    """Find the first thing that is wrong with the scale of each weight that is cast."""
+    return [
+        finding
+        for each in context.programs
+        if not each.crowded
+        for finding in _Scales(context.schedule, each).examine()
+    ]
+
+
+class _Scales:
+    """The scales of one program."""
+
+    def __init__(self, schedule: Schedule, each: NumberedProgram) -> None:
+        self.schedule = schedule
+        self.each = each
+        sizes = {axis.name: axis.size for axis in schedule.mesh.axes}
+        self.several = {name for name, size in sizes.items() if size > 1}
+
+    def examine(self) -> Iterator[Finding]:
+        """Go through all weights that are cast, and through their casts."""
+        yield from self._tokens()
+        ready: dict[str, int] = {}
+        refuted: set[str] = set()
+        for copy, weights in list(self._casts()):
+            for weight in weights:
+                name = weight.piece.parameter
+                if name not in ready and name not in refuted:
+                    where, why = self._measured(weight, ready)
+                    if why:
+                        refuted.add(name)
+                        yield self._finding(f"{where}/{name}", why)
+            last = max((ready.get(each.piece.parameter, -1) for each in weights), default=-1)
+            if last >= 0 and not _waits(self.each.settled_order, copy.id, last):
+                made = self.each.step.operations[last].id
+                yield self._finding(copy.id, f"casts before the scale is known, by {made}")
+
+    def _finding(self, operation: str, why: str) -> Finding:
+        role = self.each.program.role
+        return Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
+
+    def _tokens(self) -> Iterator[Finding]:
+        """Go through casts of what is no parameter."""
+        buffers, numbered = self.each.program.by_name, self.each.step
+        for number, copy in enumerate(numbered.operations):
+            if type(copy) is not Copy or buffers[copy.target.buffer].dtype is not DType.FP8:
+                continue
+            source = buffers[copy.source.buffer]
+            is_kept = source.kind is Kind.PARAMETER or source.dtype is DType.FP8
+            if not is_kept and (why := self._token_cast(numbered, number, copy)):
+                yield self._finding(copy.id, why)
+
+    def _token_cast(self, numbered: Numbered, number: int, copy: Copy) -> str:
+        """Return what is wrong with the scale of tokens that are cast."""
+        stream, measure = numbered.stream[number], None
+        for before, code in _back(numbered, copy.source.buffer, number):
+            operation = numbered.operations[before]
+            if isinstance(operation, Compute) and operation.action is Action.AMAX:
+                read = [each.view for each in operation.operands if each.role is Role.INPUT]
+                if read == [copy.source] and numbered.stream[before] == stream:
+                    measure = before
+            if measure is not None or code != READ:
+                break
+        if measure is None:
+            return "nothing measures the largest magnitude of what is cast"
+        (made,) = _made(numbered, measure)
+        left = self.several & {TENSOR}
+        for before, code in _back(numbered, made.buffer, number):
+            if before == measure:
+                break
+            operation = numbered.operations[before]
+            if code == READ or numbered.stream[before] == HOST:
+                continue
+            if not _is_maximum(operation, made) or numbered.stream[before] != stream:
+                return f"{operation.id} makes something else of its largest magnitude"
+            assert isinstance(operation, AllReduce)
+            left = left.difference(self.schedule.group_by_name[operation.group].axes)
+        return f"its largest magnitude is not reduced over ranks of {TENSOR}" if left else ""
+
+    def _casts(self) -> Iterator[tuple[Copy, list[Weight]]]:
+        """Yield the casts of what is kept, with the weights in each."""
+        buffers, layouts = self.each.program.by_name, self.schedule.layout_by_name
+        for operation in self.each.program.step_work:
+            if type(operation) is not Copy:
+                continue
+            target = buffers[operation.target.buffer]
+            if target.dtype is not DType.FP8 or target.layout is None:
+                continue
+            source = buffers[operation.source.buffer]
+            if source.kind is Kind.PARAMETER and source.layout is not None:
+                layout = layouts[source.layout]
+                wanted = {piece.parameter for piece in layouts[target.layout].pieces}
+                weights = [
+                    Weight(source.name, layout, piece)
+                    for piece in layout.pieces
+                    if piece.parameter in wanted
+                ]
+                yield operation, weights
+
+    def _measured(self, weight: Weight, ready: dict[str, int]) -> tuple[str, str]:
+        """Return where the scale of a weight is made wrong, and how; else note what makes it."""
+        each = self.each
+        orders = (each.setup_order, each.settled_order)
+        for (part, numbered), order in zip(each.parts, orders, strict=True):
+            measure = self._measure(numbered, weight)
+            if measure is None:
+                return part, "nothing measures its largest magnitude"
+            if not all(_after_writers(way, measure, weight.buffer) for way in order.ways):
+                return part, "it is measured before all of it is written"
+            last, why = self._reduced(numbered, measure, weight)
+            if why:
+                return part, why
+            ready[weight.piece.parameter] = last
+        return "", ""
+
+    def _measure(self, numbered: Numbered, weight: Weight) -> int | None:
+        """Return the last operation that measures all of a rank's shard of a weight."""
+        history = numbered.history.get(weight.buffer)
+        found = None
+        for number in history.numbers if history is not None else ():
+            operation = numbered.operations[number]
+            if isinstance(operation, Compute) and operation.action is Action.AMAX:
+                views = [each.view for each in operation.operands if each.role is Role.PARAMETER]
+                if self._covers(views, weight):
+                    found = number
+        return found
+
+    def _covers(self, views: list[View], weight: Weight) -> bool:
+        """Return whether one of the views has what the first rank, and the last, has of it."""
+        layout, piece = weight.layout, weight.piece
+        count = 1 if layout.axis is None else self.schedule.mesh.axis_size(layout.axis)
+        for rank in {0: None, count - 1: None}:
+            low, size = layout.window(piece.start, piece.size, rank, count)
+            if size and not any(
+                view.buffer == weight.buffer
+                and view.axis is view.layout is None
+                and view.start <= low
+                and low + size <= view.start + view.size
+                for view in views
+            ):
+                return False
+        return True
+
+    def _reduced(self, numbered: Numbered, measure: int, weight: Weight) -> tuple[int, str]:
+        """Return the last reduction of what was measured, and what is wrong with them."""
+        (made,) = _made(numbered, measure)
+        own = {weight.layout.axis, TENSOR}.difference(weight.piece.copies)
+        left = sorted(self.several.intersection(own))
+        last, history = measure, numbered.history[made.buffer]
+        for number, code in zip(history.numbers, history.codes, strict=True):
+            operation = numbered.operations[number]
+            if number <= measure or code == READ or numbered.stream[number] == HOST:
+                continue
+            if not _is_maximum(operation, made):
+                return last, f"{operation.id} makes something else of its largest magnitude"
+            assert isinstance(operation, AllReduce)
+            over = self.schedule.group_by_name[operation.group].axes
+            left = [axis for axis in left if axis not in over]
+            last = number
+        why = f"its largest magnitude is not reduced over ranks of {left[0]}" if left else ""
+        return last, why
+
+
+def _made(numbered: Numbered, measure: int) -> list[View]:
+    """Return where an operation that measures puts what it finds."""
+    compute = numbered.operations[measure]
+    assert isinstance(compute, Compute)
+    return [each.view for each in compute.operands if each.role is Role.OUTPUT]
+
+
+def _is_maximum(operation: Operation, made: View) -> bool:
+    """Return whether an operation makes what was measured the largest of all ranks, in place."""
+    match operation:
+        case AllReduce(reduction=Reduction.MAX, source=source, target=target):
+            return source == target == made
+        case _:
+            return False
+
+
+def _back(numbered: Numbered, buffer: str, number: int) -> Iterator[tuple[int, int]]:
+    """Yield what touches a buffer before an operation, the last first, and how."""
+    history = numbered.history[buffer]
+    for place in range(bisect_left(history.numbers, number) - 1, -1, -1):
+        yield history.numbers[place], history.codes[place]
+
+
+def _after_writers(way: Way, measure: int, buffer: str) -> bool:
+    """Return whether all that writes the shard, on a way, happens before it is measured."""
+    numbered, known = way.numbered, way.known[measure]
+    history = numbered.history[buffer]
+    for number, code in zip(history.numbers, history.codes, strict=True):
+        stream = numbered.stream[number]
+        if code in (READ, FREE) or stream == HOST or way.known[number] is None:
+            continue
+        in_order = numbered.stream[measure] == stream and number < measure
+        if not in_order and (known is None or known[stream] < numbered.position[number]):
+            return False
+    return True
+
+
+def _waits(order: Timeline, cast: str, reduced: int) -> bool:
+    """Return whether a cast comes behind a reduction of the step before, on every way."""
+    numbered = order.numbered
+    stream, number = numbered.stream[reduced], numbered.index[cast]
+    before = numbered.position[reduced] - len(numbered.entries[stream])
+    return all(
+        known is None or numbered.stream[number] == stream or known[stream] >= before
+        for known in (way.known[number] for way in order.ways)
+    )

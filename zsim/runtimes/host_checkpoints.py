@@ -1,0 +1,129 @@
+"""Checkpoints that other runtimes keep in the host's memory: copied on the compute stream.
+
+A block's input goes out before the block runs, and comes back before it is run again. PyTorch's
+`offload_wrapper` around `checkpoint_wrapper` does so (`_NoopSaveInputs` of torch.utils.checkpoint
+saves what a block is given, `save_on_cpu(pin_memory=True)` copies what is saved, torch 2.13): to
+pinned memory, and the host goes on. So did DeepSpeed's `cpu_checkpointing` until 0.19.5: to
+pageable memory, for which the host waits (`CheckpointFunction` in
+`runtime/activation_checkpointing/checkpointing.py`).
+"""
+
+from collections.abc import Sequence
+
+from zsim.model.model import Model
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import HOST_POOL, PAGEABLE_POOL, ScheduleWriter
+from zsim.strategy.strategy import Strategy
+from zsim.zero.checkpoints import Checkpoints, CheckpointStore, brought_back
+from zsim.zero.partitioned_checkpoints import gather, own_elements, own_slice
+from zsim.zero.visit_order import UnitVisit
+
+
+class HostStore(CheckpointStore):
+    """A buffer of the host for each checkpoint, pinned or not, first written on a stream."""
+
+    def __init__(
+        self,
+        writer: ScheduleWriter,
+        model: Model,
+        strategy: Strategy,
+        *,
+        home: str = COMPUTE,
+        pinned: bool = True,
+    ) -> None:
+        super().__init__(writer, model, strategy)
+        self.place = (HOST_POOL if pinned else PAGEABLE_POOL, home)
+
+
+class CopiedCheckpoints(Checkpoints):
+    """Checkpoints that go out where a block begins, and come back where it is run again.
+
+    The host `waits` for copies with memory that is not pinned.
+    """
+
+    def __init__(
+        self,
+        writer: ScheduleWriter,
+        model: Model,
+        strategy: Strategy,
+        *,
+        visits: Sequence[UnitVisit],
+        waits: bool = False,
+    ) -> None:
+        store = HostStore(writer, model, strategy, pinned=not waits)
+        super().__init__(writer, model, strategy, store)
+        self._waits = waits
+        self._given: dict[int, tuple[str, ...]] = {}
+        first = 0
+        for visit in visits:
+            if not visit.backward:
+                first = visit.unit if visit.opens else first
+                self._given[first] = visit.parts
+
+    def enter(self, visit: UnitVisit, after: tuple[Edge, ...] = ()) -> None:
+        """Copy what a block is given out before its forward; back before it is run again."""
+        if visit.backward:
+            for value in visit.parts:
+                self._copy_back(value, after)
+        elif visit.opens:
+            for value in self._given[visit.unit]:
+                self._copy_out(value, after)
+
+    def put_away(self, visit: UnitVisit, last: str) -> None:
+        """Forget what the host has by now."""
+        del last
+        self.writer.free(*visit.parts)
+
+    def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
+        """Return nothing: what follows on the compute stream comes after the copy."""
+        del visit
+        return ()
+
+    def view(self, value: str) -> View:
+        """Return what came back, whole."""
+        return self.writer.all(brought_back(value))
+
+    def end(self, value: str, last: str) -> None:
+        """Give its memory back; `last` is on the stream that the copy was on."""
+        del last
+        self.writer.free(brought_back(value))
+
+    def _copy_out(self, value: str, after: tuple[Edge, ...]) -> None:
+        writer, target = self.writer, self.store.make_room(value)
+        if not self.strategy.cuts_checkpoints:
+            self._crossed(f"offload/{value}", writer.all(value), target, after)
+            return
+        part = self._own_part(value, "part")  # partition_activations: a clone of it, whose `cpu()`
+        source = own_slice(self.model, self.strategy, value)
+        writer.copy(f"partition/{value}", source, part, after=after)
+        self._crossed(f"offload/{value}", writer.all(part), target, ())
+        writer.free(part)
+
+    def _copy_back(self, value: str, after: tuple[Edge, ...]) -> None:
+        writer, cuts = self.writer, self.strategy.cuts_checkpoints
+        if cuts:
+            target = self._own_part(value, "returned")
+        else:
+            whole = self.model.values[value]
+            target = writer.buffer(brought_back(value), whole.elements, whole.dtype, Kind.WORKSPACE)
+            writer.allocate(target)
+        self._crossed(f"fetch/{value}", self.store.view(value), writer.all(target), after)
+        self.store.clear(value)
+        if cuts:  # gather_partitioned_activations
+            gather(writer, self.model, value, source=writer.all(target))
+            writer.free(target)
+
+    def _own_part(self, value: str, name: str) -> str:
+        """Take device memory for the rank's share of a checkpoint on its way out, or back."""
+        size = own_elements(self.model, self.strategy, value)
+        dtype = self.model.values[value].dtype
+        part = self.writer.buffer(f"{value}/{name}", size, dtype, Kind.SAVED)
+        self.writer.allocate(part)
+        return part
+
+    def _crossed(self, path: str, source: View, target: View, after: tuple[Edge, ...]) -> None:
+        copied = self.writer.copy(path, source, target, after=after)
+        if self._waits:
+            self.writer.host_wait(f"{path}/wait", copied)
