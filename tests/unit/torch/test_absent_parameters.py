@@ -1,10 +1,6 @@
 """What reads a parameter outside the forward that the schedule runs: told in one line, never wrong.
 
-<<<<<<< HEAD
-Each unit computes a gradient with what backward reads again: a silent read shows in what is trained.
-=======
 Each unit computes a gradient with what backward reads again: a silent read shows in training.
->>>>>>> main
 """
 
 from collections.abc import Callable, Iterator
