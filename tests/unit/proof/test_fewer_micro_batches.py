@@ -14,7 +14,7 @@ from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.proof import values
+from zsim.proof import ORDER, values
 from zsim.proof.context import Context
 from zsim.proof.execution.fewer_micro_batches import FewerMicroBatches, with_fewer
 from zsim.proof.execution.inferred_model import training_of
@@ -43,6 +43,7 @@ from zsim.strategy.train import Train
 
 MICRO_BATCHES = 8
 SPARE = "spare"
+SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=6)
 STRATEGY = Strategy(
     parallel=Parallel(pipeline=2),
     zero=Zero(stage=1, emulate=Nanotron()),
@@ -55,9 +56,23 @@ Plant = Callable[[Program], list[Operation]]
 @cache
 def made() -> tuple[Schedule, Model]:
     """Two stages; the second has one slot of buffers, the first two."""
-    shape = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=6)
-    model = in_blocks(fitting(shape, STRATEGY))
+    model = in_blocks(fitting(SHAPE, STRATEGY))
     return make_schedule(model, STRATEGY), model
+
+
+@cache
+def accumulating() -> tuple[Schedule, Model]:
+    """Micro-batches one after the other; the first sets gradients, and the last reduces them."""
+    strategy = Strategy(parallel=Parallel(data=2), zero=Zero(stage=1), train=STRATEGY.train)
+    model = fitting(SHAPE, strategy)
+    return make_schedule(model, strategy), model
+
+
+def need_wrong(schedule: Schedule, model: Model) -> None:
+    """Check that values alone show what is wrong, be it in the whole schedule or in a part."""
+    context = Context.of(schedule, model)
+    assert not any(examine(context) for examine in ORDER.values())
+    assert values.shown(context).findings
 
 
 def fewer(schedule: Schedule) -> FewerMicroBatches | None:
@@ -206,6 +221,25 @@ def changed_and_restored(program: Program) -> list[Operation]:
     return [*step[:place], *before_it, step[place], *after_it, *step[place + 1 :]]
 
 
+def computing(operation: Operation, micro_batch: int) -> Operation:
+    """A segment, or a load, of another micro-batch."""
+    if not isinstance(operation, Compute):
+        return operation
+    return replace(operation, micro_batch=micro_batch)
+
+
+def numbered(micro_batch: int, other: int) -> Plant:
+    """A micro-batch that computes what another one does."""
+
+    def plant(program: Program) -> list[Operation]:
+        return [
+            computing(each, other) if number_of(each) == micro_batch else each
+            for each in program.step
+        ]
+
+    return plant
+
+
 WRONG: dict[str, Plant] = {
     "zeroed by the step": zeroed("step/zero_again"),
     "zeroed by the first": zeroed("step/forward/mb0/zero_again"),
@@ -238,22 +272,14 @@ def planted(plant: Plant, role: int) -> Schedule:
     return with_program(schedule, replace(program, step=step, buffers=buffers))
 
 
-def numbered_backwards(schedule: Schedule) -> Schedule:
-    """The schedule in which the last micro-batch has the number 0, and runs last all the same."""
-
-    def name(found: re.Match[str]) -> str:
-        return f"/mb{MICRO_BATCHES - 1 - int(found.group(1))}/"
-
-    def of(path: str) -> str:
-        return re.sub(r"/mb(\d+)/", name, path)
+def renamed(schedule: Schedule, of: Callable[[str], str]) -> Schedule:
+    """The schedule with other ids, in edges too."""
 
     def edge(each: Edge) -> Edge:
         return of(each) if isinstance(each, str) else each
 
-    def numbered(operation: Operation) -> Operation:
+    def change(operation: Operation) -> Operation:
         found = replace(operation, id=of(operation.id))
-        if isinstance(found, Compute) and number_of(operation) >= 0:
-            found = replace(found, micro_batch=MICRO_BATCHES - 1 - found.micro_batch)
         if isinstance(found, Free):
             return replace(found, uses=tuple(map(of, found.uses)))
         if isinstance(found, HostWait):
@@ -262,10 +288,30 @@ def numbered_backwards(schedule: Schedule) -> Schedule:
             return replace(found, after=tuple(map(edge, found.after)))
         return found
 
-    def program(each: Program) -> Program:
-        return replace(each, step=tuple(map(numbered, each.step)))
+    return stepping(schedule, lambda each: list(map(change, each.step)))
 
-    return replace(schedule, programs=tuple(map(program, schedule.programs)))
+
+def stepping(schedule: Schedule, plant: Plant) -> Schedule:
+    """The schedule in which every role makes another step."""
+    programs = [replace(each, step=tuple(plant(each))) for each in schedule.programs]
+    return replace(schedule, programs=tuple(programs))
+
+
+def numbered_backwards(schedule: Schedule) -> Schedule:
+    """The schedule in which the last micro-batch has the number 0, and runs last all the same."""
+
+    def name(found: re.Match[str]) -> str:
+        return f"/mb{MICRO_BATCHES - 1 - int(found.group(1))}/"
+
+    def turned(operation: Operation) -> Operation:
+        if number_of(operation) < 0 or not isinstance(operation, Compute):
+            return operation
+        return computing(operation, MICRO_BATCHES - 1 - operation.micro_batch)
+
+    return renamed(
+        stepping(schedule, lambda each: list(map(turned, each.step))),
+        lambda path: re.sub(r"/mb(\d+)/", name, path),
+    )
 
 
 @pytest.mark.parametrize("order", [lambda schedule: schedule, numbered_backwards])
@@ -288,6 +334,22 @@ def test_what_only_some_micro_batches_do_is_found(name: str) -> None:
     first, second = planted(WRONG[name], 0), planted(WRONG[name], 0 if name == "sent late" else 1)
     for schedule in (first, numbered_backwards(second)):
         assert values.shown(Context.of(schedule, model)).findings
+
+
+@pytest.mark.parametrize("order", [lambda schedule: schedule, numbered_backwards])
+def test_a_micro_batch_that_computes_one_that_is_left_out_is_found(
+    order: Callable[[Schedule], Schedule],
+) -> None:
+    schedule, model = made()
+    need_wrong(stepping(order(schedule), numbered(5, 2)), model)
+
+
+def test_operations_of_no_micro_batch_that_compute_one_that_is_left_out_are_found() -> None:
+    schedule, model = accumulating()
+    last = MICRO_BATCHES - 1
+    kept = 3  # the first, which sets sums, and two that are alike
+    wrong = stepping(schedule, numbered(last, kept))
+    need_wrong(renamed(wrong, lambda path: path.replace(f"/mb{last}/", "/again/")), model)
 
 
 def test_numbers_of_the_host_that_change_on_the_way_have_the_whole_run() -> None:
