@@ -152,7 +152,7 @@ def _run(
     try:
         proof = StepProof(schedule, model, training)
         outcome = None if proof.misfits else proof.run(generic(schedule))
-    except (TooManyRanksError, UnfollowedError):
+    except (TooManyRanksError, UnfollowedError, OverflowError):
         return None
     if outcome is None or outcome.troubles or outcome.differences:
         return None

@@ -7,17 +7,19 @@ the argument. `with_fewer` gives up where this cannot be said; then the whole sc
 """
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
-from typing import cast
+from typing import TypeGuard, cast
 
 from zsim.proof.execution.grid import Grid, every
 from zsim.proof.execution.inferred_model import Training
+from zsim.proof.execution.lone_micro_batch import ACTIONS, need_commuting, need_lone
 from zsim.proof.execution.micro_batch_list import ListReader, MicroBatchList, identity
 from zsim.proof.execution.repetition import IrregularError
 from zsim.schedule.operation import (
+    Action,
     Allocate,
     Communication,
     Compute,
@@ -35,7 +37,7 @@ from zsim.schedule.schedule import Buffer, Program, Schedule
 MICRO_BATCHES_MIN = 6
 """Micro-batches from which on it is worth the search."""
 
-_NUMBERED = re.compile(r".*?/mb(\d+)/")
+_NUMBERED = re.compile(r".*?/mb([0-9]{1,9})/")
 """How ids name a micro-batch. Which operations are whose is only a guess: all else is looked at."""
 
 OF_STEP = -1
@@ -56,22 +58,35 @@ class FewerMicroBatches:
 def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | None:
     """Return a schedule whose proof is one of `schedule`; None if none is known that is half."""
     count = training.micro_batches
-    if count < MICRO_BATCHES_MIN or any(program.branches for program in schedule.programs):
+    if count < MICRO_BATCHES_MIN or training.warm_up is not None:
         return None
     try:
-        parts = [_RoleStep(program, count) for program in schedule.programs]
+        parts = [_RoleStep(schedule, program, count) for program in schedule.programs]
         kept = _kept(parts, count)
         removed = set(range(count)).difference(kept)
         if len(removed) < len(kept):
             return None
+        grid = Grid(schedule, every(schedule))
+        is_linear = partial(_meets_alike, grid)
         for part in parts:
-            part.need_apart(removed)
-        _need_same_order(schedule, parts)
+            part.need_apart(removed, is_linear)
+        _need_same_order(grid, parts)
     except IrregularError:
         return None
     programs = tuple(part.without(removed) for part in parts)
     return FewerMicroBatches(
         schedule=_of(schedule, programs), training=replace(training, micro_batches=len(kept))
+    )
+
+
+def _meets_alike(grid: Grid, name: str) -> bool:
+    """Return whether all members of a group run the same program."""
+    group = grid.schedule.group_by_name[name]
+    return all(
+        other.program is ranks.program
+        for ranks in grid.classes
+        if name in ranks.program.groups
+        for other in grid.row(ranks, group)
     )
 
 
@@ -84,13 +99,12 @@ def _kept(parts: Sequence["_RoleStep"], count: int) -> list[int]:
     return sorted({number for each in alike.values() for number in each[:2]})
 
 
-def _need_same_order(schedule: Schedule, parts: Sequence["_RoleStep"]) -> None:
+def _need_same_order(grid: Grid, parts: Sequence["_RoleStep"]) -> None:
     """Check that what meets is of one micro-batch: messages of a route, collectives of a group.
 
     Raises:
         IrregularError: it is not, or it is not known.
     """
-    grid = Grid(schedule, every(schedule))
     by_role = {part.program.role: part for part in parts}
     sent: dict[object, list[int]] = {}
     received: dict[object, list[int]] = {}
@@ -108,7 +122,7 @@ def _need_same_order(schedule: Schedule, parts: Sequence["_RoleStep"]) -> None:
         raise IrregularError
     for ranks, own in zip(grid.classes, met, strict=True):
         for name, numbers in own.items():
-            row = grid.row(ranks, schedule.group_by_name[name])
+            row = grid.row(ranks, grid.schedule.group_by_name[name])
             if any(met[other.index].get(name) != numbers for other in row):
                 raise IrregularError
 
@@ -121,8 +135,10 @@ class _RoleStep:
         lists: what each says and touches.
     """
 
-    def __init__(self, program: Program, count: int) -> None:
+    def __init__(self, schedule: Schedule, program: Program, count: int) -> None:
+        self.schedule = schedule
         self.program = program
+        _need_followed(program)
         self._step = _singly(program.step)
         self._stretches = list(_stretches(self._step))
         self._places: dict[int, list[range]] = {number: [] for number in (OF_STEP, *range(count))}
@@ -130,6 +146,8 @@ class _RoleStep:
             if number not in self._places:
                 raise IrregularError
             self._places[number].append(places)
+        if any(_is_of_micro_batch(each) for each in (*program.setup, *self._of(OF_STEP))):
+            raise IrregularError
         self._reader = ListReader(program)
         self.lists: list[MicroBatchList] = []
         self.said: list[int] = []
@@ -140,7 +158,7 @@ class _RoleStep:
             key = identity(operations, micro_batch)
             found = by_identity.get(key)
             if found is None:
-                found = by_identity[key] = self._reader.read(operations, micro_batch)
+                found = by_identity[key] = self._reader.read(operations)
             self.lists.append(found)
             self.said.append(by_said.setdefault(found.said, len(by_said)))
 
@@ -158,17 +176,17 @@ class _RoleStep:
             if type(each) not in SPEAKS_TO_NOBODY and isinstance(each, Communication)
         ]
 
-    def need_apart(self, removed: Set[int]) -> None:
+    def need_apart(self, removed: Set[int], is_linear: Callable[[str], bool]) -> None:
         """Check that nothing sees which of the `removed` micro-batches are there, but sums.
 
         Raises:
             IrregularError: something may.
         """
         every = range(len(self.lists))
+        for number in {self.said[number]: number for number in removed}.values():
+            need_lone(self._of(number), is_linear)
         gone = _distinct([self.lists[number] for number in removed])
         stay = _distinct([self.lists[number] for number in every if number not in removed])
-        if any(each.changed or not each.is_plain for each in gone):
-            raise IrregularError
         said = {self.said[number] for number in removed}
         alike = [number for number in every if self.said[number] in said]
         firsts = [places.start for number, places in self._stretches if number != OF_STEP]
@@ -178,8 +196,8 @@ class _RoleStep:
             [n for each in self._places[OF_STEP] for n in each if first < n < last]
         )
         own, read, added = (set[str]().union(*sets) for sets in zip(*map(_sets, gone), strict=True))
-        touched = beside.union(*[each.foreign for each in (*gone, *stay)])
-        changed = beside.union(added, *[each.added | each.changed for each in stay])
+        touched = beside.union(self.program.persistent, *[each.foreign for each in (*gone, *stay)])
+        changed = beside.union(added, *[each.own | each.added | each.changed for each in stay])
         if not (own.isdisjoint(touched) and read.isdisjoint(changed) and added.isdisjoint(beside)):
             raise IrregularError
         for number in set(every).difference(removed):
@@ -187,6 +205,16 @@ class _RoleStep:
             seen = added & (each.own | each.read | each.changed)
             if seen:
                 self._need_outside(number, seen, alike)
+        for name in added:
+            adds = [one for each in (*gone, *stay) for one in each.adds]
+            self._need_commuting([each for each in adds if each.target.buffer == name], name)
+
+    def _need_commuting(self, adds: Sequence[Copy], name: str) -> None:
+        buffer = self.program.by_name[name]
+        layout = None
+        if buffer.layout is not None and buffer.shard is None:
+            layout = self.schedule.layout_by_name[buffer.layout]
+        need_commuting(adds, layout)
 
     def _touched(self, places: Sequence[int]) -> set[str]:
         """Return the buffers that operations of the step touch, take or give back.
@@ -232,23 +260,17 @@ class _RoleStep:
         """Return the program without some micro-batches; the others are numbered anew."""
         stay = [number for number in range(len(self.lists)) if number not in removed]
         numbers = {number: place for place, number in enumerate(stay)}
-        gone = set[str]().union(*[self.lists[number].own for number in removed])
-        for each in _distinct([self.lists[number] for number in stay]):
-            gone -= each.own | each.foreign
         step: list[Operation] = []
         for number, places in self._stretches:
-            for operation in (
-                self._step[places.start : places.stop] if number not in removed else ()
-            ):
-                if number == OF_STEP:
-                    gone -= self._names(operation)
-                    step.append(operation)
-                elif isinstance(operation, Compute):
-                    other = numbers.get(operation.micro_batch, operation.micro_batch)
-                    step.append(replace(operation, micro_batch=other))
+            if number in removed:
+                continue
+            for operation in self._step[places.start : places.stop]:
+                if _is_of_micro_batch(operation):
+                    step.append(replace(operation, micro_batch=numbers[number]))
                 else:
                     step.append(operation)
-        for operation in self.program.setup:
+        gone = set[str]().union(*[self.lists[number].own for number in removed])
+        for operation in (*self.program.setup, *step):
             gone -= self._names(operation)
         left = [each for each in self.program.buffers if each.name not in gone]
         return Program(
@@ -258,6 +280,23 @@ class _RoleStep:
             setup=self.program.setup,
             step=tuple(step),
         )
+
+
+def _need_followed(program: Program) -> None:
+    """Check that a program has nothing in it that is the same for all micro-batches together.
+
+    Raises:
+        IrregularError: it branches, or tests for overflow.
+    """
+    if program.branches or any(
+        isinstance(each, Compute) and each.action is Action.FINITE for each in program.patterns
+    ):
+        raise IrregularError
+
+
+def _is_of_micro_batch(operation: Operation) -> TypeGuard[Compute]:
+    """Return whether something is computed for one micro-batch alone."""
+    return type(operation) is Compute and operation.action in ACTIONS
 
 
 def _stretches(step: Sequence[Operation]) -> Iterator[tuple[int, range]]:

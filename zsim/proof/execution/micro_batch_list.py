@@ -9,25 +9,30 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, cast
 
+from zsim.proof.execution.lone_micro_batch import ACTIONS
 from zsim.proof.execution.repetition import UNUSED, IrregularError
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
-    OF_SEGMENTS,
-    Action,
     Allocate,
     Branch,
     Compute,
     Copy,
     Free,
     HostWait,
+    Operand,
     Operation,
     SetScalar,
     View,
 )
-from zsim.schedule.schedule import Program
+from zsim.schedule.schedule import Buffer, Program
 
-ACTIONS = frozenset({*OF_SEGMENTS, Action.LOAD})
-"""What is computed for one micro-batch alone."""
+NAMED_APART: dict[Hashable, frozenset[str]] = {
+    Buffer: frozenset({"name", "home", "produced", "course"}),
+    View: frozenset({"buffer"}),
+    Operand: frozenset({"view"}),
+    Compute: UNUSED | {"micro_batch", "operands"},
+}
+"""Fields that are said otherwise, or of which no number depends: of operations UNUSED."""
 
 Names = tuple[frozenset[str], frozenset[str]]
 """Buffers that an operation reads, and those that it writes or adds to."""
@@ -41,17 +46,20 @@ class MicroBatchList:
         said: what they say; equal where they differ in slots of buffers alone.
         own: buffers that the micro-batch takes, and gives back.
         read: others, of which it reads.
-        added: others that its copies add to.
+        adds: copies that add to others.
         changed: others that it writes, takes or gives back.
-        is_plain: whether all that it computes are segments of its own.
     """
 
     said: tuple[Hashable, ...] = ()
     own: set[str] = field(default_factory=set[str])
     read: set[str] = field(default_factory=set[str])
-    added: set[str] = field(default_factory=set[str])
+    adds: list[Copy] = field(default_factory=list[Copy])
     changed: set[str] = field(default_factory=set[str])
-    is_plain: bool = True
+
+    @property
+    def added(self) -> set[str]:
+        """Return buffers that it adds to."""
+        return {each.target.buffer for each in self.adds}
 
     @property
     def foreign(self) -> set[str]:
@@ -63,7 +71,8 @@ def identity(operations: Iterable[Operation], micro_batch: int) -> tuple[Hashabl
     """Return what lists have in common that touch the very same views in the same way.
 
     Raises:
-        IrregularError: there is a branch, or a number of the host changes.
+        IrregularError: there is a branch, a number of the host changes, or what is computed for one
+            micro-batch alone is for another one.
     """
     found: list[Hashable] = []
     for operation in operations:
@@ -76,19 +85,28 @@ def identity(operations: Iterable[Operation], micro_batch: int) -> tuple[Hashabl
             found += (each.accumulate, each.divisor, each.by_parameter)
         elif kind is Compute:
             found += (kind, id(each.operands), id(each.action), each.unit, each.segment)
-            found += (each.micro_batch == micro_batch, each.scalars, each.rule)
+            found += (each.scalars, each.rule)
+            if each.micro_batch != micro_batch and each.action in ACTIONS:
+                raise IrregularError
         elif kind is Branch or kind is SetScalar:
             raise IrregularError
         elif kind is not HostWait:
-            values = [getattr(each, name) for name in _fields(kind)]
+            values = _values(each)
             found += (kind, *[id(value) if type(value) is View else value for value in values])
     return tuple(found)
 
 
+def _values(each: object) -> list[Any]:
+    """Return what the fields hold of an operation, or a part of one, that count."""
+    return [getattr(each, name) for name in counted_fields(type(each))]
+
+
 @cache
-def _fields(kind: Hashable) -> tuple[str, ...]:
-    found = fields(cast("type[Copy]", kind))  # or any other operation
-    return tuple(each.name for each in found if each.init and each.name not in UNUSED)
+def counted_fields(kind: Hashable) -> tuple[str, ...]:
+    """Return the fields of an operation, or a part of one, but those that say no more."""
+    found = fields(cast("type[Copy]", kind))  # or any other
+    left_out = NAMED_APART.get(kind, UNUSED)
+    return tuple(each.name for each in found if each.init and each.name not in left_out)
 
 
 class ListReader:
@@ -103,7 +121,7 @@ class ListReader:
         self._numbers: dict[str, int] = {}
         self._alive: set[str] = set()
 
-    def read(self, operations: Iterable[Operation], micro_batch: int) -> MicroBatchList:
+    def read(self, operations: Iterable[Operation]) -> MicroBatchList:
         """Return what the list of a micro-batch says and touches."""
         numbers, alive, found = self._numbers, self._alive, MicroBatchList()
         numbers.clear()
@@ -124,7 +142,7 @@ class ListReader:
             elif type(operation) is not HostWait:
                 self._touch(operation, found)
                 if type(operation) is Compute:
-                    said += self._computed(operation, micro_batch, found)
+                    said += self._computed(operation)
                 else:
                     said += self._moved(operation)
         found.said = tuple(said)
@@ -141,8 +159,7 @@ class ListReader:
         found = self._buffers.get(name)
         if found is None:
             own = self._by_name[name]
-            said = (own.pool, own.elements, own.dtype, own.kind, own.layout, own.shard)
-            found = self._buffers[name] = self._kind(said)
+            found = self._buffers[name] = self._kind((Buffer, *_values(own)))
         return found
 
     def _touch(self, operation: Operation, found: MicroBatchList) -> None:
@@ -152,8 +169,10 @@ class ListReader:
         if not read <= alive:
             found.read |= read - alive
         if not written <= alive:
-            adds = type(operation) is Copy and operation.accumulate and read.isdisjoint(written)
-            (found.added if adds else found.changed).update(written - alive)
+            if type(operation) is Copy and operation.accumulate and read.isdisjoint(written):
+                found.adds.append(operation)
+            else:
+                found.changed |= written - alive
 
     def names(self, operation: Operation) -> Names:
         """Return the buffers that an operation touches; what a copy adds to counts as written."""
@@ -174,23 +193,16 @@ class ListReader:
             self._names[key] = found
         return found
 
-    def _computed(
-        self, compute: Compute, micro_batch: int, found: MicroBatchList
-    ) -> list[Hashable]:
+    def _computed(self, compute: Compute) -> list[Hashable]:
         """Return what a computation says."""
-        is_own = compute.micro_batch == micro_batch
-        is_alone = is_own and not compute.scalars and compute.rule is None
-        found.is_plain &= is_alone and compute.action in ACTIONS
-        what = (compute.action, compute.unit, compute.segment, compute.scalars, compute.rule)
-        said: list[Hashable] = [Compute, self._kind((is_own, *what)), len(compute.operands)]
+        what = self._kind((Compute, *_values(compute)))
+        said: list[Hashable] = [Compute, what, len(compute.operands)]
         number_of, known = self._numbers.get, self._operands
         for operand in compute.operands:
             own = known.get(id(operand))
             if own is None:
-                view = operand.view
-                place = (view.start, view.size, view.axis, view.layout, view.origin)
-                kind = self._kind((operand.role, operand.partial, *place))
-                own = known[id(operand)] = view.buffer, kind
+                kind = self._kind((Operand, *_values(operand), *_values(operand.view)))
+                own = known[id(operand)] = operand.view.buffer, kind
             name, kind = own
             said += (number_of(name, name), kind)
         return said
@@ -199,10 +211,10 @@ class ListReader:
         """Return what anything else says that touches buffers."""
         kind: Any = type(operation)
         said: list[Hashable] = [kind]
-        for value in [getattr(operation, name) for name in _fields(kind)]:
+        for value in _values(operation):
             if type(value) is View:
-                place = (value.start, value.size, value.axis, value.layout, value.origin)
-                said += (self._numbers.get(value.buffer, value.buffer), place)
+                name = value.buffer
+                said += (self._numbers.get(name, name), tuple(_values(value)))
             else:
                 said.append(value)
         return said
