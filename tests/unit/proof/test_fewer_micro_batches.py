@@ -1,71 +1,62 @@
 """What may tell one micro-batch from another alike has the whole schedule run."""
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
+from alike_micro_batches import (
+    LAST,
+    MICRO_BATCHES,
+    SHAPE,
+    SPARE,
+    STRATEGY,
+    WRONG,
+    accumulating,
+    fewer,
+    looked_at,
+    made,
+    number_of,
+    numbered,
+    numbered_backwards,
+    planted,
+    renamed,
+    stepping,
+    sum_of,
+)
 from edits.programs import with_program
 from fitting import fitting
 
 from zsim.dtype import DType
-from zsim.model.architecture import GPT
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import ORDER, values
 from zsim.proof.context import Context
-from zsim.proof.execution.fewer_micro_batches import FewerMicroBatches, with_fewer
+from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import training_of
-from zsim.runtimes.nanotron.options import Nanotron
+from zsim.proof.execution.micro_batch_list import counted_fields, identity
+from zsim.proof.execution.repetition import UNUSED
+from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
     Allocate,
+    AllReduce,
     Compute,
     Copy,
-    Edge,
     Fill,
     Free,
-    HostWait,
+    Operand,
     Operation,
     Role,
-    Send,
     SetScalar,
-    StreamOperation,
     View,
 )
-from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
-from zsim.strategy.precision import Precision
+from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
-from zsim.strategy.train import Train
 
-MICRO_BATCHES = 8
-SPARE = "spare"
-SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=6)
-STRATEGY = Strategy(
-    parallel=Parallel(pipeline=2),
-    zero=Zero(stage=1, emulate=Nanotron()),
-    train=Train(precision=Precision.BF16, gradient_accumulation_steps=MICRO_BATCHES),
-)
-Plant = Callable[[Program], list[Operation]]
-"""Makes another step of a program."""
-
-
-@cache
-def made() -> tuple[Schedule, Model]:
-    """Two stages; the second has one slot of buffers, the first two."""
-    model = in_blocks(fitting(SHAPE, STRATEGY))
-    return make_schedule(model, STRATEGY), model
-
-
-@cache
-def accumulating() -> tuple[Schedule, Model]:
-    """Micro-batches one after the other; the first sets gradients, and the last reduces them."""
-    strategy = Strategy(parallel=Parallel(data=2), zero=Zero(stage=1), train=STRATEGY.train)
-    model = fitting(SHAPE, strategy)
-    return make_schedule(model, strategy), model
+Order = Callable[[Schedule], Schedule]
+ORDERS: list[Order] = [lambda schedule: schedule, numbered_backwards]
 
 
 def need_wrong(schedule: Schedule, model: Model) -> None:
@@ -75,249 +66,8 @@ def need_wrong(schedule: Schedule, model: Model) -> None:
     assert values.shown(context).findings
 
 
-def fewer(schedule: Schedule) -> FewerMicroBatches | None:
-    training = training_of(schedule)
-    assert training is not None
-    return with_fewer(schedule, training)
-
-
-def number_of(operation: Operation) -> int:
-    """Return the micro-batch that an id names; -1 is none."""
-    _, found, behind = operation.id.partition("/mb")
-    return int(behind.split("/")[0]) if found else -1
-
-
-def place_of(
-    program: Program, kind: type[Operation], micro_batch: int, action: Action | None = None
-) -> int:
-    """Return the place of the first operation of a kind in a micro-batch."""
-    return next(
-        place
-        for place, each in enumerate(program.step)
-        if isinstance(each, kind)
-        and number_of(each) == micro_batch
-        and (action is None or (isinstance(each, Compute) and each.action is action))
-    )
-
-
-def sum_of(program: Program) -> View:
-    """Return a view of the first gradient that a micro-batch adds to."""
-    found = program.step[place_of(program, Copy, 4)]
-    assert isinstance(found, Copy)
-    return found.target
-
-
-def before(program: Program, micro_batch: int, operation: Operation) -> list[Operation]:
-    """Put an operation before the first sum of a micro-batch."""
-    place = place_of(program, Copy, micro_batch)
-    return [*program.step[:place], operation, *program.step[place:]]
-
-
-def zeroed(name: str) -> Plant:
-    """A gradient that is set to zero while it is summed."""
-
-    def plant(program: Program) -> list[Operation]:
-        fill = Fill(id=name, stream="compute", target=sum_of(program), value=0.0)
-        return before(program, 5, fill)
-
-    return plant
-
-
-def looked_at(program: Program) -> list[Operation]:
-    """A gradient that is added to another one while it is summed."""
-    place = place_of(program, Copy, 4)
-    views = [each.target for each in program.step[place:] if isinstance(each, Copy)]
-    one, other = next(pair for pair in pairwise(views) if pair[0].size == pair[1].size)
-    return before(
-        program,
-        5,
-        Copy(id="step/look", stream="compute", source=one, target=other, accumulate=True),
-    )
-
-
-def counted(program: Program) -> list[Operation]:
-    """A number of the host that changes on the way."""
-    return before(program, 5, SetScalar(id="step/count", scalar="step", add=1.0))
-
-
-def sent_late(program: Program) -> list[Operation]:
-    """A message that goes behind the one of the next micro-batch."""
-    late = [each for each in program.step if re.search(r"forward/mb4/(send|free)/block", each.id)]
-    rest = [each for each in program.step if each not in late]
-    place = next(
-        n for n, each in enumerate(rest) if isinstance(each, Send) and number_of(each) == 5
-    )
-    return [*rest[: place + 1], *late, *rest[place + 1 :]]
-
-
-def loaded_twice(program: Program) -> list[Operation]:
-    """A micro-batch with the data of the one before."""
-    step = list(program.step)
-    place = place_of(program, Compute, 5, Action.LOAD)
-    compute = step[place]
-    assert isinstance(compute, Compute)
-    step[place] = replace(compute, micro_batch=4)
-    return step
-
-
-def set_once(program: Program) -> list[Operation]:
-    """A gradient that one micro-batch sets, where others add."""
-    step = list(program.step)
-    place = place_of(program, Copy, 5)
-    copy = step[place]
-    assert isinstance(copy, Copy)
-    step[place] = replace(copy, accumulate=False)
-    return step
-
-
-def left_out(program: Program) -> list[Operation]:
-    """A gradient that one micro-batch does not add."""
-    place = place_of(program, Copy, 5)
-    return [each for n, each in enumerate(program.step) if n != place]
-
-
-def spoilt(program: Program) -> list[Operation]:
-    """A hidden state of one micro-batch that the step writes over."""
-    place = place_of(program, Compute, 5, Action.FORWARD)
-    compute = program.step[place]
-    assert isinstance(compute, Compute)
-    made = next(each.view for each in compute.operands if each.role is Role.OUTPUT)
-    fill = Fill(id="step/spoil", stream="compute", target=made, value=2.0)
-    return [*program.step[: place + 1], fill, *program.step[place + 1 :]]
-
-
-def loaded_otherwise(program: Program) -> list[Operation]:
-    """Micro-batches that all load the data of others; only the first two have all of theirs."""
-
-    def loading(operation: Operation) -> Operation:
-        if not isinstance(operation, Compute) or operation.action is not Action.LOAD:
-            return operation
-        return replace(operation, micro_batch=1 if operation.micro_batch == 0 else 0)
-
-    return list(map(loading, program.step))
-
-
-def changed_and_restored(program: Program) -> list[Operation]:
-    """A parameter that is another one while one micro-batch reads it."""
-    place = place_of(program, Compute, 5, Action.FORWARD)
-    reading = next(
-        each
-        for each in program.step[place:]
-        if isinstance(each, Compute) and any(part.role is Role.PARAMETER for part in each.operands)
-    )
-    place = program.step.index(reading)
-    view = next(each.view for each in reading.operands if each.role is Role.PARAMETER)
-    kept = View(buffer=SPARE, size=view.size)
-    before_it = (
-        Allocate(id="step/allocate/spare", buffer=SPARE),
-        Copy(id="step/keep", stream="compute", source=view, target=kept),
-        Fill(id="step/change", stream="compute", target=view, value=2.0),
-    )
-    after_it = (
-        Copy(id="step/restore", stream="compute", source=kept, target=view),
-        Free(id="step/free/spare", buffer=SPARE),
-    )
-    step = program.step
-    return [*step[:place], *before_it, step[place], *after_it, *step[place + 1 :]]
-
-
-def computing(operation: Operation, micro_batch: int) -> Operation:
-    """A segment, or a load, of another micro-batch."""
-    if not isinstance(operation, Compute):
-        return operation
-    return replace(operation, micro_batch=micro_batch)
-
-
-def numbered(micro_batch: int, other: int) -> Plant:
-    """A micro-batch that computes what another one does."""
-
-    def plant(program: Program) -> list[Operation]:
-        return [
-            computing(each, other) if number_of(each) == micro_batch else each
-            for each in program.step
-        ]
-
-    return plant
-
-
-WRONG: dict[str, Plant] = {
-    "zeroed by the step": zeroed("step/zero_again"),
-    "zeroed by the first": zeroed("step/forward/mb0/zero_again"),
-    "zeroed by the last": zeroed("step/forward/mb7/zero_again"),
-    "zeroed by the same": zeroed("step/backward/mb5/zero_again"),
-    "looked at": looked_at,
-    "sent late": sent_late,
-    "loaded twice": loaded_twice,
-    "loaded otherwise": loaded_otherwise,
-    "spoilt": spoilt,
-    "changed and restored": changed_and_restored,
-    "set once": set_once,
-    "left out": left_out,
-}
-
-
-def planted(plant: Plant, role: int) -> Schedule:
-    schedule, _ = made()
-    program = schedule.programs[role]
-    spare = Buffer(
-        name=SPARE,
-        pool="device",
-        elements=max(each.elements for each in program.buffers if each.kind is Kind.PARAMETER),
-        dtype=DType.BF16,
-        kind=Kind.WORKSPACE,
-        home="compute",
-    )
-    step = tuple(plant(program))
-    buffers = (*program.buffers, spare)
-    return with_program(schedule, replace(program, step=step, buffers=buffers))
-
-
-def renamed(schedule: Schedule, of: Callable[[str], str]) -> Schedule:
-    """The schedule with other ids, in edges too."""
-
-    def edge(each: Edge) -> Edge:
-        return of(each) if isinstance(each, str) else each
-
-    def change(operation: Operation) -> Operation:
-        found = replace(operation, id=of(operation.id))
-        if isinstance(found, Free):
-            return replace(found, uses=tuple(map(of, found.uses)))
-        if isinstance(found, HostWait):
-            return replace(found, operation=edge(found.operation))
-        if isinstance(found, StreamOperation):
-            return replace(found, after=tuple(map(edge, found.after)))
-        return found
-
-    return stepping(schedule, lambda each: list(map(change, each.step)))
-
-
-def stepping(schedule: Schedule, plant: Plant) -> Schedule:
-    """The schedule in which every role makes another step."""
-    programs = [replace(each, step=tuple(plant(each))) for each in schedule.programs]
-    return replace(schedule, programs=tuple(programs))
-
-
-def numbered_backwards(schedule: Schedule) -> Schedule:
-    """The schedule in which the last micro-batch has the number 0, and runs last all the same."""
-
-    def name(found: re.Match[str]) -> str:
-        return f"/mb{MICRO_BATCHES - 1 - int(found.group(1))}/"
-
-    def turned(operation: Operation) -> Operation:
-        if number_of(operation) < 0 or not isinstance(operation, Compute):
-            return operation
-        return computing(operation, MICRO_BATCHES - 1 - operation.micro_batch)
-
-    return renamed(
-        stepping(schedule, lambda each: list(map(turned, each.step))),
-        lambda path: re.sub(r"/mb(\d+)/", name, path),
-    )
-
-
-@pytest.mark.parametrize("order", [lambda schedule: schedule, numbered_backwards])
-def test_a_schedule_of_two_stages_is_proved_by_two_micro_batches(
-    order: Callable[[Schedule], Schedule],
-) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_schedule_of_two_stages_is_proved_by_two_micro_batches(order: Order) -> None:
     schedule, model = order(made()[0]), made()[1]
     found = fewer(schedule)
     assert found is not None
@@ -328,29 +78,245 @@ def test_a_schedule_of_two_stages_is_proved_by_two_micro_batches(
     assert not values.shown(Context.of(schedule, model)).findings
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", WRONG)
-def test_what_only_some_micro_batches_do_is_found(name: str) -> None:
-    _, model = made()
-    first, second = planted(WRONG[name], 0), planted(WRONG[name], 0 if name == "sent late" else 1)
-    for schedule in (first, numbered_backwards(second)):
-        assert values.shown(Context.of(schedule, model)).findings
+def test_what_only_some_micro_batches_do_is_found(name: str, order: Order) -> None:
+    need_wrong(order(planted(WRONG[name], 0)), made()[1])
 
 
-@pytest.mark.parametrize("order", [lambda schedule: schedule, numbered_backwards])
-def test_a_micro_batch_that_computes_one_that_is_left_out_is_found(
-    order: Callable[[Schedule], Schedule],
-) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_micro_batch_that_computes_one_that_is_left_out_is_found(order: Order) -> None:
     schedule, model = made()
     need_wrong(stepping(order(schedule), numbered(5, 2)), model)
 
 
 def test_operations_of_no_micro_batch_that_compute_one_that_is_left_out_are_found() -> None:
     schedule, model = accumulating()
-    last = MICRO_BATCHES - 1
     kept = 3  # the first, which sets sums, and two that are alike
-    wrong = stepping(schedule, numbered(last, kept))
-    need_wrong(renamed(wrong, lambda path: path.replace(f"/mb{last}/", "/again/")), model)
+    wrong = stepping(schedule, numbered(LAST, kept))
+    need_wrong(renamed(wrong, lambda path: path.replace(f"/mb{LAST}/", "/again/")), model)
 
 
-def test_numbers_of_the_host_that_change_on_the_way_have_the_whole_run() -> None:
-    assert fewer(planted(counted, 0)) is None
+def computed(action: Action, *operands: Operand) -> Compute:
+    return Compute(id="step/more", stream="compute", action=action, operands=operands)
+
+
+def with_setup(schedule: Schedule, *operations: Operation) -> Schedule:
+    program = schedule.programs[0]
+    return with_program(schedule, replace(program, setup=(*program.setup, *operations)))
+
+
+def spare(size: int = 1) -> View:
+    return View(buffer=SPARE, size=size)
+
+
+def with_each_sum(program: Program, make: Callable[[str], list[Operation]]) -> list[Operation]:
+    """Put operations before the first sum of each micro-batch, in memory of its own."""
+    step: list[Operation] = []
+    seen: set[int] = set()
+    for each in program.step:
+        number = number_of(each)
+        if isinstance(each, Copy) and number not in {-1, *seen}:
+            seen.add(number)
+            name = f"step/backward/mb{number}/more"
+            step += [Allocate(id=f"{name}/allocate", buffer=SPARE), *make(name)]
+            step.append(Free(id=f"{name}/free", buffer=SPARE))
+        step.append(each)
+    return step
+
+
+def reduced(view: View, name: str) -> AllReduce:
+    """A sum over the stages, which run other programs."""
+    return AllReduce(
+        id=f"{name}/reduce",
+        stream="communication",
+        group="pipeline",
+        source=view,
+        target=view,
+        wire=DType.BF16,
+        accumulate=DType.FP32,
+    )
+
+
+def everywhere(plant: Callable[[Program], list[Operation]]) -> Schedule:
+    """The schedule in which both roles do something."""
+    first = planted(plant, 0)
+    return with_program(first, planted(plant, 1).programs[1])
+
+
+def of_no_use(program: Program) -> list[Operation]:
+    """Sums over the stages of what nothing reads."""
+
+    def make(name: str) -> list[Operation]:
+        fill = Fill(id=f"{name}/fill", stream="compute", target=spare(), value=1.0)
+        return [fill, reduced(spare(), name)]
+
+    return with_each_sum(program, make)
+
+
+def of_no_use_in_another_order(program: Program) -> list[Operation]:
+    """The same, of which the ids of two micro-batches are exchanged on the first stage."""
+    step = of_no_use(program)
+    if program.role != "stage0":
+        return step
+    names = {4: "step/backward/mb5/more", 5: "step/backward/mb4/more"}
+    return [
+        replace(each, id=each.id.replace(f"step/backward/mb{number}/more", names[number]))
+        if (number := number_of(each)) in names and "/more" in each.id
+        else each
+        for each in step
+    ]
+
+
+def of_gradients(program: Program) -> list[Operation]:
+    """Sums over the stages of gradients, which are added to what they are made of."""
+    size = 4
+
+    def make(name: str) -> list[Operation]:
+        gradient = next(
+            each.view
+            for operation in program.step
+            if isinstance(operation, Compute) and number_of(operation) == 4
+            for each in operation.operands
+            if each.role is Role.GRADIENT and each.view.size >= size
+        )
+        target = replace(sum_of(program), start=0, size=size)
+        return [
+            Copy(
+                id=f"{name}/copy",
+                stream="compute",
+                source=replace(gradient, size=size),
+                target=spare(size),
+            ),
+            reduced(spare(size), name),
+            Copy(
+                id=f"{name}/add",
+                stream="compute",
+                source=spare(size),
+                target=target,
+                accumulate=True,
+            ),
+        ]
+
+    return with_each_sum(program, make)
+
+
+def test_micro_batches_that_meet_in_collectives_are_told_apart() -> None:
+    assert fewer(everywhere(of_no_use)) is not None
+
+
+def counted(program: Program) -> list[Operation]:
+    """A number of the host that changes on the way."""
+    step = list(program.step)
+    place = next(n for n, each in enumerate(step) if number_of(each) == 5)
+    return [*step[:place], SetScalar(id="step/count", scalar="step", add=1.0), *step[place:]]
+
+
+def kept_by_all(schedule: Schedule) -> Schedule:
+    """The schedule in which the memory of a micro-batch outlives the step."""
+    program = schedule.programs[0]
+    own = next(each.buffer for each in program.step if isinstance(each, Allocate))
+    kept = replace(program, persistent=(*program.persistent, own))
+    return with_program(schedule, kept)
+
+
+NOT_KNOWN: dict[str, Callable[[], Schedule]] = {
+    "a number of the host that changes on the way": lambda: planted(counted, 0),
+    "a segment in setup": lambda: with_setup(
+        made()[0],
+        Allocate(id="setup/allocate", buffer="batch"),
+        computed(Action.LOAD, Operand(role=Role.OUTPUT, view=View(buffer="batch", size=3))),
+        Free(id="setup/free", buffer="batch"),
+    ),
+    "a test for overflow": lambda: with_setup(
+        planted(looked_at, 0),
+        Allocate(id="setup/allocate", buffer=SPARE),
+        computed(
+            Action.FINITE,
+            Operand(role=Role.GRADIENT, view=sum_of(made()[0].programs[0])),
+            Operand(role=Role.OUTPUT, view=spare()),
+        ),
+        Free(id="setup/free", buffer=SPARE),
+    ),
+    "collectives in another order": lambda: everywhere(of_no_use_in_another_order),
+    "gradients of other stages": lambda: everywhere(of_gradients),
+    "memory that outlives the step": lambda: kept_by_all(made()[0]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_what_is_not_known_to_be_alike_has_the_whole_run(name: str) -> None:
+    assert fewer(NOT_KNOWN[name]()) is None
+
+
+def test_delayed_updates_have_the_whole_run() -> None:
+    schedule, _ = made()
+    training = training_of(schedule)
+    assert training is not None
+    assert with_fewer(schedule, replace(training, warm_up=2)) is None
+
+
+@cache
+def padded() -> Schedule:
+    """Stages whose parameters begin at multiples of 64 elements."""
+    strategy = Strategy(
+        parallel=Parallel(pipeline=2), zero=Zero(stage=1, emulate=Megatron()), train=STRATEGY.train
+    )
+    return make_schedule(in_blocks(fitting(SHAPE, strategy)), strategy)
+
+
+def test_a_sum_in_padding_that_others_set_to_zero_has_the_whole_run() -> None:
+    schedule = padded()
+    program, place, copy, layout = next(
+        (program, place, each, schedule.layout_by_name[layout])
+        for program in schedule.programs
+        for place, each in enumerate(program.step)
+        if isinstance(each, Copy) and number_of(each) == 0 and not each.by_parameter
+        if (layout := program.by_name[each.target.buffer].layout)
+    )
+    end = max(each.end for each in layout.pieces)
+    wrong = replace(copy, target=replace(copy.target, start=end))
+    step = (*program.step[:place], wrong, *program.step[place + 1 :])
+
+    assert fewer(schedule) is not None
+    assert fewer(with_program(schedule, replace(program, step=step))) is None
+
+
+def test_ids_with_more_digits_than_a_number_may_have_are_of_no_micro_batch() -> None:
+    schedule, model = made()
+    many = renamed(schedule, lambda path: path.replace("/mb5/", f"/mb{'5' * 5000}/"))
+    assert fewer(many) is None
+    assert not values.shown(Context.of(many, model)).findings
+
+
+def test_each_field_of_an_operation_that_numbers_depend_on_is_compared() -> None:
+    for kind in (Compute, Copy):
+        apart = {"micro_batch", "operands"} if kind is Compute else set[str]()
+        assert {each.name for each in fields(kind)} == {*counted_fields(kind), *UNUSED, *apart} - (
+            UNUSED - {each.name for each in fields(kind)}
+        )
+    view = View(buffer=SPARE, size=1)
+    compute = computed(Action.FORWARD)
+    copy = Copy(id="copy", stream="compute", source=view, target=view)
+    others: dict[Operation, list[dict[str, object]]] = {
+        compute: [
+            {"action": Action.RECOMPUTE},
+            {"unit": "other"},
+            {"segment": 1},
+            {"scalars": ("step",)},
+            {"rule": STRATEGY.train.optimizer},
+            {"operands": (Operand(role=Role.INPUT, view=view),)},
+        ],
+        copy: [
+            {"source": replace(view, size=2)},
+            {"target": replace(view, size=2)},
+            {"accumulate": True},
+            {"divisor": 2},
+            {"by_parameter": True},
+        ],
+    }
+    for operation, changes in others.items():
+        names = {name for change in changes for name in change}
+        assert names >= set(counted_fields(type(operation)))
+        for change in changes:
+            assert identity([operation], 0) != identity([replace(operation, **change)], 0)
