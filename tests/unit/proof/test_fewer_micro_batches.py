@@ -267,16 +267,22 @@ def padded() -> Schedule:
 
 def test_a_sum_in_padding_that_others_set_to_zero_has_the_whole_run() -> None:
     schedule = padded()
-    program, place, copy, layout = next(
-        (program, place, each, schedule.layout_by_name[layout])
-        for program in schedule.programs
+    program = schedule.programs[0]
+    place, copy = next(
+        (place, each)
         for place, each in enumerate(program.step)
-        if isinstance(each, Copy) and number_of(each) == 0 and not each.by_parameter
-        if (layout := program.by_name[each.target.buffer].layout)
+        if isinstance(each, Copy) and number_of(each) == 0
     )
-    end = max(each.end for each in layout.pieces)
-    wrong = replace(copy, target=replace(copy.target, start=end))
-    step = (*program.step[:place], wrong, *program.step[place + 1 :])
+    layout = schedule.layout_by_name[program.by_name[copy.target.buffer].layout or ""]
+    end = min(each.end for each in layout.pieces)
+    more = replace(
+        copy,
+        id=f"{copy.id}/more",
+        source=replace(copy.source, size=1),
+        target=replace(copy.target, start=end, size=1),
+        by_parameter=False,
+    )
+    step = (*program.step[:place], more, *program.step[place:])
 
     assert fewer(schedule) is not None
     assert fewer(with_program(schedule, replace(program, step=step))) is None
