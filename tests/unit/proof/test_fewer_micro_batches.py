@@ -8,16 +8,14 @@ import pytest
 from alike_micro_batches import (
     LAST,
     MICRO_BATCHES,
+    OTHER,
     SHAPE,
     SPARE,
     STRATEGY,
-    WRONG,
     accumulating,
     fewer,
-    looked_at,
     made,
     number_of,
-    numbered,
     numbered_backwards,
     planted,
     renamed,
@@ -26,6 +24,7 @@ from alike_micro_batches import (
 )
 from edits.programs import with_program
 from fitting import fitting
+from plants_of_micro_batches import WRONG, looked_at, numbered, parameter_of
 
 from zsim.dtype import DType
 from zsim.model.model import Model
@@ -110,7 +109,11 @@ def spare(size: int = 1) -> View:
     return View(buffer=SPARE, size=size)
 
 
-def with_each_sum(program: Program, make: Callable[[str], list[Operation]]) -> list[Operation]:
+def with_each_sum(
+    program: Program,
+    make: Callable[[str], list[Operation]],
+    buffer: Callable[[int], str] = lambda _: SPARE,
+) -> list[Operation]:
     """Put operations before the first sum of each micro-batch, in memory of its own."""
     step: list[Operation] = []
     seen: set[int] = set()
@@ -119,8 +122,8 @@ def with_each_sum(program: Program, make: Callable[[str], list[Operation]]) -> l
         if isinstance(each, Copy) and number not in {-1, *seen}:
             seen.add(number)
             name = f"step/backward/mb{number}/more"
-            step += [Allocate(id=f"{name}/allocate", buffer=SPARE), *make(name)]
-            step.append(Free(id=f"{name}/free", buffer=SPARE))
+            step += [Allocate(id=f"{name}/allocate", buffer=buffer(number)), *make(name)]
+            step.append(Free(id=f"{name}/free", buffer=buffer(number)))
         step.append(each)
     return step
 
@@ -205,6 +208,48 @@ def test_micro_batches_that_meet_in_collectives_are_told_apart() -> None:
     assert fewer(everywhere(of_no_use)) is not None
 
 
+def of_another(program: Program) -> list[Operation]:
+    """Every other micro-batch reads memory that those take which would be left out beside them."""
+
+    def make(name: str) -> list[Operation]:
+        number = int(name.partition("/mb")[2].partition("/")[0])
+        own = View(buffer=buffer(number), size=1)
+        if number % 2:
+            return [Copy(id=f"{name}/read", stream="compute", source=spare(), target=own)]
+        return [Fill(id=f"{name}/fill", stream="compute", target=own, value=1.0)]
+
+    def buffer(number: int) -> str:
+        return SPARE if number in (4, 6) else OTHER
+
+    return with_each_sum(program, make, buffer)
+
+
+def of_sums_that_are_taken(program: Program) -> list[Operation]:
+    """Gradients go into memory that the first one takes when some have added to it."""
+    step: list[Operation] = []
+    for each in program.step:
+        if isinstance(each, Copy) and (number := number_of(each)):
+            if number == 4:
+                step.append(Allocate(id=f"step/backward/mb0/allocate/{each.id}", buffer=SPARE))
+            target = spare(each.source.size)
+            step.append(replace(each, id=f"{each.id}/more", target=target, by_parameter=False))
+        step.append(each)
+    return step
+
+
+def of_parameters_that_are_added_to(program: Program) -> list[Operation]:
+    """The first one adds to a parameter."""
+    place, view = parameter_of(program, 5)
+    more = Copy(
+        id="step/forward/mb0/add",
+        stream="compute",
+        source=spare(view.size),
+        target=view,
+        accumulate=True,
+    )
+    return [*program.step[:place], more, *program.step[place:]]
+
+
 def counted(program: Program) -> list[Operation]:
     """A number of the host that changes on the way."""
     step = list(program.step)
@@ -229,7 +274,7 @@ NOT_KNOWN: dict[str, Callable[[], Schedule]] = {
         Free(id="setup/free", buffer="batch"),
     ),
     "a test for overflow": lambda: with_setup(
-        planted(looked_at, 0),
+        planted(looked_at("step/look"), 0),
         Allocate(id="setup/allocate", buffer=SPARE),
         computed(
             Action.FINITE,
@@ -240,6 +285,9 @@ NOT_KNOWN: dict[str, Callable[[], Schedule]] = {
     ),
     "collectives in another order": lambda: everywhere(of_no_use_in_another_order),
     "gradients of other stages": lambda: everywhere(of_gradients),
+    "sums that are taken on the way": lambda: planted(of_sums_that_are_taken, 0),
+    "parameters that are added to": lambda: planted(of_parameters_that_are_added_to, 0),
+    "memory of another that is left out": lambda: planted(of_another, 0),
     "memory that outlives the step": lambda: kept_by_all(made()[0]),
 }
 
