@@ -169,7 +169,7 @@ class ListReader:
         if not read <= alive:
             found.read |= read - alive
         if not written <= alive:
-            if type(operation) is Copy and operation.accumulate and read.isdisjoint(written):
+            if type(operation) is Copy and operation.accumulate:
                 found.adds.append(operation)
             else:
                 found.changed |= written - alive
