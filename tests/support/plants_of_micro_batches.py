@@ -235,6 +235,7 @@ WRONG: dict[str, Plant] = {
     "zeroed by the same": zeroed("step/backward/mb5/zero_again"),
     "looked at by the step": looked_at("step/look"),
     "looked at by the first": looked_at("step/backward/mb0/look"),
+    "looked at by the last": looked_at("step/backward/mb7/look"),
     "sent late": sent_late,
     "loaded twice": loaded_twice,
     "loaded otherwise": loaded_otherwise,

@@ -230,7 +230,7 @@ def of_another(program: Program) -> list[Operation]:
     return with_each_sum(program, make, buffer)
 
 
-def of_sums_in_memory(kind: type[Allocate | Free]) -> Callable[[Program], list[Operation]]:
+def of_sums_in_memory(*kinds: type[Allocate | Free]) -> Callable[[Program], list[Operation]]:
     """Gradients go into memory that the first one takes, or gives back, between two of them."""
 
     def plant(program: Program) -> list[Operation]:
@@ -238,8 +238,9 @@ def of_sums_in_memory(kind: type[Allocate | Free]) -> Callable[[Program], list[O
         for each in program.step:
             number = number_of(each)
             if isinstance(each, Copy) and number > 0:
-                if number == 4:
-                    step.append(kind(id=f"step/backward/mb0/more/{each.id}", buffer=SPARE))
+                for kind in kinds if number == 4 else ():
+                    name = f"step/backward/mb0/{kind.__name__}/{each.id}"
+                    step.append(kind(id=name, buffer=SPARE))
                 target = spare(each.source.size)
                 step.append(replace(each, id=f"{each.id}/more", target=target, by_parameter=False))
             step.append(each)
@@ -297,6 +298,7 @@ NOT_KNOWN: dict[str, Callable[[], Schedule]] = {
     "collectives in another order": lambda: everywhere(of_no_use_in_another_order),
     "gradients of other stages": lambda: everywhere(of_gradients),
     "sums that are taken on the way": lambda: planted(of_sums_in_memory(Allocate), 0),
+    "sums that are taken and given back": lambda: planted(of_sums_in_memory(Allocate, Free), 0),
     "sums that are given back on the way": lambda: planted(of_sums_in_memory(Free), 0),
     "parameters that are added to": lambda: planted(of_parameters_that_are_added_to, 0),
     "memory of another that is left out": lambda: planted(of_another, 0),

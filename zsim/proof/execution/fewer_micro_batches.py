@@ -197,7 +197,7 @@ class _RoleStep:
         )
         own, read, added = (set[str]().union(*sets) for sets in zip(*map(_sets, gone), strict=True))
         touched = beside.union(self.program.persistent, *[each.foreign for each in (*gone, *stay)])
-        changed = beside.union(added, *[each.own | each.added | each.changed for each in stay])
+        changed = beside.union(*[each.own | each.added | each.changed for each in stay])
         if not (own.isdisjoint(touched) and read.isdisjoint(changed) and added.isdisjoint(beside)):
             raise IrregularError
         for number in set(every).difference(removed):
