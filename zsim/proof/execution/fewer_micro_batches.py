@@ -3,7 +3,8 @@
 Micro-batches share nothing but what all of them read and what they add to. So if some do on every
 rank what another one does, in other memory, and a schedule without these is the step of plain
 training on the others, then the whole one is the step of plain training on all. `docs/adr/0022` has
-the argument. `with_fewer` gives up where this cannot be said; then the whole schedule is run.
+the argument, and all that has to hold of a schedule for it: just that is looked at here, condition
+by condition, and `with_fewer` gives up where one is not known to hold. Then the whole one is run.
 """
 
 import re
@@ -178,6 +179,10 @@ class _RoleStep:
 
     def need_apart(self, removed: Set[int], is_linear: Callable[[str], bool]) -> None:
         """Check that nothing sees which of the `removed` micro-batches are there, but sums.
+
+        Each is alone, its memory its own, what it reads of others constant, and all else that
+        touches what it adds to comes before or after all that are alike, or adds to it, too. Those
+        that are alike touch the same of others by name: what is said of some holds of all.
 
         Raises:
             IrregularError: something may.
