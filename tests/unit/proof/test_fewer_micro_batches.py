@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 import pytest
 from alike_micro_batches import (
@@ -364,7 +365,7 @@ def test_each_field_of_an_operation_that_numbers_depend_on_is_compared() -> None
     compute = computed(Action.FORWARD)
     copy = Copy(id="copy", stream="compute", source=view, target=view)
     send = Send(id="send", stream="p2p", group="pipeline", offset=1, source=view, wire=DType.BF16)
-    others: dict[Operation, list[dict[str, object]]] = {
+    others: dict[Operation, list[dict[str, Any]]] = {
         send: [
             {"group": "data"},
             {"offset": 2},
@@ -388,7 +389,7 @@ def test_each_field_of_an_operation_that_numbers_depend_on_is_compared() -> None
         ],
     }
     for operation, changes in others.items():
-        names = {name for change in changes for name in change}
-        assert names >= set(counted_fields(type(operation)))
+        kind: Any = type(operation)
+        assert {name for change in changes for name in change} >= set(counted_fields(kind))
         for change in changes:
             assert identity([operation], 0) != identity([replace(operation, **change)], 0)

@@ -98,7 +98,8 @@ def identity(operations: Iterable[Operation], micro_batch: int) -> tuple[Hashabl
 
 def _values(each: object) -> list[Any]:
     """Return what the fields hold of an operation, or a part of one, that count."""
-    return [getattr(each, name) for name in counted_fields(type(each))]
+    kind: Any = type(each)
+    return [getattr(each, name) for name in counted_fields(kind)]
 
 
 @cache
