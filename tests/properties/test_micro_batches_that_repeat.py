@@ -1,20 +1,18 @@
 """Operations that each micro-batch repeats are looked at once, with findings as if all were."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
-from edits import OPERATORS, drawn
-from edits_of_micro_batches import edited
+from edits_of_micro_batches import Draw, in_each, in_one
 from fitting import fitting
 
 from zsim.model.architecture import Llama
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.proof import prove
+from zsim.proof import prove, values
 from zsim.proof.execution import persistent
 from zsim.proof.execution.segment_replay import SegmentReplay
 from zsim.proof.finding import Finding
@@ -24,7 +22,7 @@ from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import program, validate
 from zsim.schedule.access import touching
-from zsim.schedule.schedule import Schedule, ScheduleError
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -57,9 +55,6 @@ CASES = {
 }
 SEED = 20_261_123
 
-Draw = Callable[[Schedule, int], Iterator[tuple[str, Schedule]]]
-"""Draws edits of a schedule, with a seed."""
-
 
 @cache
 def made(name: str) -> tuple[Schedule, Model]:
@@ -82,6 +77,7 @@ def each_looked_at(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
         patch.setattr(persistent, "distinct", touching)
         patch.setattr(SegmentReplay, "run", lambda *_: None)
         patch.setattr(validate, "recurring", lambda _: ())
+        patch.setattr(values, "with_fewer", lambda *_: None)
         yield
 
 
@@ -108,26 +104,6 @@ def judge(
             break
     assert refuted
     assert not findings(schedule, model)
-
-
-def in_each(schedule: Schedule, seed: int) -> Iterator[tuple[str, Schedule]]:
-    """Edits that are the same in each micro-batch, from some one on."""
-    rng = np.random.default_rng(seed)
-    while True:
-        try:
-            yield edited(schedule, rng)
-        except (ValueError, ScheduleError):
-            continue
-
-
-def in_one(schedule: Schedule, seed: int) -> Iterator[tuple[str, Schedule]]:
-    """Edits of one place."""
-    rng = np.random.default_rng(seed)
-    names = sorted(OPERATORS)
-    while True:
-        found = drawn(OPERATORS[names[int(rng.integers(len(names)))]], schedule, rng)
-        if found is not None:
-            yield found.text, found.schedule
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != GATHERS])

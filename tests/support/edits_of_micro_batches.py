@@ -5,19 +5,22 @@ but plain training.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from edits import OPERATORS, drawn
 from edits.programs import with_program
 
 from zsim.schedule.operation import Compute, Copy, Fill, Operation, View
-from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule, ScheduleError
 
 MICRO_BATCH = re.compile(r"/mb\d+/")
 SLOT = re.compile(r"@\d+")
 Change = Callable[[Operation, Program, np.random.Generator], Operation | None]
 """Makes another of an operation, or none. A generator draws the same for each of them."""
+Draw = Callable[[Schedule, int], Iterator[tuple[str, Schedule]]]
+"""Draws edits of a schedule, with a seed."""
 
 
 def dropped(operation: Operation, program: Program, rng: np.random.Generator) -> Operation | None:
@@ -144,3 +147,23 @@ def edited(schedule: Schedule, rng: np.random.Generator) -> tuple[str, Schedule]
 def _pattern(name: str) -> str:
     """Return what ids of an operation have in common in all micro-batches."""
     return SLOT.sub("", MICRO_BATCH.sub("/mb/", name))
+
+
+def in_each(schedule: Schedule, seed: int) -> Iterator[tuple[str, Schedule]]:
+    """Edits that are the same in each micro-batch, from some one on."""
+    rng = np.random.default_rng(seed)
+    while True:
+        try:
+            yield edited(schedule, rng)
+        except (ValueError, ScheduleError):
+            continue
+
+
+def in_one(schedule: Schedule, seed: int) -> Iterator[tuple[str, Schedule]]:
+    """Edits of one place."""
+    rng = np.random.default_rng(seed)
+    names = sorted(OPERATORS)
+    while True:
+        found = drawn(OPERATORS[names[int(rng.integers(len(names)))]], schedule, rng)
+        if found is not None:
+            yield found.text, found.schedule

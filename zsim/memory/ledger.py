@@ -112,15 +112,20 @@ def _made_at_once(
             (buffer.pool, buffer.kind, -size),
         )
     entries: list[BookEntry] = []
+    known: Iterable[Operation] = ()
+    lines: list[tuple[str, str, str, Kind, int]] = []  # of one step as of the one before
     for step, operations in issued_lists(program, steps, overflow_steps):
-        for operation in operations:
-            if type(operation) is Allocate:
-                pool, kind, change = taken[operation.buffer]
-            elif type(operation) is Free:
-                pool, kind, change = given[operation.buffer]
-            else:
-                continue
-            entries.append(_entry(operation.id, step, pool, operation.buffer, kind, change))
+        if operations is not known:
+            known, lines = operations, []
+            for operation in operations:
+                if type(operation) is Allocate:
+                    lines.append((operation.id, operation.buffer, *taken[operation.buffer]))
+                elif type(operation) is Free:
+                    lines.append((operation.id, operation.buffer, *given[operation.buffer]))
+        entries += [
+            _entry(name, step, pool, buffer, kind, change)
+            for name, buffer, pool, kind, change in lines
+        ]
     return tuple(entries)
 
 

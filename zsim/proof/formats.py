@@ -84,6 +84,7 @@ class _Narrow:
         self.reduced: dict[str, frozenset[str]] = {}
         self.micro_batches: dict[str, frozenset[int]] = {}
         self.norms: set[str] = set()
+        self._reading: dict[int, str] = {}
         self.float8 = frozenset(each.name for each in schedule.contract.parameters if each.float8)
         data = schedule.contract.data_axes
         self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
@@ -150,6 +151,14 @@ class _Narrow:
         return ""
 
     def _parameters(self, compute: Compute) -> str:
+        """Return what is wrong with what a segment reads, the same in each micro-batch."""
+        key = id(compute.operands)
+        found = self._reading.get(key)
+        if found is None:
+            found = self._reading[key] = self._narrow_parameters(compute)
+        return found
+
+    def _narrow_parameters(self, compute: Compute) -> str:
         for each in compute.operands:
             if each.role is not Role.PARAMETER:
                 continue

@@ -9,14 +9,15 @@ Cost: a look at each operation for each way of a step, whatever the number of ra
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter
 
 from zsim.model.model import Model, Parameter
 from zsim.proof.context import Context
 from zsim.proof.execution.collective_runner import UnfollowedError
+from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
 from zsim.proof.execution.shortening import shortened
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
@@ -30,6 +31,9 @@ INVARIANT = "values"
 
 WITNESSES_MAX = 5
 """Lines of a witness: what else is wrong follows from the first."""
+
+Proved = tuple[StepProof, StepResult]
+"""A proof, and what came of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,7 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
             if schedule.contract.parameters:
                 outcome.differences = proof.unheld()
         else:
-            found = None if unfolded else _by_blocks(schedule, model)
+            found = None if unfolded else _by_induction(schedule, model, training)
             if found is None:
                 proof = StepProof(schedule, model, training, unfolded=unfolded)
                 misfits = [*proof.misfits, *_copies(schedule, proof.model)]
@@ -112,20 +116,47 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
     )
 
 
-def _by_blocks(schedule: Schedule, model: Model | None) -> tuple[StepProof, StepResult] | None:
-    """Prove a schedule whose blocks repeat by one with fewer; None where that shows nothing."""
-    shorter = None if model is None else shortened(schedule, model)
-    if shorter is None or model is None or any(_copies(schedule, model)):
+def _by_induction(
+    schedule: Schedule, model: Model | None, training: Training | None
+) -> Proved | None:
+    """Prove a schedule by one with fewer micro-batches or blocks; None where that shows nothing."""
+    if model is None or training is None or any(_copies(schedule, model)):
         return None
-    training = training_of(shorter.schedule)
+    fewer = with_fewer(schedule, training)
+    if fewer is not None:
+        few = fewer.schedule, model, fewer.training
+        found = _by_blocks(*few) or _run(*few)
+        if found is not None:
+            return found
+    return _by_blocks(schedule, model, training)
+
+
+def _by_blocks(schedule: Schedule, model: Model, training: Training) -> Proved | None:
+    """Prove a schedule whose blocks repeat by one with fewer; None where that shows nothing."""
+    shorter = shortened(schedule, model)
+    if shorter is None:
+        return None
+    left = training_of(shorter.schedule)
+    if left is not None:
+        left = replace(left, micro_batches=training.micro_batches)
+    return _run(shorter.schedule, shorter.model, left, shorter.alike)
+
+
+def _run(
+    schedule: Schedule,
+    model: Model,
+    training: Training | None,
+    alike: Sequence[Sequence[str]] = (),
+) -> Proved | None:
+    """Run a schedule that stands for a larger one; None if it is refuted, or does not."""
     try:
-        proof = StepProof(shorter.schedule, shorter.model, training)
-        outcome = None if proof.misfits else proof.run(generic(shorter.schedule))
-    except (TooManyRanksError, UnfollowedError):
+        proof = StepProof(schedule, model, training)
+        outcome = None if proof.misfits else proof.run(generic(schedule))
+    except (TooManyRanksError, UnfollowedError, OverflowError):
         return None
     if outcome is None or outcome.troubles or outcome.differences:
         return None
-    return (proof, outcome) if proof.stands_for_more(shorter.alike) else None
+    return (proof, outcome) if proof.stands_for_more(alike) else None
 
 
 def _finding(role: str, operation: str, why: str, *witness: str) -> Finding:

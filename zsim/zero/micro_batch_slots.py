@@ -182,23 +182,27 @@ def _slot(
 class _Renaming:
     """Models with other names of their values, which are those of their buffers.
 
-    Units that several models have are renamed once.
+    Models are renamed once, and units that several have.
     """
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
         self._units: dict[int, Unit] = {}
+        self._models: dict[int, Model] = {}
 
     def model(self, model: Model) -> Model:
         """Return `model` with a suffix to the names of its values."""
         if not self._suffix:
             return model
-        return replace(
-            model,
-            units=tuple(map(self._unit, model.units)),
-            batch=self._value(model.batch),
-            given=tuple(map(self._value, model.given)),
-        )
+        found = self._models.get(id(model))
+        if found is None:
+            found = self._models[id(model)] = replace(
+                model,
+                units=tuple(map(self._unit, model.units)),
+                batch=self._value(model.batch),
+                given=tuple(map(self._value, model.given)),
+            )
+        return found
 
     def _unit(self, unit: Unit) -> Unit:
         found = self._units.get(id(unit))

@@ -135,7 +135,9 @@ class _Lowering:
     def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
         """Instructions of setup or of the step."""
         for operation in walk(operations):
-            if type(operation) is not Allocate and _takes_a_slot(operation):
+            if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
+                continue  # most of them
+            if _takes_a_slot(operation):
                 self.slots[operation.id] = len(self.slots)
         made = self._list(operations)
         measured = self._gpu.measured

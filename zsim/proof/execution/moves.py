@@ -27,6 +27,7 @@ class Moves:
         self._named: dict[str, tuple[dict[int, int], int]] = {}
         self.numbers, self.names = self._number_pieces()
         self.constants: list[Numbers] = []
+        self._filled: dict[tuple[Fraction, tuple[int, ...]], Numbers] = {}
 
     def _number_pieces(self) -> tuple[dict[tuple[str, int], int], list[str]]:
         """Assign numbers to the pieces of all parameters, by parameter and start."""
@@ -79,10 +80,14 @@ class Moves:
         if fill.scalar is not None:
             value *= Fraction(scalars[fill.scalar])
         index = self.tensors.index(ranks, fill.target)
-        one = number(value, len(ranks.shape) + 2)
-        if not self.is_constant(one):
-            self.constants.append(one.reshape(2))
-        return Datum(np.broadcast_to(one, (2, *(1,) * len(ranks.shape), index.count)))
+        shape = (2, *(1,) * len(ranks.shape), index.count)
+        found = self._filled.get((value, shape))
+        if found is None:
+            one = number(value, len(shape))
+            if not self.is_constant(one):
+                self.constants.append(one.reshape(2))
+            found = self._filled[value, shape] = np.broadcast_to(one, shape)
+        return Datum(found)
 
     def is_constant(self, value: Numbers) -> bool:
         """Return whether some fill has written this number."""

@@ -193,19 +193,18 @@ class Persistent:
         shape = np.broadcast_shapes(pieces.shape, datum.values.shape[1:], wanted.shape[1:])
         found = np.full(shape, ANY, np.int64)
         order = self._orders.get((ranks.index, name))
-        is_piece = np.broadcast_to(pieces != NOTHING, shape)
+        is_piece = _shaped(pieces != NOTHING, shape)
         if order is not None:
             shape = np.broadcast_shapes(order.shape, shape)
-            zero = np.broadcast_to((datum.values == 0).all(axis=0), shape)
+            zero = _shaped((datum.values == 0).all(axis=0), shape)
             found = np.where(is_piece & zero & (order != NOTHING), MOMENT + order, ANY)
         else:
-            same = np.broadcast_to((datum.values == wanted).all(axis=0), shape)
+            same = _shaped((datum.values == wanted).all(axis=0), shape)
             if not (is_piece & same).any():
                 for number_of, value in enumerate(self.moves.constants):
                     constant = value.reshape(2, *(1,) * len(shape))
-                    found[np.broadcast_to((datum.values == constant).all(axis=0), shape)] = (
-                        CONSTANT + number_of
-                    )
+                    equal = _shaped((datum.values == constant).all(axis=0), shape)
+                    found[equal] = CONSTANT + number_of
             found[is_piece & same] = self._trains if self._is_updated(ranks, name) else PARAMETER
         if datum.undefined is not None:
             found[np.broadcast_to(datum.undefined, found.shape)] = NOTHING
@@ -324,9 +323,9 @@ class Persistent:
         for ranks, places in zip(self.grid.classes, layout, strict=True):
             parts = self._part_of(ranks)[..., np.newaxis]
             for name, kinds in places.items():
-                for kind in range(PARAMETER, MOMENT + most):
-                    here = kinds == kind
-                    if here.any():
+                for kind in set(kinds.ravel().tolist()):
+                    if PARAMETER <= kind < MOMENT + most:
+                        here = kinds == kind
                         shape = np.broadcast_shapes(here.shape, parts.shape)
                         pieces = np.where(here, self.moves.pieces(ranks, name), NOTHING)
                         flat = np.broadcast_to(pieces, shape).ravel()
@@ -353,6 +352,11 @@ class Persistent:
         whole = self.grid.tracked[TENSOR].coordinates
         own = [whole.index(each) for each in ranks.along[place].coordinates]
         return found + np.array(own, np.int64).reshape(shape)
+
+
+def _shaped(marks: Marks, shape: tuple[int, ...]) -> Marks:
+    """Return marks in a shape, which they mostly have: to broadcast costs more than to compare."""
+    return marks if marks.shape == shape else np.broadcast_to(marks, shape)
 
 
 def _is_update(operation: Operation) -> TypeGuard[Compute]:

@@ -1,0 +1,138 @@
+"""What a micro-batch may do that is left out of a step: an allow-list of operations.
+
+It runs its own segments in memory that it takes and gives back, talks to the same micro-batch on
+other ranks, and adds gradients that its own backward made to sums, and nothing else. So the step
+without it differs in these sums alone, each of which it changes by a number times its gradient.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from zsim.proof.execution.repetition import IrregularError
+from zsim.schedule.access import COMPUTE_ACCESS
+from zsim.schedule.layout import Layout
+from zsim.schedule.operation import (
+    MAKES_GRADIENTS,
+    OF_SEGMENTS,
+    Action,
+    Allocate,
+    CollectiveOperation,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    ReducingOperation,
+    Reduction,
+    Role,
+    Send,
+    View,
+)
+
+ACTIONS = frozenset({*OF_SEGMENTS, Action.LOAD})
+"""What is computed for one micro-batch alone: it says which, and that is what it computes."""
+
+
+def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool]) -> None:
+    """Check that a micro-batch does nothing but what one may that is left out.
+
+    `is_linear` tells of a group whether all its members bring the same, each its own part.
+
+    Raises:
+        IrregularError: it does something else.
+    """
+    lone = _LoneMicroBatch(is_linear)
+    for operation in operations:
+        lone.follow(operation)
+    if lone.taken:
+        raise IrregularError
+
+
+class _LoneMicroBatch:
+    """What is known after some operations: the buffers that are taken, and which hold gradients."""
+
+    def __init__(self, is_linear: Callable[[str], bool]) -> None:
+        self.taken: set[str] = set()
+        self._is_linear = is_linear
+        self._holds_gradients: dict[str, bool] = {}
+
+    def follow(self, operation: Operation) -> None:
+        """Follow an operation.
+
+        Raises:
+            IrregularError: it is not allowed.
+        """
+        match operation:
+            case Allocate(buffer=name) if name not in self.taken:
+                self.taken.add(name)
+            case Free(buffer=name) if name in self.taken:
+                self.taken.remove(name)
+                self._holds_gradients.pop(name, None)
+            case HostWait() | Send():
+                pass
+            case Compute(action=action, scalars=(), rule=None) if action in ACTIONS:
+                self._compute(operation)
+            case Copy() if type(operation) is Copy:
+                self._copy(operation)
+            case Fill(target=target) | Receive(target=target):
+                self._write(target, is_gradient=False)
+            case CollectiveOperation(source=source, target=target, group=group):
+                self._write(
+                    target,
+                    is_gradient=self._is_gradient(source)
+                    and self._is_linear(group)
+                    and not (
+                        isinstance(operation, ReducingOperation)
+                        and operation.reduction is Reduction.MAX
+                    ),
+                )
+            case _:
+                raise IrregularError
+
+    def _compute(self, compute: Compute) -> None:
+        makes_gradients = compute.action in MAKES_GRADIENTS
+        for operand in compute.operands:
+            if COMPUTE_ACCESS[compute.action][operand.role][1]:
+                is_gradient = makes_gradients and operand.role is Role.GRADIENT
+                self._write(operand.view, is_gradient=is_gradient)
+
+    def _copy(self, copy: Copy) -> None:
+        is_gradient = self._is_gradient(copy.source)
+        if copy.target.buffer in self.taken:
+            self._write(copy.target, is_gradient=is_gradient)
+        elif not (copy.accumulate and is_gradient):
+            raise IrregularError
+
+    def _is_gradient(self, view: View) -> bool:
+        return self._holds_gradients.get(view.buffer, False)
+
+    def _write(self, view: View, *, is_gradient: bool) -> None:
+        """Write to a buffer that is taken."""
+        name = view.buffer
+        if name not in self.taken:
+            raise IrregularError
+        self._holds_gradients[name] = is_gradient and self._holds_gradients.get(name, True)
+
+
+def need_commuting(adds: Sequence[Copy], layout: Layout | None) -> None:
+    """Check that it makes no difference in which order copies add to a buffer of a layout.
+
+    By parameter a copy sets padding to zero: then nothing else may add to padding.
+
+    Raises:
+        IrregularError: it may.
+    """
+    if not any(each.by_parameter for each in adds):
+        return
+    for view in [each.target for each in adds if not each.by_parameter]:
+        if layout is None or layout.blocks or view.axis is not None or view.layout is not None:
+            raise IrregularError
+        end = view.start + view.size
+        sizes = [
+            min(each.end, end) - max(each.start, view.start)
+            for each in layout.pieces
+            if each.start < end and view.start < each.end
+        ]
+        if sum(sizes) != view.size:
+            raise IrregularError

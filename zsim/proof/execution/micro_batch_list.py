@@ -1,0 +1,221 @@
+"""What the operations of one micro-batch say and touch on a rank, whichever memory it has.
+
+Buffers that a micro-batch takes and gives back itself are numbered in the order in which it takes
+them: what it says is the same in another slot of buffers.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, cast
+
+from zsim.proof.execution.lone_micro_batch import ACTIONS
+from zsim.proof.execution.repetition import UNUSED, IrregularError
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
+    Allocate,
+    Branch,
+    Compute,
+    Copy,
+    Free,
+    HostWait,
+    Operand,
+    Operation,
+    SetScalar,
+    View,
+)
+from zsim.schedule.schedule import Buffer, Program
+
+NAMED_APART: dict[Hashable, frozenset[str]] = {
+    Buffer: frozenset({"name", "home", "produced", "course"}),
+    View: frozenset({"buffer"}),
+    Operand: frozenset({"view"}),
+    Compute: UNUSED | {"micro_batch", "operands"},
+}
+"""Fields that are said otherwise, or of which no number depends: of operations UNUSED."""
+
+Names = tuple[frozenset[str], frozenset[str]]
+"""Buffers that an operation reads, and those that it writes or adds to."""
+
+
+@dataclass(slots=True)
+class MicroBatchList:
+    """Operations of a micro-batch in the step of one role, as values see them.
+
+    Attributes:
+        said: what they say; equal where they differ in slots of buffers alone.
+        own: buffers that the micro-batch takes, and gives back.
+        read: others, of which it reads.
+        adds: copies that add to others.
+        changed: others that it writes, takes or gives back.
+    """
+
+    said: tuple[Hashable, ...] = ()
+    own: set[str] = field(default_factory=set[str])
+    read: set[str] = field(default_factory=set[str])
+    adds: list[Copy] = field(default_factory=list[Copy])
+    changed: set[str] = field(default_factory=set[str])
+
+    @property
+    def added(self) -> set[str]:
+        """Return buffers that it adds to."""
+        return {each.target.buffer for each in self.adds}
+
+    @property
+    def foreign(self) -> set[str]:
+        """Return what it touches while it has not taken it."""
+        return self.read | self.added | self.changed
+
+
+def identity(operations: Iterable[Operation], micro_batch: int) -> tuple[Hashable, ...]:
+    """Return what lists have in common that touch the very same views in the same way.
+
+    Raises:
+        IrregularError: there is a branch, a number of the host changes, or what is computed for one
+            micro-batch alone is for another one.
+    """
+    found: list[Hashable] = []
+    for operation in operations:
+        kind: Any = type(operation)  # to be told one by one costs as much as what is done
+        each: Any = operation
+        if kind is Allocate or kind is Free:
+            found += (kind, each.buffer)
+        elif kind is Copy:
+            found += (kind, id(each.source), id(each.target))
+            found += (each.accumulate, each.divisor, each.by_parameter)
+        elif kind is Compute:
+            found += (kind, id(each.operands), id(each.action), each.unit, each.segment)
+            found += (each.scalars, each.rule)
+            if each.micro_batch != micro_batch and each.action in ACTIONS:
+                raise IrregularError
+        elif kind is Branch or kind is SetScalar:
+            raise IrregularError
+        elif kind is not HostWait:
+            values = _values(each)
+            found += (kind, *[id(value) if type(value) is View else value for value in values])
+    return tuple(found)
+
+
+def _values(each: object) -> list[Any]:
+    """Return what the fields hold of an operation, or a part of one, that count."""
+    kind: Any = type(each)
+    return [getattr(each, name) for name in counted_fields(kind)]
+
+
+@cache
+def counted_fields(kind: Hashable) -> tuple[str, ...]:
+    """Return the fields of an operation, or a part of one, but those that say no more."""
+    found = fields(cast("type[Copy]", kind))  # or any other
+    left_out = NAMED_APART.get(kind, UNUSED)
+    return tuple(each.name for each in found if each.init and each.name not in left_out)
+
+
+class ListReader:
+    """Reads lists of the micro-batches of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._by_name = program.by_name
+        self._kinds: dict[Hashable, int] = {}
+        self._buffers: dict[str, int] = {}
+        self._operands: dict[int, tuple[str, int]] = {}
+        self._names: dict[tuple[int, int], Names] = {}
+        self._numbers: dict[str, int] = {}
+        self._alive: set[str] = set()
+
+    def read(self, operations: Iterable[Operation]) -> MicroBatchList:
+        """Return what the list of a micro-batch says and touches."""
+        numbers, alive, found = self._numbers, self._alive, MicroBatchList()
+        numbers.clear()
+        alive.clear()
+        said: list[Hashable] = []
+        for operation in operations:
+            if type(operation) is Allocate:
+                name = operation.buffer
+                alive.add(name)
+                said += (Allocate, numbers.setdefault(name, len(numbers)), self._buffer(name))
+            elif type(operation) is Free:
+                name = operation.buffer
+                said += (Free, numbers.get(name, name))
+                if name in alive:
+                    alive.remove(name)
+                else:
+                    found.changed.add(name)
+            elif type(operation) is not HostWait:
+                self._touch(operation, found)
+                if type(operation) is Compute:
+                    said += self._computed(operation)
+                else:
+                    said += self._moved(operation)
+        found.said = tuple(said)
+        found.changed |= alive  # taken, and not given back
+        found.own = numbers.keys() - alive
+        return found
+
+    def _kind(self, said: Hashable) -> int:
+        """Return a number for what is said: to hash it costs less."""
+        return self._kinds.setdefault(said, len(self._kinds))
+
+    def _buffer(self, name: str) -> int:
+        """Return what buffers have in common that differ in their name alone."""
+        found = self._buffers.get(name)
+        if found is None:
+            own = self._by_name[name]
+            found = self._buffers[name] = self._kind((Buffer, *_values(own)))
+        return found
+
+    def _touch(self, operation: Operation, found: MicroBatchList) -> None:
+        """Note what an operation does to buffers that the micro-batch has not taken."""
+        read, written = self.names(operation)
+        alive = self._alive
+        if not read <= alive:
+            found.read |= read - alive
+        if not written <= alive:
+            if type(operation) is Copy and operation.accumulate:
+                found.adds.append(operation)
+            else:
+                found.changed |= written - alive
+
+    def names(self, operation: Operation) -> Names:
+        """Return the buffers that an operation touches; what a copy adds to counts as written."""
+        if type(operation) is Copy:
+            return frozenset((operation.source.buffer,)), frozenset((operation.target.buffer,))
+        key = (0, 0)
+        if type(operation) is Compute:
+            key = id(operation.operands), id(operation.action)
+            known = self._names.get(key)
+            if known is not None:
+                return known
+        touched = accesses(operation)
+        found = (
+            frozenset([view.buffer for view, reads, _ in touched if reads]),
+            frozenset([view.buffer for view, _, writes in touched if writes]),
+        )
+        if key != (0, 0):
+            self._names[key] = found
+        return found
+
+    def _computed(self, compute: Compute) -> list[Hashable]:
+        """Return what a computation says."""
+        what = self._kind((Compute, *_values(compute)))
+        said: list[Hashable] = [Compute, what, len(compute.operands)]
+        number_of, known = self._numbers.get, self._operands
+        for operand in compute.operands:
+            own = known.get(id(operand))
+            if own is None:
+                kind = self._kind((Operand, *_values(operand), *_values(operand.view)))
+                own = known[id(operand)] = operand.view.buffer, kind
+            name, kind = own
+            said += (number_of(name, name), kind)
+        return said
+
+    def _moved(self, operation: Operation) -> list[Hashable]:
+        """Return what anything else says that touches buffers."""
+        kind: Any = type(operation)
+        said: list[Hashable] = [kind]
+        for value in _values(operation):
+            if type(value) is View:
+                name = value.buffer
+                said += (self._numbers.get(name, name), tuple(_values(value)))
+            else:
+                said.append(value)
+        return said
