@@ -2,7 +2,9 @@
 
 from contextlib import ExitStack
 
-from planted_calls import FAULTS
+import planted_calls
+import planted_host
+from planting import FAULTS
 from torch import distributed
 from witnessed_jobs import job
 
