@@ -2,9 +2,7 @@
 
 from contextlib import ExitStack
 
-import planted_calls
-import planted_host
-from planting import FAULTS
+from planted_host import FAULTS
 from torch import distributed
 from witnessed_jobs import job
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from planted_calls import FAULTS
 from planted_memory import allocated
 from planting import Function, altered, fault
 
@@ -20,6 +21,8 @@ ZSIM, FSDP1, FSDP2, DEEPSPEED, ENGINE = (
     f"{name}, checkpoints on the host"
     for name in ("stage 2", "fsdp1", "fsdp2", "deepspeed 1", "deepspeed 3, on their stream")
 )
+
+__all__ = ["FAULTS"]
 
 
 def on_host(buffer: str) -> bool:
