@@ -99,7 +99,7 @@ def test_what_stays_is_not_copied_out_nor_back(stage: int) -> None:
     owned = away if stage == 0 else away // 2
     moved = host_bytes(model_of(one), one)
     assert (moved.to_host, moved.from_host) == (2 * owned + 4, 2 * owned + 8)
-    assert schedule.contract.host_bytes == moved
+    assert schedule.contract.host_bytes == (moved,)
 
 
 @given(
