@@ -28,6 +28,7 @@ from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, St
 from zsim.strategy.strategy import Strategy
 from zsim_torch.module.transformer import transformer
 from zsim_torch.record.recording import recording
+from zsim_torch.torch_dtype import TORCH_DTYPE
 
 SHAPE = GPT(
     layers=6,
@@ -69,6 +70,7 @@ class WrappedChunk:
         self.stage: Any = SimpleNamespace(submod=self.root)
         self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.left: dict[int, dict[str, object]] = {}
+        self.dtype = TORCH_DTYPE[strategy.train.precision.compute]
         self.splits = options.splits_backward
         self.handles: list[Any] = []
 
@@ -80,7 +82,7 @@ class WrappedChunk:
         given = batch
         if self.names[0] != "embedding":
             size = (1, SHAPE.sequence_length, SHAPE.hidden_size)
-            given = torch.zeros(size, dtype=torch.bfloat16, device=batch.device, requires_grad=True)
+            given = torch.zeros(size, dtype=self.dtype, device=batch.device, requires_grad=True)
         self.made[number] = (self.root(given), given)
 
     def backward(self, number: int) -> None:

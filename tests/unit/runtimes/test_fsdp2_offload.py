@@ -70,19 +70,18 @@ def test_checkpoints_go_to_the_host_and_come_back_where_offload_wrapper_copies_t
     assert joined(issued(of_gpt(made))) == theirs
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "said",
+    ("said", "precision"),
     [
-        {"reshard_after_forward": False},
-        {"reshard_after_forward": True},
-        {"reshard_after_forward": False, "pipeline_schedule": "Interleaved1F1B"},
+        ({"reshard_after_forward": False}, "bf16"),
+        ({"reshard_after_forward": True}, "fp32"),
+        ({"reshard_after_forward": False, "pipeline_schedule": "Interleaved1F1B"}, "bf16"),
     ],
 )
 def test_checkpoints_of_stages_go_and_come_back_where_offload_wrapper_copies_them(
     said: dict[str, object], precision: str
 ) -> None:
-    made = strategy(4, precision).but(
+    made = strategy(3 if "pipeline_schedule" not in said else 2, precision).but(
         {
             "activations.checkpointing": "full",
             "parallel.pipeline": 2,

@@ -221,14 +221,14 @@ class FSDP2Stage(FSDP2Step):
     def before_reduction(self, bucket: int) -> None:
         """Add up what is left of a bucket: nothing, where each backward does it."""
 
-    def _enter(self, task: Task) -> ChunkSlot:
-        """Go on with a micro-batch; return its slot."""
+    def _enter(self, task: Task, part: str = "") -> ChunkSlot:
+        """Go on with a micro-batch, in a `part` of its task if it has several; return its slot."""
         slot = self.messages.slot_of(task)
         self.passes = slot.passes
         self.enter(task.micro_batch)
         self.root, self.order = self._wrapped[task.chunk]
         self.last_unit = self.stage.chunks[task.chunk].units[-1]
-        self.writer.prefix = self.messages.path(task)
+        self.writer.prefix = f"{self.messages.path(task)}{part}"
         # _assert_unsharded: wait_for_unshard of all groups
         for bucket in self._buckets_of(task.chunk):
             self.gathers.copy_out(bucket, forward=False)
