@@ -3,11 +3,11 @@
 from itertools import islice
 
 import pytest
-from drawn import jobs
+from drawn import jobs, with_share_that_fits
 from drawn_emulated import emulated_jobs
 from edits.programs import Edit
 from edits.table import AIMED
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from zsim.model.architecture import GPT
@@ -19,6 +19,7 @@ from zsim.proof.values import shown
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
@@ -40,15 +41,19 @@ DATA = [
 """Kinds of faults of which some are at one rank alone."""
 
 
-def with_ranks(strategy: Strategy, data: int) -> Strategy:
-    """The strategy with as many ranks along the data axis, or a few more."""
+def with_ranks(model: Model, strategy: Strategy, data: int) -> Strategy:
+    """The strategy with as many ranks along the data axis, or a few more.
+
+    Padded for more ranks, the first bucket may be more than the share that stays on the device.
+    """
     runtime = strategy.zero.emulate
     multiple = 1
     if isinstance(runtime, DeepSpeed):
         multiple = runtime.zero_hpz_partition_size
     elif isinstance(runtime, FSDP2) and not isinstance(runtime.reshard_after_forward, bool):
         multiple = runtime.reshard_after_forward
-    return strategy.but({"parallel.data": -(-data // multiple) * multiple})
+    many = strategy.but({"parallel.data": -(-data // multiple) * multiple})
+    return with_share_that_fits(model, many)
 
 
 @given(st.one_of(jobs(), emulated_jobs()))
@@ -62,11 +67,33 @@ def test_a_right_schedule_is_proved_of_classes_and_of_every_rank(job: Job) -> No
     assert every.classes == every.ranks
 
 
+def small(strategy: Strategy) -> Model:
+    """A small model."""
+    shape = GPT(layers=1, hidden_size=8, attention_heads=2, sequence_length=2, vocab_size=50)
+    return gpt(
+        shape,
+        micro_batch_size=1,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
+    )
+
+
+def sharing_updates_barely() -> Job:
+    """A job whose first bucket is 712 of 1704 elements on two ranks, and 720 of 1716 on twelve."""
+    strategy = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=2, bucket_elements=1000),
+        offload=Offload(optimizer=MemoryTier.HOST, device_share=0.418),
+    )
+    return small(strategy), strategy
+
+
 @given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS)
+@example(sharing_updates_barely(), 12)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) -> None:
     model, strategy = job
-    strategy = with_ranks(strategy, data).but({"parallel.replicate": 1})
+    strategy = with_ranks(model, strategy, data).but({"parallel.replicate": 1})
     assume(strategy.ranks <= 100)
     made = make_schedule(model, strategy)
     context = Context.of(made, model)
@@ -89,17 +116,6 @@ def test_classes_are_fewer_than_ranks(stage: int) -> None:
     assert found.classes < found.ranks == 40
 
 
-def small(strategy: Strategy) -> Model:
-    """A small model."""
-    shape = GPT(layers=1, hidden_size=8, attention_heads=2, sequence_length=2, vocab_size=50)
-    return gpt(
-        shape,
-        micro_batch_size=1,
-        tensor=strategy.parallel.tensor,
-        precision=strategy.train.precision,
-    )
-
-
 @given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS, st.sampled_from(DATA), st.data())
 @settings(
     max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -108,7 +124,7 @@ def test_classes_and_every_rank_agree_on_faults(
     job: Job, data: int, kind: str, draws: st.DataObject
 ) -> None:
     model, strategy = job
-    strategy = with_ranks(strategy, data).but(
+    strategy = with_ranks(model, strategy, data).but(
         {"parallel.replicate": 1, "parallel.tensor": strategy.parallel.tensor}
     )
     assume(strategy.ranks <= 100)

@@ -22,7 +22,7 @@ def test_operations_move_what_the_closed_form_says(job: tuple[Model, Strategy]) 
     made = make_schedule(*job)
     found = plan(made, job[0])
     assert found.wire_bytes == made.contract.wire_bytes
-    assert found.host_bytes == made.contract.host_bytes
+    assert (found.host_bytes,) == made.contract.host_bytes
     assert made.contract.file_bytes in (None, found.file_bytes)
     assert (made.contract.file_bytes is not None) == job[1].offload.uses_nvme
 

@@ -228,7 +228,14 @@ def sharing_updates(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strate
     ):
         return strategy
     shares = strategy.but({"offload.device_share": draw(st.sampled_from([0.25, 0.5, 0.875]))})
-    return shares if kept_back(model, shares) else strategy
+    return with_share_that_fits(model, shares)
+
+
+def with_share_that_fits(model: Model, strategy: Strategy) -> Strategy:
+    """The strategy, with no share of updates on the device where the first bucket is more."""
+    if strategy.offload.device_share and not kept_back(model, strategy):
+        return strategy.but({"offload.device_share": 0.0})
+    return strategy
 
 
 @st.composite

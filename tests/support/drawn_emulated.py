@@ -206,6 +206,9 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         )
     runtime, stage = draw(staged(runtime))
     splits = runtime.splits_backward
+    checkpointing = Checkpointing.NONE if splits else draw(st.sampled_from(Checkpointing))
+    if checkpointing is Checkpointing.FULL and isinstance(runtime, FSDP2) and draw(st.booleans()):
+        runtime = runtime.but(offload_wrapper=True)
     strategy = Strategy(
         parallel=Parallel(
             pipeline=stages,
@@ -214,9 +217,7 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
             replicate=draw(st.integers(1, 2)) if runtime.has_replicas and stage else 1,
         ),
         zero=Zero(stage=stage, emulate=runtime),
-        activations=Activations(
-            checkpointing=Checkpointing.NONE if splits else draw(st.sampled_from(Checkpointing))
-        ),
+        activations=Activations(checkpointing=checkpointing),
         train=Train(
             gradient_accumulation_steps=micro_batches,
             precision=draw(precisions(runtime)),

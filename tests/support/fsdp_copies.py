@@ -50,9 +50,9 @@ def joined(seen: Iterable[Issued]) -> list[Issued]:
     return found
 
 
-def issued(made: Schedule) -> Iterator[Issued]:
-    """Yield the operations that a step of ours issues."""
-    (program,) = made.programs
+def issued(made: Schedule, stage: int | None = None) -> Iterator[Issued]:
+    """Yield the operations that a step of ours issues, or one of a `stage` of a pipeline."""
+    (program,) = made.programs if stage is None else made.programs[stage : stage + 1]
     places = {pool.name: pool.place for pool in made.pools}
     for operation in program.step:
         match operation:
@@ -66,7 +66,7 @@ def issued(made: Schedule) -> Iterator[Issued]:
                 pass
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+class CopiesSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Notes collectives, and copies between the CPU and the device."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def recorded(shape: GPT, strategy: Strategy) -> list[Issued]:
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
         root = cast("FSDPModule", module)
         batch = torch.zeros(1, shape.sequence_length + 1, dtype=torch.int64, device="zsim")
-        mode = _Seen()
+        mode = CopiesSeen()
         micro_batches = strategy.train.gradient_accumulation_steps
         for _ in range(2):
             mode.seen.clear()

@@ -89,16 +89,20 @@ def pretended(ranks: int) -> Generator[None]:
         distributed.destroy_process_group()
 
 
-def mesh_of(strategy: Strategy) -> DeviceMesh:
+def mesh_of(strategy: Strategy, device: str = "cpu") -> DeviceMesh:
     """The mesh that `fully_shard` takes: two dimensions where there are replicas."""
     if strategy.parallel.replicate == 1:
-        return init_device_mesh("cpu", (strategy.parallel.data,), mesh_dim_names=("data",))
+        return init_device_mesh(device, (strategy.parallel.data,), mesh_dim_names=("data",))
     shape = (strategy.parallel.replicate, strategy.parallel.data)
-    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "data"))
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "data"))
 
 
 def sharded(
-    module: nn.Module, names: Sequence[str], strategy: Strategy, options: FSDP2
+    module: nn.Module,
+    names: Sequence[str],
+    strategy: Strategy,
+    options: FSDP2,
+    device: str = "cpu",
 ) -> FSDPModule:
     """`module` with `fully_shard` on its blocks and on itself, as `options` say."""
     precision = strategy.train.precision
@@ -108,7 +112,7 @@ def sharded(
         reduce_dtype=None if reduce is None else TORCH_DTYPE[reduce],
         cast_forward_inputs=False,
     )
-    mesh = mesh_of(strategy)
+    mesh = mesh_of(strategy, device)
     blocks = [module.get_submodule(name) for name in names]
     for block in blocks:
         fully_shard(

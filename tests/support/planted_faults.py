@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from planted_calls import FAULTS
+from planted_host import FAULTS
 from torch import distributed
 from witnessed_jobs import job
 

@@ -16,11 +16,12 @@ FSDP = "fsdp2, bf16, clipped"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, in which job, on which rank alone."""
+    """What is wrong, in which job, on which rank alone, and what some finding has to say."""
 
     job: str
     rank: int | None
     plant: Callable[[ExitStack], None]
+    why: str = ""
 
 
 FAULTS: dict[str, Fault] = {}
@@ -28,7 +29,9 @@ FAULTS: dict[str, Fault] = {}
 Function = Callable[..., Any]
 
 
-def fault(job: str, owner: object, name: str, *, rank: int | None = None) -> Function:
+def fault(
+    job: str, owner: object, name: str, *, rank: int | None = None, why: str = ""
+) -> Function:
     """Register a function that takes the function `name` of `owner` and gives a wrong one."""
 
     def register(make: Callable[[Function], Function]) -> None:
@@ -36,7 +39,7 @@ def fault(job: str, owner: object, name: str, *, rank: int | None = None) -> Fun
             right = getattr(owner, name)
             patches.enter_context(patch.object(owner, name, make(right)))
 
-        FAULTS[make.__name__] = Fault(job, rank, plant)
+        FAULTS[make.__name__] = Fault(job, rank, plant, why)
 
     return register
 

@@ -1,13 +1,19 @@
-"""Collectives that PyTorch's FSDP issues in a stage of a pipeline, beside those of our schedule."""
+"""What PyTorch's FSDP issues in a stage of a pipeline, beside what our schedule does."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from fsdp_copies import CopiesSeen, Issued, joined
+from fsdp_copies import issued as issued_with_copies
 from fsdp_order import issued
 from fully_sharded import Collective, Recorder, pretended, sharded
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+    offload_wrapper,
+)
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.stage import PipelineStage
 
@@ -21,6 +27,8 @@ from zsim.runtimes.registry import make_schedule
 from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 from zsim.strategy.strategy import Strategy
 from zsim_torch.module.transformer import transformer
+from zsim_torch.record.recording import recording
+from zsim_torch.torch_dtype import TORCH_DTYPE
 
 SHAPE = GPT(
     layers=6,
@@ -53,10 +61,16 @@ class WrappedChunk:
     def __init__(self, part: Part, strategy: Strategy, options: FSDP2) -> None:
         self.names = [name for name, _ in part.named_children()]
         blocks = [name for name in self.names if name.startswith("block")]
-        self.root = cast("nn.Module", sharded(part, blocks, strategy, options))
+        if options.offload_wrapper:
+            for name in blocks:
+                block = checkpoint_wrapper(part.get_submodule(name), preserve_rng_state=False)
+                setattr(part, name, offload_wrapper(block))
+        device = part.batch.device.type
+        self.root = cast("nn.Module", sharded(part, blocks, strategy, options, device))
         self.stage: Any = SimpleNamespace(submod=self.root)
         self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.left: dict[int, dict[str, object]] = {}
+        self.dtype = TORCH_DTYPE[strategy.train.precision.compute]
         self.splits = options.splits_backward
         self.handles: list[Any] = []
 
@@ -68,7 +82,7 @@ class WrappedChunk:
         given = batch
         if self.names[0] != "embedding":
             size = (1, SHAPE.sequence_length, SHAPE.hidden_size)
-            given = torch.zeros(size, dtype=torch.bfloat16, requires_grad=True)
+            given = torch.zeros(size, dtype=self.dtype, device=batch.device, requires_grad=True)
         self.made[number] = (self.root(given), given)
 
     def backward(self, number: int) -> None:
@@ -142,6 +156,32 @@ def of_stage(strategy: Strategy, index: int) -> tuple[list[Collective], list[Col
             for chunk in chunks:
                 chunk.root.zero_grad()
     return list(issued(made, index)), list(recorder.seen)
+
+
+def copies_of_stage(strategy: Strategy, index: int) -> tuple[list[Issued], list[Issued]]:
+    """Collectives and copies to the host and back in a step of a stage: ours, and PyTorch's.
+
+    Blocks are run again, and what they are given is in host memory as the strategy says.
+    """
+    model = in_blocks(gpt(SHAPE, micro_batch_size=1, precision=strategy.train.precision))
+    made = make_schedule(model, strategy)
+    mode = CopiesSeen()
+    with recording(world=strategy.parallel.data):
+        distributed.init_process_group("nccl")
+        with torch.device("zsim"):
+            batch = torch.zeros((1, SHAPE.sequence_length + 1), dtype=torch.int64)
+            modules = parts(strategy, index, batch)
+        chunks = [WrappedChunk(part, strategy, strategy.options(FSDP2)) for part in modules]
+        for _ in range(2):
+            mode.seen.clear()
+            with mode:
+                for action in orders(strategy)[index]:
+                    if not isinstance(action, Messages | Awaited):
+                        chunks[action.chunk].follow(action, batch)
+            for chunk in chunks:
+                chunk.root.zero_grad()
+        distributed.destroy_process_group()
+    return joined(issued_with_copies(made, index)), joined(mode.seen)
 
 
 def parts(strategy: Strategy, index: int, batch: torch.Tensor) -> list[Part]:

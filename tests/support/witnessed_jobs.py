@@ -1,5 +1,6 @@
 """Jobs of two ranks, and one of four, whose runs are recorded."""
 
+from dataclasses import replace
 from functools import cache
 
 from drawn_clusters import NO_MODEL
@@ -9,18 +10,21 @@ from zsim.backend.backend import Job
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.fsdp1.options import FSDP1
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Reduction
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.activations import Activations, Checkpointing
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 
 RANKS = 2
 SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=4, vocab_size=257)
+DEEP = replace(SHAPE, layers=4)
 PLAIN = Strategy(
     parallel=Parallel(data=RANKS),
     zero=Zero(stage=0, bucket_elements=90),
@@ -65,6 +69,26 @@ STRATEGIES = {
     ),
 }
 """Strategies whose schedules are run without a fault."""
+
+ON_HOST = {
+    "stage 2, checkpoints on the host": FULL.but(
+        {"zero.stage": 2, "offload.checkpoints": MemoryTier.HOST}
+    ),
+    **{
+        f"{name}, checkpoints on the host": FULL.but({"zero": Zero(stage=stage, emulate=runtime)})
+        for name, stage, runtime in (
+            ("fsdp1", 3, FSDP1(offload_wrapper=True)),
+            ("fsdp2", 3, FSDP2(offload_wrapper=True)),
+            ("deepspeed 1", 1, DeepSpeed(reduce_bucket_size=300, cpu_checkpointing=True)),
+            (
+                "deepspeed 3, on their stream",
+                3,
+                DeepSpeed(reduce_bucket_size=300, cpu_checkpointing=True, checkpoint_stream=True),
+            ),
+        )
+    },
+}
+"""Strategies of a deeper model, whose checkpoints go to host memory and come back."""
 
 CALLS = "calls"
 
@@ -133,8 +157,9 @@ def job(name: str) -> Job:
         return Job(schedule=calls(), model=NO_MODEL, cluster=cluster(RANKS), steps=2)
     if name == FOUR:
         return Job(schedule=four(), model=NO_MODEL, cluster=cluster(4), steps=2)
-    strategy = STRATEGIES[name]
-    model = gpt(SHAPE, micro_batch_size=1, precision=strategy.train.precision)
+    shape = DEEP if name in ON_HOST else SHAPE
+    strategy = ON_HOST[name] if name in ON_HOST else STRATEGIES[name]
+    model = gpt(shape, micro_batch_size=1, precision=strategy.train.precision)
     return Job(
         schedule=make_schedule(model, strategy), model=model, cluster=cluster(RANKS), steps=2
     )

@@ -183,7 +183,7 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
     if strategy.parallel.tensor > 1 and not strategy.activations.partition:
         full = (*full, "activations.partition=true")
         found.append(_set(*full))
-    if strategy.checkpoint_tier is MemoryTier.DEVICE and strategy.parallel.pipeline == 1:
+    if strategy.checkpoint_tier is MemoryTier.DEVICE:
         runtime = strategy.zero.emulate
         option = None if runtime is None else runtime.checkpoint_option
         out = [_set("offload.checkpoints=host")] if runtime is None else []

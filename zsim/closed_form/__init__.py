@@ -43,14 +43,34 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
     return tuple(found)
 
 
-def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> HostBytes:
-    """Return what a rank copies to its host in a step, and from there."""
+def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[HostBytes, ...]:
+    """Return what a rank copies to its host in a step, and from there; with a pipeline, by stage.
+
+    Raises:
+        ModelError: the units do not fill the stages.
+    """
     if volume.host is None:
-        return offloaded.host_bytes(model, strategy)
-    states = volume.host(model, strategy)
-    kept = (volume.checkpoints or offloaded.checkpoint_bytes)(model, strategy)
+        return (offloaded.host_bytes(model, strategy),)
+    kept = volume.checkpoints or offloaded.checkpoint_bytes
+    if strategy.parallel.pipeline == 1:
+        return (_added(volume.host(model, strategy), [kept(model, strategy)]),)
+    return tuple(
+        replace(
+            _added(
+                volume.host(stage.model, strategy),
+                [kept(chunk.model, strategy) for chunk in stage.chunks],
+            ),
+            role=stage.name,
+        )
+        for stage in stages(model, strategy)
+    )
+
+
+def _added(states: HostBytes, others: Sequence[HostBytes]) -> HostBytes:
+    """Return what is copied of states, and of all `others`."""
     return HostBytes(
-        to_host=states.to_host + kept.to_host, from_host=states.from_host + kept.from_host
+        to_host=states.to_host + sum(each.to_host for each in others),
+        from_host=states.from_host + sum(each.from_host for each in others),
     )
 
 

@@ -8,7 +8,7 @@ Land and Doig 1960).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zsim.closed_form.checkpoint import recomputed
@@ -351,11 +351,13 @@ def _domains(ranks: int, stride: int, world: int, domain: int) -> tuple[int, int
     return ranks // inside, min(domain, world) // inside
 
 
-def offload_s(host: HostBytes, files: FileBytes | None, strategy: Strategy, cut: LinkCut) -> float:
+def offload_s(
+    host: Sequence[HostBytes], files: FileBytes | None, strategy: Strategy, cut: LinkCut
+) -> float:
     """Return the seconds in which a rank's bytes pass between its GPU, its host and drives."""
     found = [0.0]
     if cut.host is not None:
-        found.append(max(host.to_host, host.from_host) / cut.host)
+        found += [max(each.to_host, each.from_host) / cut.host for each in host]
     if files is not None:
         sharers = min(cut.gpus_per_domain, strategy.ranks)
         if cut.drives_read is not None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 from weakref import finalize
 
@@ -109,7 +110,7 @@ def kept_back(model: Model, strategy: Strategy) -> int:
 
     As many as are no more than the share of all.
     """
-    ranks, share = strategy.parallel.data, strategy.offload.device_share
+    ranks, share = strategy.parallel.data, Fraction(str(strategy.offload.device_share))
     trained = sorted(
         (each for each in buckets(model, strategy) if not each.frozen), key=lambda each: each.first
     )

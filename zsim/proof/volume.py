@@ -37,8 +37,9 @@ def examine(context: Context) -> list[Finding]:
                 if line.role in ("", each.program.role):
                     promised[line.group, line.collective, line.scalar] += line.bytes
             found += _wire(context, each, promised)
-        if contract.host_bytes is not None:
-            found += _host(context, each, contract.host_bytes)
+        for copied in contract.host_bytes or ():
+            if copied.role in ("", each.program.role):
+                found += _host(context, each, copied)
         if contract.file_bytes is not None:
             moved = moved_by(each.program)
             for verb, size, said in (

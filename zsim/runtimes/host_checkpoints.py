@@ -8,7 +8,7 @@ pageable memory, for which the host waits (`CheckpointFunction` in
 `runtime/activation_checkpointing/checkpointing.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
@@ -40,7 +40,8 @@ class HostStore(CheckpointStore):
 class CopiedCheckpoints(Checkpoints):
     """Checkpoints that go out where a block begins, and come back where it is run again.
 
-    The host `waits` for copies with memory that is not pinned.
+    The host `waits` for copies with memory that is not pinned. What `stays` on the device although
+    it was copied is not given back, as what a stage of a pipeline was sent.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class CopiedCheckpoints(Checkpoints):
         *,
         visits: Sequence[UnitVisit],
         waits: bool = False,
+        stays: Set[str] = frozenset(),
     ) -> None:
         store = HostStore(writer, model, strategy, pinned=not waits)
         super().__init__(writer, model, strategy, store)
         self._waits = waits
+        self._stays = stays
         self._given: dict[int, tuple[str, ...]] = {}
         first = 0
         for visit in visits:
@@ -74,7 +77,7 @@ class CopiedCheckpoints(Checkpoints):
     def put_away(self, visit: UnitVisit, last: str) -> None:
         """Forget what the host has by now."""
         del last
-        self.writer.free(*visit.parts)
+        self.writer.free(*(value for value in visit.parts if value not in self._stays))
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
         """Return nothing: what follows on the compute stream comes after the copy."""

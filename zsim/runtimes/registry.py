@@ -108,8 +108,12 @@ def copied_bytes(model: Model, strategy: Strategy) -> CopiedBytes:
     return CopiedBytes() if copied is None else copied(model, strategy)
 
 
-def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
-    """Return by closed form what a rank copies to its host in a step, and from there."""
+def host_bytes(model: Model, strategy: Strategy) -> tuple[HostBytes, ...]:
+    """Return by closed form what a rank copies to its host in a step, and from there, by role.
+
+    Raises:
+        ModelError: the units do not fill the stages of a pipeline.
+    """
     return closed_form.host_bytes(model, strategy, runtime_of(strategy).volume(strategy))
 
 

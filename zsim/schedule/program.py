@@ -286,10 +286,11 @@ class WireBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBytes:
-    """Bytes that one rank copies in a step from its device to the host's memory, and back."""
+    """Bytes that one rank of a role copies in a step from its device to the host, and back."""
 
     to_host: int = 0
     from_host: int = 0
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +308,9 @@ class Contract:
     `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
     Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.
     `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
-    promised volume of a step, of every role that they name or of all, `host_bytes` what it copies
-    between device and host, `file_bytes` what it reads and writes on NVMe; of a branch, `otherwise`
-    counts. What is left out is not promised.
+    promised volume of a step, of every role that they name or of all, and `host_bytes` what it
+    copies between device and host; `file_bytes` is what it reads and writes on NVMe. Of a branch,
+    `otherwise` counts. What is left out is not promised.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()
@@ -318,7 +319,7 @@ class Contract:
     data_axes: tuple[str, ...] = ("data",)
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
-    host_bytes: HostBytes | None = None
+    host_bytes: tuple[HostBytes, ...] | None = None
     file_bytes: FileBytes | None = None
 
     @property

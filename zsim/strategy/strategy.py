@@ -175,8 +175,6 @@ class Strategy(Table):
             yield from self._against_moved("true needs activations.checkpointing = full")
         if self.layers_on_host:
             yield from self._against_layers_on_host()
-        if activations.checkpointing is Checkpointing.FULL and pipeline > 1:
-            yield from self._against_moved(f"true is not modelled for pipeline = {pipeline}")
         if activations.partition and pipeline > 1:
             why = f"true is not modelled for pipeline = {pipeline}"
             yield refusal("activations.partition", None, why)

@@ -9,6 +9,7 @@ its own while threads of the host update theirs.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from zsim.dtype import DType
 from zsim.model.model import ModelError
@@ -17,7 +18,8 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, FROM_HOST, HOST_POOL, POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Buckets
+from zsim.strategy.zero_knobs import FusedBuffers
+from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.offloaded_optimizer import HostOptimizerStep
 from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 
@@ -33,19 +35,33 @@ def kept_on_device(buckets: Buckets, strategy: Strategy) -> frozenset[int]:
         return frozenset()
     total = sum(bucket.padded for bucket in buckets.trained)
     found: list[int] = []
-    held = 0
+    held, most = 0, Fraction(str(share)) * total  # as it is written: 0.29 * 100 < 29 in floats
     for bucket in buckets.trained:
         held += bucket.padded
-        if held > share * total:
+        if held > most:
             break
         found.append(bucket.index)
     if not found and buckets.trained:
-        first = buckets.trained[0].padded / total
-        raise ModelError(
-            f"offload.device_share: {share} keeps nothing on the device, the first bucket is "
-            f"{first:.3g} of all; a smaller zero.bucket_elements cuts finer"
-        )
+        raise ModelError(_too_little(buckets.trained[0], total, strategy))
     return frozenset(found)
+
+
+def _too_little(first: Bucket, total: int, strategy: Strategy) -> str:
+    """Return that the share is less than the first bucket of all, and what is allowed."""
+    given = f"offload.device_share: {strategy.offload.device_share:g}"
+    scale = 10 ** len(str(100 * total // first.padded))  # three digits or four are told
+    least = Fraction(-(-first.padded * scale // total), scale)
+    if len(first.layout.pieces) == 1:
+        remedy = ""
+    elif strategy.zero.fused_buffers is FusedBuffers.MODEL:
+        remedy = "; zero.fused_buffers = constant makes several"
+    else:
+        remedy = "; a smaller zero.bucket_elements may make that less"
+    if least >= 1:
+        why = f"the first bucket is {first.padded / total:.3g} of all that is trained"
+        return f"{given} keeps nothing on the device: {why}{remedy}"
+    why = f"must be 0 or at least {float(least):g}, what the first bucket is of all that is trained"
+    return f"{given} {why}{remedy}"
 
 
 class TwinFlowStep(HostOptimizerStep):

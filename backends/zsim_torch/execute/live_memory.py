@@ -31,15 +31,14 @@ class MemorySetting:
     """Settings of memory: its device, its observer, and whether unused memory is poisoned.
 
     `making` marks what is allocated inside it as the executor's own; `on_home` makes a stream
-    current for an allocation. `pools` are those of the host and on NVMe; `on_host` is told of each
-    tensor in host memory. Without `is_observed`, `making` marks nothing.
+    current for an allocation. `pools` are those of the host and on NVMe. Without `is_observed`,
+    `making` marks nothing.
     """
 
     device: torch.device
     making: Callable[[], AbstractContextManager[None]]
     on_home: Callable[[str], AbstractContextManager[None]]
     pools: HostPools
-    on_host: Callable[[torch.Tensor], None]
     poison: bool = False
     is_observed: bool = True
 
@@ -88,7 +87,7 @@ class LiveMemory:
             held = self._held[name] = self.setting.pools.take(buffer.pool, buffer.size_bytes)
             if isinstance(held, HostBlock):
                 made = self._flat[name] = held.tensor(buffer.elements, TORCH_DTYPE[buffer.dtype])
-                self.setting.on_host(made)
+                see_taken(made, on_host=True)
         else:
             self._flat[name] = self._take(buffer)
 

@@ -68,7 +68,6 @@ class Bench:
             making=self.observer.executor if self.observer else _unwatched,
             on_home=self.streams.on,
             pools=self.pools,
-            on_host=self.observer.see_host if self.observer else _ignored,
             poison=poison.generator is not None,
             is_observed=self.observer is not None,
         )
@@ -117,10 +116,6 @@ class Bench:
             self.communicators.close()
         else:
             self.pools.close()
-
-
-def _ignored(_: torch.Tensor) -> None:
-    pass
 
 
 def _unwatched() -> AbstractContextManager[None]:

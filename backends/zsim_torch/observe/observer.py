@@ -241,13 +241,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.traffic.see_exchange(exchange)
         return lambda: None
 
-    def see_memory(self, tensor: torch.Tensor) -> None:
-        """Note memory that was taken, perhaps by no operator."""
-        self.meter.see(tensor, self._maker)
-
-    def see_host(self, tensor: torch.Tensor) -> None:
-        """Note memory of a pool of the host: it is not of the device, whatever looks at it."""
-        self.meter.see(tensor, Maker.HOST)
+    def see_memory(self, tensor: torch.Tensor, *, on_host: bool) -> None:
+        """Note memory that was taken: of the host it is not of the device, whoever looks at it."""
+        self.meter.see(tensor, Maker.HOST if on_host else self._maker)
 
     @contextmanager
     def executor(self) -> Generator[None]:

@@ -266,8 +266,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             opened = self._hand_over(shared, exchange.source, exchange.target)
         return partial(self._finish, [opened])
 
-    def see_memory(self, tensor: torch.Tensor) -> None:
+    def see_memory(self, tensor: torch.Tensor, *, on_host: bool) -> None:
         """Note memory that is taken here, though an operator may have been given it before."""
+        del on_host  # storages are told apart by their pointers
         number = self._number(tensor, made=self._tick)
         if number is not None and self._storages[number].made is None:
             self._storages[number] = replace(self._storages[number], made=self._tick)

@@ -34,8 +34,8 @@ class Watcher(Protocol):
         """Note one that is handed over; what is returned is called when its target is whole."""
         ...
 
-    def see_memory(self, tensor: torch.Tensor) -> None:
-        """Note memory that was taken, perhaps by no operator."""
+    def see_memory(self, tensor: torch.Tensor, *, on_host: bool) -> None:
+        """Note memory that was taken, perhaps by no operator, of the device or of the host."""
         ...
 
 
@@ -62,10 +62,10 @@ def seen(exchange: Exchange) -> list[Callable[[], object]]:
     return [watcher.see_exchange(exchange) for watcher in _watching]
 
 
-def see_taken(tensor: torch.Tensor) -> None:
-    """Tell all who watch of memory that was taken."""
+def see_taken(tensor: torch.Tensor, *, on_host: bool = False) -> None:
+    """Tell all who watch of memory that was taken, on the device or in a pool of the host."""
     for watcher in _watching:
-        watcher.see_memory(tensor)
+        watcher.see_memory(tensor, on_host=on_host)
 
 
 def unwatched() -> AbstractContextManager[object]:

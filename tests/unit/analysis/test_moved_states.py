@@ -87,6 +87,12 @@ def test_checkpoints_go_to_the_host_by_the_option_of_the_runtime(
     assert moved_checkpoints(*settings, full, option) == []
 
 
+def test_stages_of_a_pipeline_are_offered_checkpoints_on_the_host() -> None:
+    staged = ("zero.emulate=fsdp2", "parallel.pipeline=2", "train.gradient_accumulation_steps=2")
+    full, option = "activations.checkpointing=full", "zero.fsdp2.offload_wrapper=true"
+    assert moved_checkpoints(*staged) == [(full, option)]
+
+
 def test_runtimes_that_keep_checkpoints_on_the_device_are_offered_nothing() -> None:
     for runtime in ("megatron", "nanotron"):
         assert moved_checkpoints(f"zero.emulate={runtime}", "zero.stage=1") == []

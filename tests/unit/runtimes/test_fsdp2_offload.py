@@ -3,6 +3,7 @@
 import pytest
 from fsdp_copies import issued, joined, recorded
 from fsdp_order import SHAPE
+from staged_fsdp import copies_of_stage
 
 from zsim.config_error import ConfigError
 from zsim.model.gpt import gpt
@@ -67,6 +68,30 @@ def test_checkpoints_go_to_the_host_and_come_back_where_offload_wrapper_copies_t
     copies = [each.kind for each in theirs if each.kind in {"to_host", "to_device"}]
     assert len(copies) >= 2 * SHAPE.layers * micro_batches
     assert joined(issued(of_gpt(made))) == theirs
+
+
+@pytest.mark.parametrize(
+    ("said", "precision"),
+    [
+        ({"reshard_after_forward": False}, "bf16"),
+        ({"reshard_after_forward": True}, "fp32"),
+        ({"reshard_after_forward": False, "pipeline_schedule": "Interleaved1F1B"}, "bf16"),
+    ],
+)
+def test_checkpoints_of_stages_go_and_come_back_where_offload_wrapper_copies_them(
+    said: dict[str, object], precision: str
+) -> None:
+    made = strategy(3 if "pipeline_schedule" not in said else 2, precision).but(
+        {
+            "activations.checkpointing": "full",
+            "parallel.pipeline": 2,
+            "zero.emulate": FSDP2.model_validate({**said, "offload_wrapper": True}),
+        }
+    )
+    for stage in range(2):
+        ours, theirs = copies_of_stage(made, stage)
+        assert {"to_host", "to_device"} <= {each.kind for each in theirs}
+        assert ours == theirs
 
 
 def waits(made: Strategy) -> int:

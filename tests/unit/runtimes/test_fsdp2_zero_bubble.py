@@ -54,6 +54,8 @@ def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
             4,
         ),
         (strategy_of(3, 3, SPLIT.but(pipeline_stages_per_rank=4)).but({"parallel.data": 2}), 10),
+        # a chunk is gathered anew between its first part and its second
+        (strategy_of(4, 1, SPLIT.but(pipeline_stages_per_rank=4)), 14),
         (strategy_of(2, 2, SPLIT).but({"train.precision": Precision.FP64}), 4),
         (strategy_of(2, 1, IN_V).but({"train.clip_norm": None}), 4),
         (strategy_of(2, 2, SPLIT.but(reduce_dtype=None)).but({"parallel.tensor": 2}), 4),

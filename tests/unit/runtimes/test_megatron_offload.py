@@ -70,7 +70,7 @@ def test_a_step_is_proved_and_copies_what_layers_keep(
     model, made, _ = written(strategy)
     assert check(made, model) == ()
     once = 2 * layers * kept_by_layer(model)  # two micro-batches
-    assert host_bytes(model, strategy) == HostBytes(to_host=once, from_host=once)
+    assert host_bytes(model, strategy) == (HostBytes(to_host=once, from_host=once),)
 
 
 def places(program: Program, verb: str) -> Iterator[tuple[str, str]]:
@@ -135,7 +135,7 @@ def test_copies_take_time_where_pcie_is_slow() -> None:
     slow = replace(found, pcie_link=replace(found.pcie_link, bytes_per_s=10**6), copies=None)
     model, made, _ = written(strategy_of(4))
     job = Job(schedule=made, model=model, cluster=slow, steps=2)
-    moved = host_bytes(model, strategy_of(4))
+    (moved,) = host_bytes(model, strategy_of(4))
     step = summary(job, SimBackend().run(job, seed=0)).step_time_s
     assert step >= (moved.to_host + moved.from_host) / 10**6
 
@@ -171,7 +171,7 @@ def test_small_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = strategy_of(2)
     model, made, _ = written(strategy)
     assert check(made, model) == ()
-    assert host_bytes(model, strategy) == HostBytes(to_host=0, from_host=0)
+    assert host_bytes(model, strategy) == (HostBytes(to_host=0, from_host=0),)
 
 
 def test_real_ranks_refuse_it_in_one_line() -> None:

@@ -52,6 +52,7 @@ FOUR_BLOCKS = replace(SMALL_GPT, layers=4)
 CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)
 FSDP2_CHUNKS = FSDP2(reshard_after_forward=False, pipeline_schedule=PipelineSchedule.INTERLEAVED)
 FSDP2_SPLIT = FSDP2_CHUNKS.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
+MOVING = FSDP2(reshard_after_forward=False, offload_wrapper=True)
 PARTS = Megatron(scatter_gather_tensors_in_pipeline=True)
 TWO_RANKS = {
     "stage 3, tensor 2": AxesCase(
@@ -110,6 +111,20 @@ TWO_RANKS = {
         on(FSDP2_OF_STAGES, pipeline=2, emulate=FSDP2_SPLIT, clip_norm=0.1),
         witness=True,
     ),
+    "FSDP2, 2 stages, checkpoints on the host": AxesCase(
+        DEEP_LLAMA,
+        on(FSDP2_OF_STAGES.but(FULL), pipeline=2, emulate=MOVING, clip_norm=0.1),
+        witness=True,
+    ),
+    "FSDP2, 2 stages of 2 chunks, checkpoints on the host": AxesCase(
+        FOUR_BLOCKS,
+        on(
+            FSDP2_OF_STAGES.but(FULL),
+            pipeline=2,
+            emulate=FSDP2_CHUNKS.but(offload_wrapper=True),
+        ),
+        poison=True,
+    ),
     "FSDP2, 2 stages in a V": AxesCase(
         FOUR_BLOCKS,
         on(
@@ -167,6 +182,11 @@ FOUR_RANKS = {
     ),
     "FSDP2, 2 stages of 2 chunks, 2 replicas": AxesCase(
         FOUR_BLOCKS, on(FSDP2_OF_STAGES, data=2, pipeline=2, emulate=FSDP2_CHUNKS), witness=True
+    ),
+    "FSDP2, 2 stages, 2 replicas, checkpoints on the host": AxesCase(
+        DEEP_LLAMA,
+        on(FSDP2_OF_STAGES.but(FULL), data=2, pipeline=2, emulate=MOVING),
+        witness=True,
     ),
     "FSDP2, 2 stages, tensor 2": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_STAGES, tensor=2, pipeline=2, clip_norm=0.1), witness=True

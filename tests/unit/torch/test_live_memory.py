@@ -154,7 +154,6 @@ def memory_of_one() -> LiveMemory:
         making=nullcontext,
         on_home=lambda _: nullcontext(),
         pools=HostPools(schedule, program, folder=Path(), device=torch.device("cpu"), poison=False),
-        on_host=lambda _: None,
         poison=False,
     )
     return LiveMemory(schedule, program, schedule.mesh.coordinates(0), setting)

@@ -83,7 +83,7 @@ def test_each_link_carries_each_checkpoint_once_each_way(*, partition: bool) -> 
     )
     moved = 3 * LAYERS * CHECKPOINT_BYTES // (2 if partition else 1)
     contract = make_schedule(model(wanted), wanted).contract
-    assert contract.host_bytes == HostBytes(to_host=moved, from_host=moved)
+    assert contract.host_bytes == (HostBytes(to_host=moved, from_host=moved),)
     assert contract.file_bytes == FileBytes(read=moved, written=moved)
     assert check(make_schedule(model(wanted), wanted), model(wanted)) == ()
 

@@ -169,7 +169,7 @@ def test_a_block_that_is_run_again_is_checkpointed_once() -> None:
     model = model_of(one)
     moved = make_schedule(model, one).contract.host_bytes
     assert moved is not None
-    assert moved.to_host == 2 * model.values["block0/output"].size_bytes
+    assert moved[0].to_host == 2 * model.values["block0/output"].size_bytes
 
 
 @pytest.mark.parametrize(

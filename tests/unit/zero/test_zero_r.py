@@ -178,7 +178,7 @@ def test_host_traffic_that_is_not_as_promised_is_found() -> None:
     made = make_schedule(subject, CPU)
     promised = made.contract.host_bytes
     assert promised is not None
-    lying = replace(made.contract, host_bytes=replace(promised, from_host=1))
+    lying = replace(made.contract, host_bytes=(replace(promised[0], from_host=1),))
     found = {each.operation for each in check(replace(made, contract=lying), subject)}
     assert found == {"contract/host_bytes", "host/from_host"}
 

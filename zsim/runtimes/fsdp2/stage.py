@@ -19,6 +19,7 @@ from zsim.model.pipeline_stages import Chunk, Stage
 from zsim.runtimes.fsdp2.gather import COPY_IN
 from zsim.runtimes.fsdp2.order import Action, Reshard, Unshard, WeightTask
 from zsim.runtimes.fsdp2.schedule import FSDP2Step, padded_rows, shards
+from zsim.runtimes.host_checkpoints import CopiedCheckpoints
 from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 from zsim.runtimes.stage_messages import StageMessages
 from zsim.runtimes.waiting_writer import WaitingWriter
@@ -28,6 +29,7 @@ from zsim.schedule.mesh import Group, Span
 from zsim.schedule.operation import Edge, Previous
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import numbered
 from zsim.zero.micro_batch_slots import ChunkSlot, SlotForwardBackward, chunk_slots
@@ -87,8 +89,10 @@ class FSDP2Stage(FSDP2Step):
             keeps_received=True,
             kind=self.visits_of_slot,
         )
-        for slot in (each for own in slots for each in own):
-            slot.passes.elsewhere = self.gathers.places
+        for own in zip(*slots, strict=True):
+            own[0].passes.elsewhere = self.gathers.places
+            if strategy.checkpoint_tier is MemoryTier.HOST:
+                self._move_checkpoints(own)
         self.messages = StageMessages(self.writer, slots)
         self._wrapped = [self._groups_of(chunk) for chunk in stage.chunks]
         self._under_way: dict[tuple[Task, bool], str] = {}
@@ -96,6 +100,20 @@ class FSDP2Stage(FSDP2Step):
         self._gradient: Task | None = None
         self._times = Counter[str]()
         self._last_update = update_path(self.kept.trained[-1], strategy, has_master=False)
+
+    def _move_checkpoints(self, chunks: Sequence[ChunkSlot]) -> None:
+        """Let a micro-batch keep what blocks are given in the host's memory until their backward.
+
+        What the stage was sent stays on the device as well: `_RecvInfo.buffer` holds it.
+        """
+        passes = chunks[0].passes
+        passes.checkpoints = CopiedCheckpoints(
+            self.writer,
+            passes.model,
+            self.strategy,
+            visits=[visit for chunk in chunks for visit in chunk.forward],
+            stays={chunk.given.name for chunk in chunks if chunk.given is not None},
+        )
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -203,14 +221,14 @@ class FSDP2Stage(FSDP2Step):
     def before_reduction(self, bucket: int) -> None:
         """Add up what is left of a bucket: nothing, where each backward does it."""
 
-    def _enter(self, task: Task) -> ChunkSlot:
-        """Go on with a micro-batch; return its slot."""
+    def _enter(self, task: Task, part: str = "") -> ChunkSlot:
+        """Go on with a micro-batch, in a `part` of its task if it has several; return its slot."""
         slot = self.messages.slot_of(task)
         self.passes = slot.passes
         self.enter(task.micro_batch)
         self.root, self.order = self._wrapped[task.chunk]
         self.last_unit = self.stage.chunks[task.chunk].units[-1]
-        self.writer.prefix = self.messages.path(task)
+        self.writer.prefix = f"{self.messages.path(task)}{part}"
         # _assert_unsharded: wait_for_unshard of all groups
         for bucket in self._buckets_of(task.chunk):
             self.gathers.copy_out(bucket, forward=False)

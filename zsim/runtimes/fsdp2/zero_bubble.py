@@ -40,9 +40,9 @@ class ZeroBubbleStage(FSDP2Stage):
         # FSDPParamGroup.post_backward: accumulate_unsharded_grad_if_needed of each parameter
         self.reductions.add_up_left(bucket)
 
-    def _enter(self, task: Task) -> ChunkSlot:
+    def _enter(self, task: Task, part: str = "") -> ChunkSlot:
         """Go on with a micro-batch, whose gradients of parameters have buffers of their own."""
-        slot = super()._enter(task)
+        slot = super()._enter(task, part)
         self.reductions.passes = slot.passes
         return slot
 
@@ -70,7 +70,7 @@ class ZeroBubbleStage(FSDP2Stage):
         """Run the second part, in the order of forward; on the first stage all of backward."""
         # backward_weight_one_chunk
         backward = Task(Direction.BACKWARD, task.chunk, task.micro_batch)
-        slot, path = self._enter(backward), self.messages.path(backward)
+        slot, path = self._enter(backward, "/weights"), self.messages.path(backward)
         if slot.given is None:
             self._whole_backward(slot, backward)
         else:
