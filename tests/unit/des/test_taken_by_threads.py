@@ -1,6 +1,7 @@
 """Threads of a host that carry the bytes of a collective take from kernels that it runs beside."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ def that_take(share: float) -> MeasuredTimes:
     )
 
 
-def step_ps(made: Job, times: MeasuredTimes, share: float = 0.0) -> int:
+def step_ps(made: Job, times: MeasuredTimes, share: Fraction = Fraction(0)) -> int:
     where = cluster(times)
     where = replace(where, gpu=replace(where.gpu, collective_share=share))
     ends = SimBackend().step_ends_ps(replace(made, cluster=where))
@@ -74,15 +75,17 @@ def test_what_takes_less_than_it_is_waited_for_takes_nothing(stage: int) -> None
 
 def test_where_it_was_measured_the_one_share_of_all_collectives_says_nothing() -> None:
     made, times = job(3), that_take(2.0)
-    assert step_ps(made, times, share=0.5) == step_ps(made, times)
-    assert step_ps(made, TIMES, share=0.5) > step_ps(made, TIMES)
+    assert step_ps(made, times, share=Fraction(1, 2)) == step_ps(made, times)
+    assert step_ps(made, TIMES, share=Fraction(1, 2)) > step_ps(made, TIMES)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_device_beside_its_host_loses_nothing_to_threads(stage: int) -> None:
     made = job(stage)
     beside, before = (replace(times, runs_on_host=False) for times in (that_take(3.0), TIMES))
-    assert step_ps(made, beside, share=0.25) == step_ps(made, before, share=0.25)
+    assert step_ps(made, beside, share=Fraction(1, 4)) == step_ps(
+        made, before, share=Fraction(1, 4)
+    )
 
 
 def test_what_is_taken_is_given_for_each_size() -> None:
