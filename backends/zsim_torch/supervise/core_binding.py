@@ -3,7 +3,8 @@
 A collective wakes threads of Gloo on every rank, one after the other, and each of them the next.
 Linux likes to run who is woken where its waker runs. So without binding the threads that compute of
 two ranks come to stand on one core, and stay: beside other work, two ranks on two cores were on the
-same one for 98 % of the time in which both computed. Launchers of MPI bind ranks for the same reason (Open MPI's mpirun(1), "--bind-to").
+same one for 98 % of the time in which both computed. Launchers of MPI bind ranks for the same
+reason (Open MPI's mpirun(1), "--bind-to").
 """
 
 import os
