@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,18 @@ def sum_of_ranks() -> float:
 
 def place_and_threads() -> tuple[int, int, int]:
     return distributed.get_rank(), distributed.get_world_size(), torch.get_num_threads()
+
+
+def cores_of_threads() -> list[tuple[str, tuple[int, ...]]]:
+    """Return the names of this process's threads, and the cores that each may run on."""
+    sum_of_ranks()  # Gloo has all its threads
+    own = threading.get_native_id()
+    found: list[tuple[str, tuple[int, ...]]] = []
+    for task in Path("/proc/self/task").iterdir():
+        number = int(task.name)
+        name = "main" if number == own else (task / "comm").read_text().strip()
+        found.append((name, tuple(sorted(os.sched_getaffinity(number)))))
+    return found
 
 
 def pid_after_child() -> int:

@@ -4,6 +4,11 @@ A collective takes two things from kernels. Its own kernel occupies some multipr
 the rank reaches it, for it waits there for its peers, until it ends; products of matrices have that
 many fewer. And while its bytes move they pass the memory of the GPU; kernels that only move memory
 have so much less of its bandwidth.
+
+A host that runs kernels itself has threads that carry the bytes. They work for as long as was
+measured that kernels lose to them, from when the rank has reached the collective, and share its
+cores with kernels evenly. Where none runs, as the host waits for the collective, they take nothing
+from any; what they have left to do when it has ended they take from the next one.
 """
 
 from collections.abc import Callable
@@ -42,6 +47,12 @@ def _parts_of(bytes_per_s: Fraction, memory_bytes_per_s: int) -> int:
     return round(bytes_per_s * PARTS / memory_bytes_per_s)
 
 
+def takes_from_kernels(gpu: Gpu) -> bool:
+    """Return whether a collective takes anything from kernels beside it."""
+    measured = gpu.measured
+    return bool(gpu.collective_share) or (measured is not None and measured.takes_from_host)
+
+
 class Beside:
     """The kernels and collectives of one rank, from change to change.
 
@@ -51,7 +62,9 @@ class Beside:
 
     def __init__(self, agenda: Agenda, gpu: Gpu) -> None:
         self._agenda = agenda
-        self._share = round(gpu.collective_share * PARTS)
+        measured = gpu.measured
+        self.has_threads = measured is not None and measured.takes_from_host
+        self._share = 0 if self.has_threads else round(gpu.collective_share * PARTS)
         self._memory_bytes_per_s = gpu.memory_bytes_per_s
         self._collectives = 0
         self._traffic = 0
@@ -71,6 +84,11 @@ class Beside:
     def come(self) -> None:
         """Let a collective occupy its multiprocessors from now on."""
         self._change(1, 0)
+
+    def carry(self, time_ps: int) -> None:
+        """Let threads of the host that carry bytes work for `time_ps` from now on."""
+        if time_ps:
+            self.kernel(time_ps, 0, _nothing)
 
     def move(self, bytes_per_s: Fraction, before: int) -> int:
         """Let a collective that has come take `bytes_per_s` of the memory's bandwidth from now on.
@@ -138,3 +156,7 @@ class Beside:
         self._arm()
         for kernel in ended:
             kernel.ended(self.now_ps())
+
+
+def _nothing(_: int) -> None:
+    """Nobody waits for threads that carry bytes."""

@@ -28,8 +28,9 @@ class Enqueue:
 
     In `moving_ps` of its `time_ps` kernels run that only move memory; 0 where no collective can
     take anything from them.
-    `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
-    is what passes the host side of the node: a copy to or from it, a kernel on its threads.
+    `members` are the operations of a communicator, with the bytes that each rank sends; `taken_ps`
+    is what they take from kernels of a host that runs these itself. `carries` is what passes the
+    host side of the node: a copy to or from it, a kernel on its threads.
     """
 
     slot: int
@@ -42,6 +43,7 @@ class Enqueue:
     operation: StreamOperation | None
     members: tuple[tuple[Communication, int], ...]
     carries: Carried | None = None
+    taken_ps: int = 0
 
     @property
     def is_recorded(self) -> bool:

@@ -11,6 +11,7 @@ from zsim.network.volume import ring_equivalent_bytes
 from zsim.schedule.operation import (
     Allocate,
     Branch,
+    CollectiveOperation,
     Communication,
     Compute,
     Copy,
@@ -232,7 +233,21 @@ class _Lowering:
             self._launch_ps(operation),
             operation,
             tuple([self._member(member) for member in members]) if members else (),
+            None,
+            self._taken_ps_of(members) if self._runs and members else 0,
         )
+
+    def _taken_ps_of(self, members: tuple[Communication, ...]) -> int:
+        """Return what `members` take from kernels of a host that runs these itself."""
+        times = self._gpu.measured
+        assert times is not None
+        taken_s = 0.0
+        for member in members:
+            ranks = self._sizes[member.group]
+            if ranks > 1 and isinstance(member, CollectiveOperation):
+                size_bytes = member.whole.size * member.wire.size_bytes
+                taken_s += times.taken_s(member.name, ranks, size_bytes)
+        return round(taken_s * PICOSECONDS_PER_SECOND)
 
     def _member(self, member: Communication) -> tuple[Communication, int]:
         return member, ring_equivalent_bytes(member, self._sizes[member.group])

@@ -10,7 +10,7 @@ from zsim.cluster.cluster import Gpu
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Operation
 from zsim_des.engine.arrival import Key
-from zsim_des.engine.gpu_sharing import Beside
+from zsim_des.engine.gpu_sharing import Beside, takes_from_kernels
 from zsim_des.engine.host_issue import Courses, IssueStretch, Item
 from zsim_des.engine.instruction import Ask, Choose
 from zsim_des.engine.memory_wait import AskedMemory, Awaited
@@ -62,7 +62,7 @@ class Rank:
         self._going: Iterator[Awaited | int] = iter(())
         self._awaited: Awaited | None = None
         self._has_ended = False
-        beside = Beside(agenda, gpu) if gpu is not None and gpu.collective_share else None
+        beside = Beside(agenda, gpu) if gpu is not None and takes_from_kernels(gpu) else None
         changes = pace is not None or durations is not None
         self._streams = [
             Stream(

@@ -230,8 +230,10 @@ class Stream:
 
     def _meet(self, batch: EntryBatch, item: Item, ready_ps: int) -> None:
         """Come to where the others are, and stand there until it is done."""
-        if self._beside is not None:
-            self._beside.come()
+        beside = self._beside
+        if beside is not None:
+            beside.come()
+            beside.carry(item.what.taken_ps)
         self.entry = Arrival(
             self._rank_class,
             item.what.name,
@@ -240,7 +242,7 @@ class Stream:
             batch.keys.get(item.slot, ALONE),
             self._met,
             ready_ps,
-            None if self._beside is None else self._move,
+            None if beside is None or beside.has_threads else self._move,
         )
         self._rendezvous.come(self.entry)
 

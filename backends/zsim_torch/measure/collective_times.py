@@ -2,8 +2,8 @@
 
 Between two collectives every rank computes for a moment. So the thread that carries bytes has gone
 to sleep, caches hold something else, and ranks arrive at slightly different times, as in training.
-Every second round asks what a host has to do with an end that has come long before: the streams of
-a training wait for it then.
+On processors other rounds ask what a host has to do with an end that has come long before, for
+which the streams of a training wait then, and what kernels lose that the host runs meanwhile.
 """
 
 import time
@@ -26,19 +26,20 @@ from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.measure.time_budget import TimeBudget
 from zsim_torch.supervise.progress_record import note
 
-ROUNDS: Final = 6
+ROUNDS: Final = 9
 """Each collective is issued so often, or more often if there is time; of the first is none told."""
 
-ROUNDS_LEAST: Final = 2
-"""However late it is: one that is timed, and one in which its end is looked for."""
+ROUNDS_LEAST: Final = 3
+"""However late it is: one that is timed, one in which its end is looked for, one beside kernels."""
 
 POLL_S: Final = 2e-5
 BETWEEN: Final = 192
 """Extent of the products between collectives: some hundred microseconds on a core."""
 
-OVERLAPS: Final = 9
+BESIDE_TIMES, BESIDE_S = 2, 2e-3
+"""Kernels run beside a collective for so often its time alone, and so many seconds more."""
+
 SHORTEST_S: Final = 1e-6
-SHARE_MAX: Final = 0.9
 PAIR: Final = "send_receive"
 """A send to one rank, and its receive."""
 
@@ -53,6 +54,7 @@ class CollectiveSample:
             that all processes of a machine share.
         landing_s: median seconds of the host to learn of an end that has come; None of a device
             beside its host, and of messages, whose end Gloo tells to who waits alone.
+        lost_s: median seconds that kernels lose which the host runs beside it; None likewise.
     """
 
     collective: str
@@ -61,6 +63,7 @@ class CollectiveSample:
     handed_s: tuple[float, ...]
     ended_s: tuple[float, ...]
     landing_s: float | None = None
+    lost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +82,24 @@ def collective_samples(
     device = watch.device
     asynchronous = device.type == "cpu"
     square = torch.ones(BETWEEN, BETWEEN, device=device)
+    kernels = _Kernels(watch, square)
     collectives = tuple(_collectives(device, ladder.tensors, asynchronous=asynchronous))
     taken: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     landed: dict[tuple[str, int], list[float]] = {}
+    lost: dict[tuple[str, int], list[float]] = {}
     rounds, goes_on = 0, True
     while goes_on:
         note(f"measuring collectives, round {rounds}")
         for each in collectives:
             torch.mm(square, square)
             watch.settle()
-            if asynchronous and rounds % 2 and each.name != PAIR:
-                landed.setdefault((each.name, each.size_bytes), []).append(_landing_s(each))
+            key, asks = (each.name, each.size_bytes), rounds % 3
+            if asynchronous and asks and each.name != PAIR:
+                if asks == 1:
+                    landed.setdefault(key, []).append(_landing_s(each))
+                else:
+                    start, _, end = taken[key][-1]
+                    lost.setdefault(key, []).append(kernels.lost_s(each, end - start))
                 continue
             start = time.perf_counter()
             work = each.issue()
@@ -98,7 +108,7 @@ def collective_samples(
                 work.wait()
             watch.settle()
             times = (start, handed, time.perf_counter())
-            taken.setdefault((each.name, each.size_bytes), []).append(times)
+            taken.setdefault(key, []).append(times)
         rounds += 1
         goes_on = bool(agreed(rounds < ROUNDS_LEAST or not budget.is_over, device))
     budget.note("collectives", rounds, ROUNDS)
@@ -111,6 +121,7 @@ def collective_samples(
             handed_s=tuple(handed for _, handed, _ in times[warm:]),
             ended_s=tuple(ended for _, _, ended in times[warm:]),
             landing_s=median(landed[name, size]) if (name, size) in landed else None,
+            lost_s=median(lost[name, size]) if (name, size) in lost else None,
         )
         for (name, size), times in taken.items()
     )
@@ -145,6 +156,40 @@ def _landing_s(collective: _Collective) -> float:
     start = time.perf_counter()
     streams.host_waits((collective.name,))
     return time.perf_counter() - start
+
+
+class _Kernels:
+    """Kernels that a host runs beside collectives."""
+
+    def __init__(self, watch: Stopwatch, square: Tensor) -> None:
+        self._watch = watch
+        self._square = square
+        self._each_s = self._taken_s(20) / 20
+
+    def lost_s(self, collective: _Collective, alone_s: float) -> float:
+        """Return what they lose to `collective`, which takes `alone_s`, once it is handed over.
+
+        They lose no more than other threads of the rank work meanwhile: the rest they lose to other
+        programs.
+        """
+        count = max(1, round((BESIDE_TIMES * alone_s + BESIDE_S) / self._each_s))
+        distributed.barrier()
+        self._each_s = min(self._each_s, self._taken_s(count) / count)
+        distributed.barrier()
+        work = collective.issue()
+        begin_s = _others_s()
+        beside_s = self._taken_s(count)
+        work.wait()
+        return max(0.0, min(beside_s - count * self._each_s, _others_s() - begin_s))
+
+    def _taken_s(self, count: int) -> float:
+        square = self._square
+        return self._watch.once_s(lambda: torch.mm(square, square), count) * count
+
+
+def _others_s() -> float:
+    """Return the processor time of all threads but this one."""
+    return time.process_time() - time.thread_time()
 
 
 def agreed(number: int, device: torch.device) -> int:
@@ -196,40 +241,3 @@ def _send_or_receive(tensor: Tensor, rank: int) -> object:
     if rank % 2 == 0:
         return distributed.isend(tensor, dst=rank + 1)
     return distributed.irecv(tensor, src=rank - 1)
-
-
-def taken_share(watch: Stopwatch, budget: TimeBudget, ladder: Ladder = LADDER) -> float | None:
-    """Return the share of a rank that a collective beside its kernels takes; None with one rank.
-
-    It is what kernels lose while a collective goes on, over the time that this takes alone.
-    """
-    if distributed.get_world_size() == 1 or watch.device.type != "cpu":
-        return None
-    tensor = torch.ones(ladder.overlapped_bytes // 4)
-    square = torch.ones(BETWEEN, BETWEEN)
-
-    def kernels(count: int) -> float:
-        return watch.once_s(lambda: torch.mm(square, square), count) * count
-
-    def alone() -> float:
-        start = time.perf_counter()
-        distributed.all_reduce(tensor, op=distributed.ReduceOp.AVG)
-        return time.perf_counter() - start
-
-    each = kernels(20) / 20
-    of_collective = median(alone() for _ in range(OVERLAPS))
-    longest = torch.tensor([3 * of_collective / each])
-    distributed.all_reduce(longest, op=distributed.ReduceOp.MAX)
-    count = max(4, min(2000, round(float(longest))))
-    lost: list[float] = []
-    while agreed(not lost or (len(lost) < OVERLAPS and not budget.is_over), watch.device):
-        distributed.barrier()
-        without = kernels(count)
-        distributed.barrier()
-        work = distributed.all_reduce(tensor, op=distributed.ReduceOp.AVG, async_op=True)
-        beside = kernels(count)
-        assert work is not None
-        work.wait()
-        lost.append((beside - without) / of_collective)
-    budget.note("kernels beside a collective", len(lost), OVERLAPS)
-    return min(SHARE_MAX, max(0.0, median(lost)))

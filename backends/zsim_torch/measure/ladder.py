@@ -17,7 +17,6 @@ class Ladder:
         steps: of each of these.
         copied_bytes: of a copy that measures memory.
         updated: parameters of an update by Adam.
-        overlapped_bytes: of the collective beside which kernels are timed: a bucket.
     """
 
     extents: tuple[int, ...] = (16, 64, 192, 512, 1024)
@@ -38,7 +37,6 @@ class Ladder:
     steps: int = 14
     copied_bytes: int = 2**26
     updated: int = 2**22
-    overlapped_bytes: int = 2**22
 
 
 LADDER: Final = Ladder()

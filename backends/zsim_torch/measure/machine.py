@@ -24,7 +24,7 @@ from zsim.cluster.profile.measured import (
     TimeCurve,
 )
 from zsim.dtype import DType
-from zsim_torch.measure.collective_times import PAIR, shared_s
+from zsim_torch.measure.collective_times import PAIR, SHORTEST_S, shared_s
 from zsim_torch.measure.cost_fit import (
     ReferenceTrace,
     fitted_costs,
@@ -42,6 +42,10 @@ DTYPES: Final = (DType.FP32, DType.BF16)
 LOCAL_RANKS: Final = 2
 LANDING_MOST: Final = 0.9
 """Part of a collective that its landing is at most, whatever the clock said of either."""
+
+SHARING, BUCKET_BYTES = "all_reduce", 2**22
+SHARE_MAX: Final = 0.9
+"""Where kernels lose more than that a collective takes alone, as small ones do, it says little."""
 
 NO_LINK: Final = (1e9, 0.0)
 """Bytes per second and latency of the link of a rank that is alone: nothing goes over it."""
@@ -107,7 +111,6 @@ def node_of_times(
     if pair is not None:
         bytes_per_s = pair.curve.sizes[-1] / pair.curve.seconds[-1]
         latency_s = pair.curve.seconds[0]
-    shares = [each.collective_share for each in found if each.collective_share is not None]
     of_node = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     copied = mean(each.copy_bytes_per_s for each in found)
     return MeasuredNode(
@@ -120,7 +123,7 @@ def node_of_times(
         flops_per_s={each.dtype: _rate(each) for each in times.products if not each.backward},
         link_bytes_per_s=bytes_per_s,
         link_latency_s=latency_s,
-        collective_share=median(shares) if shares else 0.0,
+        collective_share=share_of(times),
         host=MeasuredHost(
             memory_bytes=of_node,
             memory_bytes_per_s=ranks * copied,
@@ -132,6 +135,14 @@ def node_of_times(
         drives=_drives(drives),
         times=times,
     )
+
+
+def share_of(times: MeasuredTimes) -> float:
+    """Return the part of its time that an all-reduce of a bucket takes from kernels beside it."""
+    for each in times.collectives:
+        if each.collective == SHARING and each.taken is not None:
+            return min(SHARE_MAX, each.taken.at(BUCKET_BYTES) / each.curve.at(BUCKET_BYTES))
+    return 0.0
 
 
 def source_line(ranks: int, device: str) -> str:
@@ -217,6 +228,7 @@ def _mean_kernels(alike: Sequence[KernelTimes]) -> KernelTimes:
 def _collectives(found: Sequence[RankTimes]) -> tuple[CollectiveTimes, ...]:
     points: dict[str, dict[float, float]] = {}
     landings: dict[str, list[tuple[float, float]]] = {}
+    lost: dict[str, list[tuple[float, float]]] = {}
     for samples in zip(*(rank.collectives for rank in found), strict=True):
         name, size = samples[0].collective, float(samples[0].size_bytes)
         points.setdefault(name, {})[size] = whole_s = shared_s(samples)
@@ -224,6 +236,9 @@ def _collectives(found: Sequence[RankTimes]) -> tuple[CollectiveTimes, ...]:
         if parts:
             landing_s = min(max(parts), LANDING_MOST * whole_s)
             landings.setdefault(name, []).append((size, landing_s))
+        losses = [each.lost_s for each in samples if each.lost_s is not None]
+        if losses:
+            lost.setdefault(name, []).append((size, max(SHORTEST_S, mean(losses))))
     return tuple(
         CollectiveTimes(
             collective=name,
@@ -233,6 +248,7 @@ def _collectives(found: Sequence[RankTimes]) -> tuple[CollectiveTimes, ...]:
                 seconds=tuple(of_kind[size] for size in sorted(of_kind)),
             ),
             landing_s=tuple(seconds for _, seconds in sorted(landings.get(name, []))),
+            taken_s=tuple(seconds for _, seconds in sorted(lost.get(name, []))),
         )
         for name, of_kind in points.items()
     )

@@ -24,7 +24,6 @@ from zsim_torch.measure.collective_times import (
     CollectiveSample,
     agreed,
     collective_samples,
-    taken_share,
 )
 from zsim_torch.measure.cost_fit import WARM_UP
 from zsim_torch.measure.kernel_times import kernel_tables
@@ -40,8 +39,8 @@ ROUNDS: Final = 5
 KERNEL_SHARE, COLLECTIVE_SHARE = 0.5, 0.5
 """Parts of the time that kernels and collectives get."""
 
-STEPS_SHARE, OVERLAP_SHARE = 1.0, 0.1
-"""What reference steps, and kernels beside a collective, may take on top, in parts of that time."""
+STEPS_SHARE: Final = 1.0
+"""What reference steps may take on top, in parts of that time."""
 
 STEPS_LEAST: Final = WARM_UP + 1
 
@@ -66,7 +65,6 @@ class RankTimes:
     products: tuple[ProductTimes, ...]
     kernels: tuple[KernelTimes, ...]
     collectives: tuple[CollectiveSample, ...]
-    collective_share: float | None
     copy_bytes_per_s: float
     adam_bytes_per_s: float
     cast_bytes_per_s: float
@@ -92,9 +90,6 @@ def measure_rank(order: MeasureOrder) -> RankTimes:
     _meet()
     of_collectives = part(COLLECTIVE_SHARE)
     samples = collective_samples(watch, of_collectives, ladder)
-    note("measuring what a collective takes from kernels")
-    beside = part(OVERLAP_SHARE)
-    share = taken_share(watch, beside, ladder)
     _meet()
     copied = _copied_bytes_per_s(watch, ladder.copied_bytes)
     _meet()
@@ -105,15 +100,12 @@ def measure_rank(order: MeasureOrder) -> RankTimes:
         products=products,
         kernels=kernels,
         collectives=samples,
-        collective_share=share,
         copy_bytes_per_s=copied,
         adam_bytes_per_s=updated,
         cast_bytes_per_s=cast,
         traces=traces,
         repeats=tuple(
-            each
-            for budget in (steps, of_kernels, of_collectives, beside)
-            for each in budget.repeats
+            each for budget in (steps, of_kernels, of_collectives) for each in budget.repeats
         ),
     )
 

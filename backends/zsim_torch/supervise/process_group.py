@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from zsim_torch.supervise.core_binding import bind
+
 LOADED_LATE = "torch.fx.experimental.symbolic_shapes"
 """What `torch.autograd.grad` imports in its first call: half a second that no step should pay."""
 
@@ -143,7 +145,8 @@ def join(
     """Join the default process group and return this process's device.
 
     Without `store` the group meets as torchrun says. A collective that waits for longer than
-    `timeout_s` fails. Each rank computes in one thread, since ranks share the cores.
+    `timeout_s` fails. Each rank computes in one thread, since ranks share the cores. With a `store`
+    one that computes on processors has a part of these for itself.
 
     Raises:
         DeviceError: see `device_of`.
@@ -154,6 +157,8 @@ def join(
     if store is not None:
         # Local ranks talk over loopback: no name of this host has to resolve to anything.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if device.type == "cpu":
+            bind(placement.local_rank, placement.local_ranks)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     distributed.init_process_group(

@@ -113,6 +113,27 @@ def test_a_written_node_is_read_as_it_was_to_five_digits() -> None:
     assert dict(read.cites)["measured"] == "a test"
 
 
+def test_what_collectives_take_is_read_as_written_and_a_file_without_it_as_before() -> None:
+    taking = replace(
+        TIMES,
+        collectives=tuple(
+            replace(each, taken_s=tuple(2 * s for s in each.curve.seconds))
+            for each in TIMES.collectives
+        ),
+    )
+    found = node_of("node", tomllib.loads(replace(NODE, times=taking).text())).gpu.measured
+    assert found is not None
+    assert found.takes_from_host
+    for one, other in zip(found.collectives, taking.collectives, strict=True):
+        assert one.taken_s == pytest.approx(other.taken_s, rel=1e-4)
+    text = NODE.text().replace("taken_s = []\n", "")
+    assert "taken_s" not in text
+    before = node_of("node", tomllib.loads(text)).gpu
+    assert before.measured is not None
+    assert not before.measured.takes_from_host
+    assert float(before.collective_share) == 0.25
+
+
 def test_what_was_not_measured_is_not_described() -> None:
     read = node_of("node", tomllib.loads(replace(NODE, drives=None, collective_share=0.0).text()))
     assert read.drives is None

@@ -141,14 +141,19 @@ class CollectiveTimes:
     From when its host has handed it over until the host has learnt of its end. In `landing_s` of
     them, for each size, the host runs nothing else, however long ago the last byte has come: it
     sums what came, divides, and notes the end. None are given where the host has no part in it.
+    `taken_s` is what operations lose that the host runs meanwhile: other threads of the rank carry
+    the bytes, on its cores. None are given where that was not measured for each size.
     """
 
     collective: str
     ranks: int
     curve: TimeCurve
     landing_s: tuple[float, ...] = ()
+    taken_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.taken_s:
+            TimeCurve(sizes=self.curve.sizes, seconds=self.taken_s)
         if self.landing_s and len(self.landing_s) != len(self.curve.sizes):
             raise MeasuredTimesError(
                 f"landing_s: {len(self.landing_s)} must be as many as sizes, "
@@ -164,6 +169,11 @@ class CollectiveTimes:
     def landing(self) -> TimeCurve | None:
         """The host's part by size."""
         return TimeCurve(sizes=self.curve.sizes, seconds=self.landing_s) if self.landing_s else None
+
+    @property
+    def taken(self) -> TimeCurve | None:
+        """What it takes from operations beside it, by size."""
+        return TimeCurve(sizes=self.curve.sizes, seconds=self.taken_s) if self.taken_s else None
 
 
 OTHER = "other"
@@ -278,6 +288,19 @@ class MeasuredTimes:
             return 0.0
         whole_s = self.collective_s(collective, ranks, size_bytes) or 0.0
         return min(nearest.landing.at(size_bytes), whole_s)
+
+    @property
+    def takes_from_host(self) -> bool:
+        """Return whether it was measured what collectives take from a host that computes."""
+        return self.runs_on_host and any(each.taken_s for each in self.collectives)
+
+    def taken_s(self, collective: str, ranks: int, size_bytes: int) -> float:
+        """Return the seconds that operations lose which the host runs beside `collective`."""
+        nearest = self._nearest_ranks(collective, ranks)
+        if not self.runs_on_host or nearest is None or nearest.taken is None:
+            return 0.0
+        passed = (1 - 1 / ranks) / (1 - 1 / nearest.ranks)
+        return nearest.taken.at(size_bytes) * passed
 
     def _nearest_ranks(self, collective: str, ranks: int) -> CollectiveTimes | None:
         alike = [each for each in self.collectives if each.collective == collective]
