@@ -10,6 +10,13 @@ from edits.court import Kind
 from edits.table import AIMED, Cell, aimed_cells, drawn_cells, lines
 
 COLUMNS = list(strategies())
+SORTS = [
+    name
+    for name in COLUMNS
+    if name.endswith(("pipelines", "float8"))
+    or not any(name.startswith((f"{other} ", f"{other},")) for other in COLUMNS)
+]
+"""Columns without those of one more option of a runtime, which the long test has."""
 FOUND_MIN = 0.995
 """Of edits that are wrong, the share that a proof refuses at least."""
 FEW = (
@@ -39,7 +46,7 @@ def judged_right(case: Case) -> None:
     assert verdict.kind is Kind.HARMLESS, verdict
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("column", SORTS)
 def test_the_court_passes_what_is_right(column: str) -> None:
     judged_right(next(iter(cases(column))))
 
@@ -72,11 +79,12 @@ def test_the_court_sees_every_named_kind_of_fault(name: str, some: list[Case]) -
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_makes_schedules_that_differ(name: str, some: list[Case]) -> None:
-    made = [drawn(OPERATORS[name], case.schedule, np.random.default_rng(1)) for case in some]
-    again = [drawn(OPERATORS[name], case.schedule, np.random.default_rng(1)) for case in some]
+    among = some[::3]
+    made = [drawn(OPERATORS[name], case.schedule, np.random.default_rng(1)) for case in among]
+    again = [drawn(OPERATORS[name], case.schedule, np.random.default_rng(1)) for case in among]
     assert made == again
     assert sum(each is not None for each in made) > len(made) // 3
-    for case, edit in zip(some, made, strict=True):
+    for case, edit in zip(among, made, strict=True):
         assert edit is None or edit.schedule != case.schedule
 
 

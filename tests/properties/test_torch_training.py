@@ -6,7 +6,15 @@ import pytest
 from drawn import small_buckets, zero_strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, by_schedule, distance
+from tiny_training import (
+    BOUND,
+    Case,
+    Result,
+    by_plain_loop,
+    by_schedule,
+    distance,
+    trained_on_ranks,
+)
 
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
@@ -64,5 +72,5 @@ def test_three_ranks_train_as_a_plain_loop_in_the_booked_memory(
     pool: RankPool, drawn: Strategy, optimizer: SGD | Adam
 ) -> None:
     case = case_of(drawn, RANKS, optimizer)
-    for (result,) in pool.run(all_by_schedule, [case]):
+    for (result,) in trained_on_ranks(pool, [case]):
         holds(case, result)

@@ -11,7 +11,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from torch import Tensor, nn
 
-hf: Any = import_module("transformers")  # its configurations are typed for keywords, one by one
+
+class _Transformers:
+    """The package, imported when a model is made: not by each process that collects tests."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (configurations are typed by keyword)
+        return getattr(import_module("transformers"), name)
+
+
+hf: Any = _Transformers()
 
 Batch = dict[str, Any]
 Made = tuple[nn.Module, Callable[[int], Batch]]

@@ -1,13 +1,36 @@
 """Packages of somebody else, as an installer leaves them, and zsim run beside them."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "packages"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+ASKED = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from zsim.cli.main import answer
+
+found = []
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as error:
+        code = int(answer(words))
+    found.append((code, out.getvalue(), error.getvalue()))
+print(json.dumps(found))
+"""
+
+
+class Answer(NamedTuple):
+    """What a command says in the end, and by the way."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 def install(site: Path, name: str, entry_points: str) -> Path:
@@ -37,3 +60,10 @@ def python(site: Path, *words: str, cwd: Path | None = None) -> subprocess.Compl
 def zsim(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command of zsim with the packages in `site`."""
     return python(site, "-c", "from zsim.cli.main import main; main()", *words)
+
+
+def answers(site: Path, *commands: Sequence[str]) -> list[Answer]:
+    """Run commands of zsim with the packages in `site`, one after the other in one process."""
+    ran = python(site, "-c", ASKED, json.dumps(commands))
+    assert ran.returncode == 0, ran.stderr
+    return [Answer(*each) for each in json.loads(ran.stdout)]

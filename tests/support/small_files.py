@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from tiny_training import Case, Result, all_by_schedule
+from tiny_training import Case, Result, by_schedule
 
 from zsim.runtimes.deepspeed.options import DeepSpeed
 
@@ -22,4 +22,4 @@ def small_files(*, least_bytes: int = 64, alignment: int = 4) -> Generator[None]
 def all_in_small_files(cases: list[Case]) -> list[Result]:
     """Train case after case in one process group."""
     with small_files():
-        return all_by_schedule(cases)
+        return [by_schedule(case) for case in cases]

@@ -20,6 +20,7 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.module.description import describe
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import Option, train
 
@@ -136,9 +137,14 @@ def by_schedule(case: Case, made: Schedule | None = None) -> Result:
     return Result(trained.full_parameters(), trained.losses, trained.trace, dict(trained.scalars))
 
 
-def all_by_schedule(cases: list[Case]) -> list[Result]:
-    """Train case after case in one process group."""
-    return [by_schedule(case) for case in cases]
+def all_by_schedule(cases: list[Case], made: list[Schedule]) -> list[Result]:
+    """Train case after case in one process group, each by its schedule."""
+    return [by_schedule(*each) for each in zip(cases, made, strict=True)]
+
+
+def trained_on_ranks(pool: RankPool, cases: list[Case]) -> tuple[list[Result], ...]:
+    """Train case after case on the ranks of `pool`, by schedules that are made here, once."""
+    return pool.run(all_by_schedule, cases, [case.schedule() for case in cases])
 
 
 def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:

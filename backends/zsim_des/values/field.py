@@ -43,7 +43,7 @@ def inverse(value: int) -> int:
 def reduced(numbers: Numbers) -> Numbers:
     """`numbers` modulo the prime."""
     large = np.isinf(numbers)
-    if large.any():
+    if np.count_nonzero(large):  # a third of the time of `any`, which is a function of Python
         return np.where(large, NOT_FINITE, np.remainder(np.where(large, 0, numbers), PRIME))
     return np.remainder(numbers, PRIME)
 
@@ -51,7 +51,7 @@ def reduced(numbers: Numbers) -> Numbers:
 def product(one: Numbers, other: Numbers | float) -> Numbers:
     """Element by element."""
     large = np.isinf(one) | np.isinf(other)
-    if large.any():
+    if np.count_nonzero(large):
         undefined = np.isnan(one) | np.isnan(other)
         finite = np.where(large, 0, one) * np.where(large, 0, other)
         found = np.where(large, NOT_FINITE, np.remainder(finite, PRIME))

@@ -71,7 +71,7 @@ class Modular:
 
     def is_spoiled(self, window: Numbers) -> bool:
         """Return whether nothing in `window` is a number."""
-        return bool(np.isnan(window).all())
+        return bool(np.count_nonzero(np.isnan(window)) == len(window))
 
     def taken(self, window: Numbers) -> Numbers:
         """Return a copy."""
@@ -307,9 +307,9 @@ def shared(
 
 def _is_bad(gradients: Sequence[Numbers]) -> float:
     """1 where one is not finite, else 0; undefined where one is."""
-    if any(bool(np.isnan(each).any()) for each in gradients):
+    if any(np.count_nonzero(np.isnan(each)) for each in gradients):
         return float("nan")
-    return float(any(bool(np.isinf(each).any()) for each in gradients))
+    return float(any(np.count_nonzero(np.isinf(each)) for each in gradients))
 
 
 def _update(

@@ -63,6 +63,12 @@ def sides_of(func: Any) -> Sides:  # noqa: ANN401  (an operator: torch names no 
     return Sides(tuple(reads), tuple(writes))
 
 
+@cache
+def is_fused_update(func: Any) -> bool:  # noqa: ANN401  (an operator: torch names no type for it)
+    """Return whether `func` is an optimizer in one operator."""
+    return func._schema.name.partition("::")[2] in FUSED_UPDATES
+
+
 def pairs(
     operator: str, args: tuple[Any, ...]
 ) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None]]:
@@ -124,6 +130,10 @@ def by_place(
 def regions_of(number: int, tensor: torch.Tensor) -> Iterator[Region]:
     """Yield its bytes: one region if it is dense, else one for each of its rows, in order."""
     size = tensor.element_size()
+    if tensor.is_contiguous():
+        if tensor.numel():
+            yield number, int(tensor.storage_offset()) * size, tensor.numel() * size
+        return
     start, run = int(tensor.storage_offset()), 1
     outer: list[tuple[int, int]] = []
     for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

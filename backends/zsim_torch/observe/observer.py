@@ -11,7 +11,7 @@ the backend does inside. Collectives of one element are counted apart.
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -183,14 +183,13 @@ def _handed(
                 yield operator.rstrip("_"), tensor, tensor.numel()
 
 
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield every tensor with memory in `value`, lists and tuples gone through."""
+def tensors_in(value: object) -> Sequence[torch.Tensor]:
+    """Return every tensor with memory in `value`, lists and tuples gone through."""
     if isinstance(value, torch.Tensor):
-        if not value.is_meta:
-            yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
+        return () if value.is_meta else (value,)
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return ()
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]

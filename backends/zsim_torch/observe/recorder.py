@@ -9,7 +9,7 @@ Sums are taken before a collective is handed over, and after somebody has waited
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,9 +29,9 @@ from zsim.trace.witness import (
     WitnessedCollective,
 )
 from zsim_torch.observe.dispatched import (
-    FUSED_UPDATES,
     KIND,
     by_place,
+    is_fused_update,
     pairs,
     peer_of,
     reduction_of,
@@ -162,18 +162,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = kwargs or {}
         if func.namespace == "c10d":
             return self._communicate(func, args, named)
-        for tensor in tensors_in([args, list(named.values())]):
-            self._number(tensor, made=None)  # if not seen before, it is from elsewhere
-        sides = sides_of(func)
         values = by_place(func, args, named)
+        given = {place: self._regions(value) for place, value in values.items()}
         reads, writes = (
-            [region for place in places for region in self._regions(values.get(place))]
-            for places in sides
+            [region for place in places for region in given.get(place, ())]
+            for places in sides_of(func)
         )
         result = func(*args, **named)
-        is_update = func._schema.name.partition("::")[2] in FUSED_UPDATES
         if not self._waits and (
-            is_update or any(self._is_older(each[0]) for each in (*reads, *writes))
+            is_fused_update(func) or any(self._is_older(each[0]) for each in (*reads, *writes))
         ):
             self._calls.append(
                 Call(
@@ -190,12 +187,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._number(tensor, made=self._tick)
         return result
 
-    def _regions(self, value: object) -> Iterator[Region]:
-        """Yield what the tensors in `value` have of their storages."""
-        for tensor in tensors_in(value):
-            number = self._numbers.get(id(tensor.untyped_storage()))
-            if number is not None:
-                yield from regions_of(number, tensor)
+    def _regions(self, value: object) -> list[Region]:
+        """Return what the tensors in `value` have of their storages.
+
+        A storage that was not seen before is from elsewhere.
+        """
+        return [
+            region
+            for tensor in tensors_in(value)
+            if (number := self._number(tensor, made=None)) is not None
+            for region in regions_of(number, tensor)
+        ]
 
     def _is_older(self, number: int) -> bool:
         """Return whether a storage was there before the operation at hand."""

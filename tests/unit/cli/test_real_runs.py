@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kept_losses import kept_losses
 
 from zsim.backend.backend import BackendTraits, Job, RunFailedError
 from zsim.backend.document import decode_trace
@@ -18,17 +19,6 @@ from zsim.cli.main import answer
 from zsim_torch.supervise.progress_record import ProgressRecord
 
 ZSIM = Path(sys.executable).parent / "zsim"
-
-
-def process(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own; one thread for each rank, since ranks share cores."""
-    return subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Iterator[str]:
@@ -58,13 +48,16 @@ def test_what_cannot_run_here_is_one_line_with_the_field_to_change(
     assert line.startswith(REFUSED[words])
 
 
-def test_real_ranks_learn_a_text_and_hold_what_the_book_says(tmp_path: Path) -> None:
+def test_real_ranks_learn_a_text_and_hold_what_the_book_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, trace = tmp_path / "text.txt", tmp_path / "trace.json"
     data.write_text("to be or not to be " * 40, "utf-8")
     words = "run tiny --backend torch --ranks 2 --steps 8 --set train.learning_rate=0.01 --json"
-    done = process(ZSIM, *words.split(), "--data", data, "--trace", trace)
-    assert (done.returncode, done.stderr) == (0, "")
-    run = json.loads(done.stdout)
+    assert answer([*words.split(), "--data", str(data), "--trace", str(trace)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    run = json.loads(printed.out)
     assert run["losses"][-1] < run["losses"][0] - 1  # from ln(256) = 5.5; the text is a short loop
     observed = run["observed"]
     assert observed["live_bytes_peak/state"] == observed["booked_bytes_peak/state"]
@@ -109,18 +102,15 @@ def training(folder: Path) -> Generator["subprocess.Popen[str]"]:
             running.kill()
 
 
-def kept_losses(folder: Path) -> list[tuple[int, int, float]]:
-    """Step, rank and loss of every line that was kept, after the header."""
-    lines = [
-        line
-        for path in folder.glob("zsim-losses-*")
-        for line in path.read_text("utf-8").splitlines()[1:]
-    ]
-    return [
-        (int(step), int(rank), float(loss))
-        for line in lines
-        for step, rank, loss in [line.split(",")]
-    ]
+def need_none_left(session: int) -> None:
+    """Wait for the server of the ranks, which ends by itself soon after."""
+    for _ in range(100):
+        try:
+            os.killpg(session, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("a process of its session is left")
 
 
 def test_an_interrupted_run_leaves_no_rank_behind_and_says_where_its_losses_are(
@@ -133,27 +123,12 @@ def test_an_interrupted_run_leaves_no_rank_behind_and_says_where_its_losses_are(
     steps = len({step for step, _, _ in kept_losses(tmp_path)})
     (path,) = tmp_path.glob("zsim-losses-*.csv")
     assert error == f"zsim: losses of {steps} steps are in {path}\nzsim: interrupted\n"
-    for _ in range(100):  # the server of the ranks ends by itself, soon after
-        try:
-            os.killpg(running.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("a process of its session is left")
+    need_none_left(running.pid)
 
 
-def test_losses_outlive_a_program_that_is_killed(tmp_path: Path) -> None:
-    with training(tmp_path) as running:
-        running.kill()
-        running.communicate(timeout=60)
-    losses = kept_losses(tmp_path)
-    steps = sorted({step for step, _, _ in losses})
-    assert steps == [*range(len(steps))]
-    assert {rank for _, rank, _ in losses} == {0, 1}
-    assert losses[0][2] == pytest.approx(5.545, abs=0.3)  # ln(256): bytes are tokens
-
-
-def test_a_run_whose_rank_is_killed_says_where_its_losses_are(tmp_path: Path) -> None:
+def test_a_run_whose_rank_is_killed_leaves_nothing_and_says_where_its_losses_are(
+    tmp_path: Path,
+) -> None:
     with training(tmp_path) as running:
         (note,) = tmp_path.glob("zsim-ranks-*/rank1.note")
         os.kill(ProgressRecord(note).read().pid, signal.SIGKILL)
@@ -163,6 +138,10 @@ def test_a_run_whose_rank_is_killed_says_where_its_losses_are(tmp_path: Path) ->
     steps = len({step for step, _, _ in kept_losses(tmp_path)})
     assert error.startswith("zsim: rank 1: killed by SIGKILL")
     assert error.endswith(f"; losses of {steps} steps are in {path}\n")
+    assert error.count("\n") == 1
+    need_none_left(running.pid)
+    left = sorted(each.name[:12] for each in tmp_path.glob("zsim-*"))  # torch leaves a cache there
+    assert left == ["zsim-failure", "zsim-losses-"]
 
 
 class Dying:

@@ -76,16 +76,12 @@ def test_the_answer_of_a_sweep_stands_and_every_file_that_cannot_be_written_is_n
     assert page.read_text("utf-8").endswith("</html>")
 
 
-def test_real_ranks_tell_their_losses_where_the_trace_cannot_be_written() -> None:
-    words = ["run", "tiny", "--backend", "torch", "--ranks", "2", "--steps", "2", "--json"]
-    done = subprocess.run(
-        [ZSIM, *words, "--trace", FULL], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 4
-    assert len(json.loads(done.stdout)["losses"]) == 2
-    assert (
-        done.stderr == "zsim: done, but /dev/full could not be written: no space left on device\n"
-    )
+def test_real_ranks_tell_their_losses_where_the_trace_cannot_be_written(ask: Ask) -> None:
+    words = "run tiny --backend torch --ranks 2 --steps 2 --json --trace"
+    code, out, error = ask(*words.split(), FULL)
+    assert code == Code.UNWRITTEN
+    assert len(json.loads(out)["losses"]) == 2
+    assert error == "zsim: done, but /dev/full could not be written: no space left on device\n"
 
 
 def test_a_disk_that_fills_up_leaves_the_file_that_was_there(tmp_path: Path) -> None:

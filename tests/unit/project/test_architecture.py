@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import zsim_scenarios
 from zsim.api.scenario import LoadedScenario
@@ -61,13 +62,41 @@ FILES = {
 }
 
 
+class Said(NamedTuple):
+    """What of a file is looked at here: imports of it, of functions too, of any sort; classes."""
+
+    outside: list[ast.ImportFrom]
+    carried_out: list[ast.ImportFrom]
+    anywhere: list[ast.ImportFrom]
+    classes: list[str]
+
+
+@cache
+def said_by(path: Path) -> Said:
+    """Read a file once; its tree is not kept."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes = list(ast.walk(tree))
+    return Said(
+        outside=[node for node in tree.body if isinstance(node, ast.ImportFrom)],
+        carried_out=list(while_it_runs(tree)),
+        anywhere=[node for node in nodes if isinstance(node, ast.ImportFrom)],
+        classes=[node.name for node in nodes if isinstance(node, ast.ClassDef)],
+    )
+
+
+def while_it_runs(node: ast.AST) -> Iterator[ast.ImportFrom]:
+    """Imports of a file that are carried out at any time: also those inside functions."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.ImportFrom):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from while_it_runs(child)
+
+
 def imported(path: Path) -> set[str]:
     """Modules that a file imports when it is imported itself."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.ImportFrom):
-            found |= taken_from(node)
-    return found
+    return {name for node in said_by(path).outside for name in taken_from(node)}
 
 
 def taken_from(node: ast.ImportFrom) -> set[str]:
@@ -76,7 +105,9 @@ def taken_from(node: ast.ImportFrom) -> set[str]:
     return inside or {node.module or ""} & FILES.keys()
 
 
-ARROWS = {name: imported(path) for name, path in FILES.items()}
+@cache
+def arrows() -> dict[str, set[str]]:
+    return {name: imported(path) for name, path in FILES.items()}
 
 
 def room(name: str) -> str:
@@ -89,7 +120,7 @@ def room(name: str) -> str:
 def between_rooms() -> set[tuple[str, str]]:
     return {
         (room(name), room(other))
-        for name, others in ARROWS.items()
+        for name, others in arrows().items()
         for other in others
         if room(name) != room(other) and name != "zsim"
     }
@@ -97,7 +128,7 @@ def between_rooms() -> set[tuple[str, str]]:
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     try:
-        TopologicalSorter(ARROWS).prepare()
+        TopologicalSorter(arrows()).prepare()
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
 
@@ -113,11 +144,7 @@ FRONT_DOOR = ("zsim.api.", "zsim.cli.", "zsim.mistake", "zsim.units")
 
 def behind_the_front_door(path: Path) -> set[str]:
     """Modules of ours that a file imports anywhere, and that are no part of the front door."""
-    found = {
-        node.module
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module
-    }
+    found = {node.module for node in said_by(path).anywhere if node.module}
     return {name for name in found if name.startswith("zsim") and not name.startswith(FRONT_DOOR)}
 
 
@@ -130,11 +157,11 @@ def test_the_command_line_uses_the_front_door_for_python_and_nothing_else() -> N
 
 
 def test_there_are_few_rooms_and_few_arrows() -> None:
-    arrows = between_rooms()
-    assert {each for arrow in arrows for each in arrow} == {
+    between = between_rooms()
+    assert {each for arrow in between for each in arrow} == {
         name for names in LEVELS for name in names
     }
-    assert len(arrows) <= 170
+    assert len(between) <= 170
 
 
 def homes(names_in: Callable[[Path], Iterable[str]]) -> dict[str, list[str]]:
@@ -146,13 +173,8 @@ def homes(names_in: Callable[[Path], Iterable[str]]) -> dict[str, list[str]]:
     return {name: modules for name, modules in found.items() if len(modules) > 1}
 
 
-def classes(path: Path) -> Iterable[str]:
-    tree = ast.walk(ast.parse(path.read_text("utf-8")))
-    return [node.name for node in tree if isinstance(node, ast.ClassDef)]
-
-
 def test_a_class_name_stands_for_one_thing() -> None:
-    assert homes(classes) == {}
+    assert homes(lambda path: said_by(path).classes) == {}
 
 
 def test_a_module_name_stands_for_one_thing_but_for_a_few() -> None:
@@ -172,20 +194,10 @@ def test_the_page_has_a_line_for_every_room() -> None:
     assert {name for name in names if not rooms[f"zsim/{name}"]} == set()
 
 
-def while_it_runs(node: ast.AST) -> Iterator[ast.ImportFrom]:
-    """Imports of a file that are carried out at any time: also those inside functions."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
-    if isinstance(node, ast.ImportFrom):
-        yield node
-    for child in ast.iter_child_nodes(node):
-        yield from while_it_runs(child)
-
-
 @cache
 def floor(name: str) -> int:
     """How many files stand on each other below a file: it stands above all that it imports."""
-    nodes = while_it_runs(ast.parse(FILES[name].read_text("utf-8")))
+    nodes = said_by(FILES[name]).carried_out
     below = {found for node in nodes for found in taken_from(node)} - {name}
     return 1 + max(map(floor, below), default=0)
 

@@ -3,40 +3,52 @@
 from pathlib import Path
 
 import pytest
-from other_package import install, zsim
+from other_package import Answer, answers, install, zsim
 
 ENTRY = "[zsim.runtimes]\nmine = renamed_fsdp2:RUNTIME\n"
 SETTINGS = ("zero.stage=3", "zero.emulate=mine", "zero.bucket_elements=500_000_000")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as an installer leaves it."""
     return install(tmp_path_factory.mktemp("site"), "renamed_fsdp2", ENTRY)
+
+
+@pytest.fixture(scope="module")
+def asked(folder: Path) -> dict[str, Answer]:
+    """What commands say, one after the other."""
+    file = str(folder / "mine.json")
+    commands = {
+        "run": ["run", "tiny", *settings("zero.mine.colour=2")],
+        "plan": ["plan", "tiny", *settings("zero.mine.colour=3"), "--schedule", file],
+        "check": ["check", file],
+        "unknown option": ["check", "tiny", *settings("zero.mine.color=2")],
+    }
+    return dict(zip(commands, answers(folder, *commands.values()), strict=True))
 
 
 def settings(*more: str) -> list[str]:
     return [word for each in (*SETTINGS, *more) for word in ("--set", each)]
 
 
-def test_its_schedule_is_simulated_under_its_name(installed: Path) -> None:
-    ran = zsim(installed, "run", "tiny", *settings("zero.mine.colour=2"))
-    assert ran.returncode == 0, ran.stderr
+def test_its_schedule_is_simulated_under_its_name(asked: dict[str, Answer]) -> None:
+    assert asked["run"].returncode == 0, asked["run"].stderr
 
 
-def test_its_schedule_is_written_read_again_and_proved(installed: Path, tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    made = zsim(installed, "plan", "tiny", *settings("zero.mine.colour=3"), "--schedule", str(file))
-    assert made.returncode == 0, made.stderr
-    assert '"type": "Mine"' in file.read_text("utf-8")
-    proved = zsim(installed, "check", str(file))
+def test_its_schedule_is_written_read_again_and_proved(
+    folder: Path, asked: dict[str, Answer]
+) -> None:
+    assert asked["plan"].returncode == 0, asked["plan"].stderr
+    assert '"type": "Mine"' in (folder / "mine.json").read_text("utf-8")
+    proved = asked["check"]
     assert proved.returncode == 0, proved.stderr
     assert "no findings" in proved.stdout
     assert "volume" in proved.stdout
 
 
-def test_an_option_that_it_does_not_have_is_named(installed: Path) -> None:
-    refused = zsim(installed, "check", "tiny", *settings("zero.mine.color=2"))
+def test_an_option_that_it_does_not_have_is_named(asked: dict[str, Answer]) -> None:
+    refused = asked["unknown option"]
     assert refused.returncode == 2
     assert "zero.mine.color: unknown key; did you mean colour?" in refused.stderr
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from emulated_strategies import DEEPSPEED3_OPTIONS, strategy
-from tiny_training import Case, all_by_schedule
+from tiny_training import Case, trained_on_ranks
 
 from zsim.memory import book
 from zsim.strategy.precision import Precision
@@ -22,7 +22,7 @@ def cases(ranks: int) -> Iterator[Case]:
 def test_live_storages_peak_at_the_book_to_the_byte() -> None:
     found = list(cases(2))
     with RankPool(2) as pool:
-        by_rank = pool.run(all_by_schedule, found)
+        by_rank = trained_on_ranks(pool, found)
     for results in by_rank:
         for case, result in zip(found, results, strict=True):
             lives = result.observed["live_bytes_peak/state"]

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 from delayed_loop import by_delayed_loop
-from tiny_training import Case, Result, all_by_schedule
+from tiny_training import Case, Result, trained_on_ranks
 
 from zsim.schedule.layout import Layout
 from zsim.strategy.offload import MemoryTier, Offload
@@ -59,7 +59,7 @@ def ran(request: pytest.FixtureRequest) -> Ran:
     """Cases, and what each rank found for them in their order."""
     asked = cases(request.param)
     with RankPool(request.param) as pool:
-        return asked, [*pool.run(all_by_schedule, asked)]
+        return asked, [*trained_on_ranks(pool, asked)]
 
 
 def owners(case: Case) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Sharded in a group and replicated across, or with secondary shards: trains as one process."""
 
 import pytest
-from tiny_training import BOUND, Case, all_by_schedule, by_plain_loop, distance
+from tiny_training import BOUND, Case, by_plain_loop, distance, trained_on_ranks
 
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
@@ -35,7 +35,7 @@ CASES = {
 
 def test_hybrid_stages_train_as_one_process_does() -> None:
     with RankPool(4) as pool:
-        results = pool.run(all_by_schedule, list(CASES.values()))[0]
+        results = trained_on_ranks(pool, list(CASES.values()))[0]
     before, after, losses = by_plain_loop(next(iter(CASES.values())))
     for (name, case), result in zip(CASES.items(), results, strict=True):
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP32], name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_training import Case, Result, all_by_schedule, by_schedule
+from tiny_training import Case, Result, by_schedule, trained_on_ranks
 
 from zsim.memory import book
 from zsim.schedule.operation import View
@@ -86,7 +86,7 @@ def booked(case: Case) -> int:
 def test_live_storages_peak_at_the_book_to_the_byte(ranks: int, share: int) -> None:
     everything = [*cases(ranks)[::share], *moving(ranks)]
     with RankPool(ranks) as pool:
-        by_rank = pool.run(all_by_schedule, everything)
+        by_rank = trained_on_ranks(pool, everything)
     for found in by_rank:
         for case, result in zip(everything, found, strict=True):
             assert result.observed["live_bytes_peak/state"] == booked(case), case

@@ -2,7 +2,7 @@ from collections import defaultdict
 from functools import cache
 
 import pytest
-from tiny_training import Case, Result, all_by_schedule
+from tiny_training import Case, Result, trained_on_ranks
 
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.activations import Activations, Checkpointing
@@ -57,7 +57,7 @@ def seen(result: Result, steps: int) -> set[WireBytes]:
 def trained(ranks: int, share: int) -> tuple[list[Result], ...]:
     """Return results of each rank after one of `share` cases: two tests look at it."""
     with RankPool(ranks) as pool:
-        return pool.run(all_by_schedule, cases(ranks)[::share])
+        return trained_on_ranks(pool, cases(ranks)[::share])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from tiny_training import UNITS, Case, Result, Tiny, all_by_schedule
+from tiny_training import UNITS, Case, Result, Tiny, trained_on_ranks
 
 from zsim.closed_form.offloaded import file_bytes
 from zsim.model.model import Model
@@ -121,7 +121,7 @@ def ran(request: pytest.FixtureRequest) -> Ran:
     ranks, whole = request.param
     asked = cases(ranks, whole=whole)
     with RankPool(ranks) as pool:
-        found = pool.run(all_by_schedule, [case for one, rest in asked for case in (one, *rest)])
+        found = trained_on_ranks(pool, [case for one, rest in asked for case in (one, *rest)])
     return asked, [*found]
 
 

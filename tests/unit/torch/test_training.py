@@ -9,11 +9,11 @@ from tiny_training import (
     WIDTH,
     Case,
     all_by_fsdp,
-    all_by_schedule,
     by_plain_loop,
     by_schedule,
     distance,
     grid,
+    trained_on_ranks,
     whole_grid,
 )
 
@@ -67,7 +67,7 @@ def test_every_stage_trains_as_one_process_and_as_fsdp_do(
     cases = cases_of(ranks)[share]
     kinds = list(dict.fromkeys(alike(case) for case in cases))
     with RankPool(ranks) as pool:
-        found = pool.run(all_by_schedule, cases)[0]
+        found = trained_on_ranks(pool, cases)[0]
         by_fsdp = dict(zip(kinds, pool.run(all_by_fsdp, kinds)[0], strict=True))
     plain = {case: by_plain_loop(case) for case in kinds}
     for case, result in zip(cases, found, strict=True):
@@ -171,7 +171,7 @@ def test_no_knob_changes_what_is_trained_and_nothing_reads_poison(*, poison: boo
         for knobs in KNOBS
     ]
     with RankPool(2) as pool:
-        found = pool.run(all_by_schedule, cases)[0]
+        found = trained_on_ranks(pool, cases)[0]
     for case, result in zip(cases, found, strict=True):
         before, after, _ = by_plain_loop(case)
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP64], case
@@ -221,7 +221,7 @@ def test_half_formats_train_near_the_full_one(precision: Precision) -> None:
         for stage in (0, 1, 2, 3)
     ]
     with RankPool(2) as pool:
-        found = pool.run(all_by_schedule, cases)[0]
+        found = trained_on_ranks(pool, cases)[0]
     before, after, _ = by_plain_loop(
         replace(cases[0], strategy=cases[0].strategy.but({"train.precision": Precision.FP32}))
     )
