@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from zsim.schedule.operation import (
     Allocate,
     Branch,
+    CollectiveOperation,
     Communication,
     Compute,
     Operation,
@@ -30,6 +31,8 @@ class Enqueue:
     take anything from them.
     `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
     is what passes the host side of the node: a copy to or from it, a kernel on its threads.
+    One operation may be several entries, the last of which has the slots of the others in `parts`;
+    each of these `is_part`. Slot `begins` ends when bytes begin to flow.
     """
 
     slot: int
@@ -42,6 +45,14 @@ class Enqueue:
     operation: StreamOperation | None
     members: tuple[tuple[Communication, int], ...]
     carries: Carried | None = None
+    parts: tuple[int, ...] = ()
+    is_part: bool = False
+    begins: int | None = None
+
+    @property
+    def is_copied(self) -> bool:
+        """True if copy engines move its bytes, which take no multiprocessor."""
+        return any(isinstance(m, CollectiveOperation) and m.in_parts for m, _ in self.members)
 
     @property
     def is_recorded(self) -> bool:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 
 from zsim_des.engine.arrival import ALONE, Arrival, Key
 from zsim_des.engine.gpu_sharing import Beside
@@ -231,7 +232,8 @@ class Stream:
     def _meet(self, batch: EntryBatch, item: Item, ready_ps: int) -> None:
         """Come to where the others are, and stand there until it is done."""
         if self._beside is not None:
-            self._beside.come()
+            self._beside.come(takes=not item.what.is_copied)
+        begins, instance = item.what.begins, batch.instance
         self.entry = Arrival(
             self._rank_class,
             item.what.name,
@@ -241,6 +243,7 @@ class Stream:
             self._met,
             ready_ps,
             None if self._beside is None else self._move,
+            None if begins is None else partial(instance.finish, self._agenda, begins),
         )
         self._rendezvous.come(self.entry)
 
@@ -252,7 +255,9 @@ class Stream:
     def _met(self, end_ps: int) -> None:
         self.entry = None
         if self._beside is not None:
-            self._beside.leave(end_ps, self._traffic)
+            assert self._batch is not None
+            is_copied = self._batch.items[self._at].what.is_copied
+            self._beside.leave(end_ps, self._traffic, takes=not is_copied)
             self._traffic = 0
         self._over(end_ps)
 
