@@ -6,7 +6,6 @@ from dataclasses import replace
 from zsim.cluster.cluster import Gpu
 from zsim.schedule.fusions import Fusions
 from zsim.schedule.operation import Compute, Edge, Operation, ReduceScatter
-from zsim.schedule.schedule import Program
 from zsim_des.engine.fused import FusedChunk, chunks, sum_ps
 from zsim_des.engine.instruction import After, Enqueue
 
@@ -19,7 +18,7 @@ class FusedEntries:
 
     def __init__(
         self,
-        program: Program,
+        fusions: Fusions,
         gpu: Gpu,
         *,
         slots: dict[str, int],
@@ -27,7 +26,7 @@ class FusedEntries:
         ranks: Mapping[str, int],
         after: Callable[[str, tuple[Edge, ...]], After],
     ) -> None:
-        self._fusions = Fusions.of(program.step)
+        self._fusions = fusions
         self._gpu = gpu
         self._slots = slots
         self._streams = streams

@@ -8,6 +8,7 @@ from zsim.cluster.profile.host_launch import FREE
 from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.compute.roofline import moving_ps, operation_ps
 from zsim.network.volume import ring_equivalent_bytes
+from zsim.schedule.fusions import Fusions
 from zsim.schedule.operation import (
     Allocate,
     Branch,
@@ -133,9 +134,11 @@ class _Lowering:
         self.decides = frozenset(read | counters if read else ())
         self._timed: dict[tuple[int, ...], tuple[int, int]] = {}
         self._fused: FusedEntries | None = None
-        if not watched and measured is None:  # who watches is told of whole operations
+        # who watches is told of whole operations
+        fusions = Fusions.of(() if watched or measured is not None else program.step)
+        if fusions.computes:
             self._fused = FusedEntries(
-                program,
+                fusions,
                 gpu,
                 slots=self.slots,
                 streams=self._streams,
