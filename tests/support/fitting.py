@@ -6,11 +6,11 @@ from zsim.model.transformer import transformer
 from zsim.strategy.strategy import Strategy
 
 
-def fitting(shape: Architecture, strategy: Strategy) -> Model:
-    """The model of `shape` that `strategy` trains, one sequence at a time."""
+def fitting(shape: Architecture, strategy: Strategy, *, sequences: int = 1) -> Model:
+    """The model of `shape` that `strategy` trains, so many sequences at a time."""
     return transformer(
         shape,
-        micro_batch_size=1,
+        micro_batch_size=sequences,
         tensor=strategy.parallel.tensor,
         precision=strategy.train.precision,
         sequence=strategy.cuts_tokens,

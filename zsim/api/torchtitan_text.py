@@ -98,6 +98,7 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
         f'fsdp_reshard_after_forward = "{"always" if reshard else "never"}"',
         f"tensor_parallel_degree = {asked.number('parallel.tensor')}",
         f"disable_loss_parallel = {str(options.get('disable_loss_parallel', False)).lower()}",
+        *["enable_async_tensor_parallel = true"] * _fuses(options),
         f"context_parallel_degree = {context}",
         *(_staged(options, stages, micro) if stages > 1 else ()),
         *_rotated(asked),
@@ -111,6 +112,11 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _fuses(options: Mapping[str, object]) -> bool:
+    """Tell whether products are fused with collectives of tokens."""
+    return options.get("enable_async_tensor_parallel", False) is True
 
 
 def _model(asked: ConfigQuestion) -> list[str]:

@@ -1,10 +1,10 @@
 """Lower bounds of a step from model and strategy alone: what no schedule of them can beat.
 
 Compute: kernels of a micro-batch run one after the other on a GPU, each at least as long as alone,
-collectives of the tensor axis and copies between them; collectives of the data axis slow those that
-they are beside. Bytes: what ranks must exchange passes the narrowest cut around a node, or around a
-GPU. Searches leave out settings whose bound is worse than what they have found (branch and bound:
-Land and Doig 1960).
+with copies and those collectives of the tensor axis that are not fused; collectives of the data
+axis slow what they are beside. Bytes: what ranks must exchange passes the narrowest cut around a
+node, or a GPU. Searches leave out settings whose bound is worse than what they have found (branch
+and bound: Land and Doig 1960).
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
-from zsim.model.kernel import Kernel
+from zsim.model.kernel import Kernel, parts_of
 from zsim.model.model import Model, Segment, Value
 from zsim.model.pipeline_stages import stages
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
@@ -56,10 +56,7 @@ ADAM_MOMENTS = 2
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Seconds that kernels of an operation take one after the other, nothing beside them.
-
-    In `moving_s` of them kernels run that only move memory.
-    """
+    """Seconds that kernels of an operation take alone; in `moving_s` they only move memory."""
 
     seconds: float
     moving_s: float
@@ -146,7 +143,7 @@ class _Clock:
 
     def _forward_s(self, model: Model, segment: Segment, *, is_left: bool) -> float:
         """Return the seconds in which outputs are summed, and inputs not left whole gathered."""
-        if model.tensor == 1:
+        if model.tensor == 1 or parts_of(segment.forward):
             return 0.0
         total = 0.0 if is_left else self._read_s(model, segment)
         made = segment.outputs if segment.reduces_output else ()
@@ -156,8 +153,9 @@ class _Clock:
         """Return the seconds in which inputs are gathered again and gradients summed."""
         if model.tensor == 1:
             return 0.0
-        total = self._read_s(model, segment) if segment.saves_input else 0.0
-        if segment.reduces_output:
+        fused = parts_of(segment.backward)
+        total = self._read_s(model, segment) if segment.saves_input and not fused else 0.0
+        if segment.reduces_output and not fused:
             made = [each for each in segment.outputs if each.tensor_sharded]
             total += sum(self._gathered_s(model, each, segment) for each in made)
         if segment.reduces_input_gradient:

@@ -1,5 +1,6 @@
 """Kernels of a segment: what each does, and its shape."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -39,6 +40,22 @@ class KernelKind(StrEnum):
         return self in (KernelKind.MATMUL, KernelKind.ATTENTION)
 
 
+class FusedPart(StrEnum):
+    """Parts that kernels have in an operator which fuses a product with a collective of tokens.
+
+    It multiplies the tokens of one rank after the other, while those of the next are copied.
+    """
+
+    GATHERED = "gathered"
+    """It multiplies tokens that one rank brought to an all-gather."""
+    GRADIENT = "gradient"
+    """The same of a gradient that is gathered."""
+    SCATTERED = "scattered"
+    """It makes the summand of what one rank gets of a reduce-scatter."""
+    SUM = "sum"
+    """It adds up the summands, once all have come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One kernel of a segment: what it computes and what it moves to and from device memory.
@@ -55,6 +72,7 @@ class Kernel:
         version: of attention's kernels: FlashAttention's first or second, or `CUDNN`.
         recorded_ps: picoseconds that it took in a run that was recorded, and takes on any GPU; 0
             leaves its time to the GPU.
+        part: what it does in an operator that is fused with a collective; None if it is in none.
     """
 
     kind: KernelKind
@@ -67,6 +85,7 @@ class Kernel:
     version: int = 1
     window: int = 0
     recorded_ps: int = 0
+    part: FusedPart | None = None
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
@@ -108,6 +127,11 @@ class Kernel:
         if self.kind is not KernelKind.ATTENTION:
             return self.flops
         return self.causal_flops * 5 // 4 if self.backward else self.causal_flops
+
+
+def parts_of(kernels: Iterable[Kernel]) -> frozenset[FusedPart]:
+    """Return the parts that kernels have in operators that are fused with collectives."""
+    return frozenset(each.part for each in kernels if each.part is not None)
 
 
 def matmul(

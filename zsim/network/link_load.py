@@ -90,7 +90,9 @@ class LinkLoads:
         measured = self._measured(operation.name, size_bytes, ring_bytes, shape)
         if measured is not None:
             return measured
-        activity = self.activity(Collective(operation.name), size_bytes, shape)
+        # Copies of parts go straight from each rank to each other one.
+        kind = Collective.ALL_TO_ALL if operation.in_parts else Collective(operation.name)
+        activity = self.activity(kind, size_bytes, shape)
         if activity is None:
             return None
         per_ring_byte = Fraction(size_bytes, ring_bytes)

@@ -210,11 +210,12 @@ def _times(rank: TracedRank, timed: Times, trace: Trace) -> Iterator[Finding]:
     for early in timed.early:
         floor, (step, name) = early.floor, early.instance
         assert floor.which is not None
-        start_ps = rank.events[early.instance].start_ps
+        event = rank.events[early.instance]
+        at, time_ps = ("ends", event.end_ps) if early.ended else ("starts", event.start_ps)
         yield refuted(
             name,
-            f"starts{_in(step)} before {in_words(floor.which)} has ended, which it waits for",
-            f"starts at {start_ps} ps",
+            f"{at}{_in(step)} before {in_words(floor.which)} has ended, which it waits for",
+            f"{at} at {time_ps} ps",
             f"{in_words(floor.which)} ends at {floor.time_ps} ps: {floor.why}",
             role=rank.name,
         )

@@ -2,12 +2,14 @@
 
 An operation starts when what is before it has ended: on its stream, on its communicator, in
 `after`, and what the host, or a free on the stream, waited for. Setup ends with everything drained.
+One that is fused with what it waits for may start before that has ended, and ends behind it.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from zsim.proof.traced_rank import Instance, TracedRank
+from zsim.schedule.fusions import Fusions
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import (
     Branch,
@@ -51,10 +53,11 @@ def _later(one: Floor, other: Floor) -> Floor:
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """An operation that started before what it had to wait for had ended."""
+    """An operation that started, or if it is fused with that ended, before what it waits for."""
 
     instance: Instance
     floor: Floor
+    ended: bool = False
 
 
 class Times:
@@ -64,6 +67,7 @@ class Times:
         self.early: list[Early] = []
         self.computed_ps: dict[Instance, int] = {}
         self._rank = rank
+        self._fusions = Fusions.of(rank.program.step)
         self._host = NOTHING
         self._tails: dict[str, Floor] = {}
         self._groups: dict[str, Floor] = {}
@@ -108,7 +112,9 @@ class Times:
         instance, stream = (step, operation.id), operation.stream
         group = operation.group if isinstance(operation, Communication | Together) else None
         floor = _later(self._host, self._tails.get(stream, NOTHING))
-        floor = _later(floor, self._after(step, operation.after, "it is named in after"))
+        beside = self._fusions.beside(operation)
+        before = [edge for edge in operation.after if edge not in beside]
+        floor = _later(floor, self._after(step, before, "it is named in after"))
         if group is not None:
             floor = _later(floor, self._groups.get(group, NOTHING))
         event = self._rank.events.get(instance)
@@ -117,6 +123,9 @@ class Times:
         else:
             if event.start_ps < floor.time_ps:
                 self.early.append(Early(instance, floor))
+            fused = self._after(step, sorted(beside), "it is fused with it")
+            if event.end_ps < fused.time_ps:
+                self.early.append(Early(instance, fused, ended=True))
             exact_ps = floor.computed_ps if group else max(event.end_ps, floor.computed_ps)
             ended = Floor(event.end_ps, exact_ps, instance, "")
         if group is not None:

@@ -89,7 +89,7 @@ OF_PIPELINES = ("parallelism.pipeline_parallel_", "parallelism.module_fqns_per_m
 SILENT: Mapping[str, object] = {
     "optimizer.implementation": "fused",
     "optimizer.early_step_in_backward": False,
-    "parallelism.enable_async_tensor_parallel": False,
+    "parallelism.enable_async_tensor_parallel": False,  # by row in 8 bits
     "parallelism.enable_compiled_autograd": False,
     "quantize.linear.float8.filter_fqns": ["output"],
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
@@ -314,6 +314,22 @@ def _compile(options: SectionOptions) -> None:
         options.left.setdefault("quantize.linear.float8.filter_fqns", [])
     else:
         options.drop(("quantize.linear.float8.",))
+    _fused_tokens(options, by_row=bool(converters) and recipe != Float8.TENSORWISE)
+
+
+def _fused_tokens(options: SectionOptions, *, by_row: bool) -> None:
+    """Say that products are fused with collectives of tokens, as `maybe_enable_async_tp` has it.
+
+    Where tokens are cast to 8 bits by row, behind their gather, the option is left to be named.
+    """
+    name = "parallelism.enable_async_tensor_parallel"
+    if options.said["parallel.tensor"].value == 1:
+        options.left.pop(name, None)
+    elif not by_row:
+        fuses = options.flag(name)
+        if fuses and options.said["train.compile"].value is False:
+            raise options.wrong(name, value=True, why="needs compile.enable, with model")
+        options.say("zero.fsdp2.enable_async_tensor_parallel", fuses, name)
 
 
 def _float8_gathers(options: SectionOptions, *, has_recipe: bool) -> None:

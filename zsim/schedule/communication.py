@@ -97,6 +97,10 @@ class CollectiveOperation(Communication):
         joins: the target is a block from each member, in their order.
         moves_in_place: one view may be source and target; where only one of them is cut, the other
             may be the own slot of it.
+
+    One `in_parts` is fused with the `Compute` that reads what it gathers, or makes what it
+    scatters: ranks copy parts of each other while kernels of that `Compute` work on others
+    (`zsim.schedule.fusions`). What each comes to is the same.
     """
 
     laps: ClassVar[int] = 1
@@ -106,6 +110,7 @@ class CollectiveOperation(Communication):
 
     source: View
     target: View
+    in_parts: bool = field(default=False, metadata=AFTER_OTHERS)
 
     @property
     def reads(self) -> View | None:
@@ -116,6 +121,16 @@ class CollectiveOperation(Communication):
     def writes(self) -> View | None:
         """The target."""
         return self.target
+
+    @property
+    def agreed(self) -> tuple[object, ...]:
+        """Return whether it is in parts: no kernel of NCCL meets copies of others."""
+        return (self.in_parts,)
+
+    @property
+    def words(self) -> str:
+        """All that ranks that meet agree on, in words."""
+        return f"{self.name} of {self.size} {self.wire}{' in parts' * self.in_parts}"
 
     @property
     def whole(self) -> View:
@@ -144,13 +159,14 @@ class ReducingOperation(CollectiveOperation):
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """Format and kind of the reduction."""
-        return self.accumulate, self.reduction
+        """Whether it is in parts, format and kind of the reduction."""
+        return self.in_parts, self.accumulate, self.reduction
 
     @property
     def words(self) -> str:
         """The same in words, with the reduction."""
-        return f"{self.name} ({self.reduction}) of {self.size} {self.wire} in {self.accumulate}"
+        of = f"{self.name} ({self.reduction}) of {self.size} {self.wire} in {self.accumulate}"
+        return of + " in parts" * self.in_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

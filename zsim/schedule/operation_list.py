@@ -94,6 +94,7 @@ class OperationList(HostActions):
         source: Memory,
         target: Memory,
         *,
+        in_parts: bool = False,
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
@@ -107,6 +108,7 @@ class OperationList(HostActions):
                 group=group,
                 source=source,
                 target=self.view(target),
+                in_parts=in_parts,
                 wire=self.buffers[source.buffer].dtype,
             )
         )
@@ -119,6 +121,7 @@ class OperationList(HostActions):
         target: Memory,
         *,
         reduction: Reduction = Reduction.SUM,
+        in_parts: bool = False,
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
@@ -133,6 +136,7 @@ class OperationList(HostActions):
                 group=group,
                 source=source,
                 target=self.view(target),
+                in_parts=in_parts,
                 reduction=reduction,
                 wire=wire,
                 accumulate=wire,

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from zsim.model.generator import Draw
 from zsim.schedule.access import COMPUTE_ACCESS, recurring
+from zsim.schedule.fusions import inspect_fusions
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     Action,
@@ -68,6 +69,7 @@ def inspect(schedule: UncheckedSchedule) -> None:
                 layout.segment(0, schedule.mesh.axis_size(layout.axis))
     for program in schedule.programs:
         _Inspector(schedule, program).inspect()
+        inspect_fusions(program)
     _inspect_contract(schedule)
 
 

@@ -78,6 +78,9 @@ class Execution:
         float8_tokens: with `float8`, tokens that these layers read are cast before they are
             gathered over the tensor axis, and so are gradients of what they scatter (torchao's
             `PrepareFloat8ModuleInput` and `Float8RowwiseParallel`).
+        fuses_tokens: with hidden states cut by tokens over a tensor axis, products of linear layers
+            of a block are fused with the gather of what they read and the reduce-scatter of what
+            they make (PyTorch's asynchronous tensor parallelism, `micro_pipeline_tp_pass`).
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
         exchange: how these ranks exchange keys and values.
@@ -110,6 +113,7 @@ class Execution:
     float8: Float8 | None = None
     float8_gathers: bool = False
     float8_tokens: bool = False
+    fuses_tokens: bool = False
     context: int = 1
     exchange: ContextExchange = ContextExchange.ALL_GATHER
     merges: bool = False

@@ -137,6 +137,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def fuses_tokens(self) -> bool:
+        """True if products are fused with collectives of the tokens that they read or make."""
+        return False
+
+    @property
     def rearranges(self) -> bool:
         """True if collectives along tokens copy what is whole, since sequences come first."""
         return False

@@ -109,6 +109,8 @@ class Strategy(Table):
         if runtime.gathers_float8 and self.train.float8 is not Float8.TENSORWISE:
             field, why = "enable_fsdp_float8_all_gather", "true needs train.float8 = tensorwise"
             yield refusal(f"zero.{name.lower()}.{field}", None, why)
+        if runtime.fuses_tokens and parallel.tensor > 1:
+            yield from self._against_fused_tokens(name)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if parallel.replicate > 1 and not (runtime.has_replicas and zero.stage):
@@ -128,6 +130,15 @@ class Strategy(Table):
             if value != kept:
                 why = f"is for zsim's own stages; with emulate it stays at {shown(kept)}"
                 yield refusal(knob, value, why)
+
+    def _against_fused_tokens(self, name: str) -> Iterator[InitErrorDetails]:
+        """Yield what PyTorch's asynchronous tensor parallelism does not go with."""
+        field = f"zero.{name.lower()}.enable_async_tensor_parallel"
+        if not self.train.compile:  # maybe_enable_async_tp of torchtitan
+            yield refusal(field, None, "true needs train.compile = true")
+        if self.train.float8 is not None and not self.casts_tokens:
+            why = "true is not modelled where tokens are cast to 8-bit floats behind their gather"
+            yield refusal(field, None, why)
 
     def _against_stage(self) -> Iterator[InitErrorDetails]:
         zero = self.zero
@@ -241,6 +252,7 @@ class Strategy(Table):
             float8=self.train.float8,
             float8_gathers=runtime is not None and runtime.gathers_float8,
             float8_tokens=self.casts_tokens,
+            fuses_tokens=runtime is not None and runtime.fuses_tokens,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             merges=runtime is not None and runtime.merges_context,

@@ -40,6 +40,7 @@ from zsim.zero.names import (
     TENSOR,
     WORLD,
 )
+from zsim.zero.sequence import token_streams
 from zsim.zero.state import scalars
 
 POOLS = (
@@ -129,7 +130,7 @@ def assemble(
         mesh=mesh,
         roles=tuple(RankRole(name=each.role, boxes=(each.box,)) for each in writers),
         groups=(*groups_of(strategy), *dict.fromkeys(g for each in writers for g in each.groups)),
-        streams=(*streams, *context_streams(strategy)),
+        streams=(*streams, *context_streams(strategy), *token_streams(strategy)),
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),
         layouts=layouts,

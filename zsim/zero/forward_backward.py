@@ -155,15 +155,16 @@ class ForwardBackward:
             unit=self.model.units[visit.unit].name,
             segment=part.segment,
             micro_batch=self.micro_batch,
-            after=(*after, *came),
+            after=(*after, *came, *self.tokens.come()),
             kernels=segment.forward_kernels(again=again),
             draw=self._drawn.draw(segment, part, which, writer.path(path)),
         )
         self.sequence.note(part, name)
         self.sequence.finish(segment, part, name)
         writer.free(*whole, *workspace)
+        fused = name if self.tokens.scatters_parts(segment, part) else None
         for instance in part.makes if segment.sums_output(again=again) else ():
-            self._reduce(instance.value, self._value(instance), path)
+            self._reduce(instance.value, self._value(instance), path, fused=fused)
         self._end(part, name)
         return name
 
@@ -184,7 +185,7 @@ class ForwardBackward:
             unit=self.model.units[visit.unit].name,
             segment=part.segment,
             micro_batch=self.micro_batch,
-            after=(*after, *came),
+            after=(*after, *came, *self.tokens.come()),
             kernels=segment.backward,
         )
         self.sequence.finish(segment, part, done)
@@ -236,8 +237,7 @@ class ForwardBackward:
     ) -> tuple[Operand, ...]:
         """Operands of a segment; the same in every micro-batch, so made once."""
         key = (visit.unit, visit.backward, part.segment, part.action)
-        found = self._operands.get(key)
-        if found is not None:
+        if (found := self._operands.get(key)) is not None:
             return found
         segment = self._segment(visit, part)
         read = [self._read(part, each, segment) for each in part.reads]
@@ -253,6 +253,7 @@ class ForwardBackward:
             partial = (TENSOR,) if segment.reduces_output else ()
             made = [self.writer.all(self._made(instance)) for instance in part.makes]
             operands += [Operand(role=Role.OUTPUT, view=view, partial=partial) for view in made]
+            operands += self.tokens.parts_made(segment, part)
         if own := self._workspace(visit, part, operands):
             operands.append(Operand(role=Role.WORKSPACE, view=self.writer.all(own)))
         self._operands[key] = tuple(operands)
@@ -388,10 +389,12 @@ class ForwardBackward:
         is_cut = value.name in self.tokens.scattered
         return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"
 
-    def _reduce(self, value: str, buffer: str, path: str, *, of: str = "") -> None:
+    def _reduce(
+        self, value: str, buffer: str, path: str, *, of: str = "", fused: Edge | None = None
+    ) -> None:
         """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""
         suffix = f"/{of}" if of else ""
         if self.model.values[value].tensor_sharded:
-            self.tokens.scatter(value, buffer, f"{path}/scatter{suffix}")
+            self.tokens.scatter(value, buffer, f"{path}/scatter{suffix}", fused=fused)
         else:
             self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)

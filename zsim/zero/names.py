@@ -18,5 +18,7 @@ EMBEDDING = "embedding"
 WORLD = "world"
 REPLICA = "replica"
 """Groups of all ranks, and of those that hold the model's states once."""
+SYMMETRIC = "symmetric_memory"
+"""The buffer from which other ranks of the tensor axis copy."""
 GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}
 """Generators of random numbers, as Megatron-LM calls them (`core/tensor_parallel/random.py`)."""

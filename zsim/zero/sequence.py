@@ -7,6 +7,11 @@ has them the other way round. All are on the compute stream: what follows needs 
 What linear layers in 8-bit floats read may be cast to them before it is gathered, with one scale
 for the tokens of all ranks: the largest magnitude, of an all-reduce. The gradient of what they
 scatter is gathered so, too (torchao 0.19, torchao/float8/float8_tensor_parallel.py).
+
+Those with which products are fused (`Kernel.part`) are on a stream of copies: a rank puts its own
+tokens into symmetric memory, from where others copy them, each while it multiplies what has come
+(`_pipelined_multi_all_gather_and_consume` and `_pipelined_produce_and_all2all`, torch 2.13,
+torch/distributed/_symmetric_memory/__init__.py).
 """
 
 from collections import Counter
@@ -14,15 +19,25 @@ from collections.abc import Container, Iterable
 from itertools import accumulate
 
 from zsim.dtype import DType
-from zsim.model.kernel import KernelKind, streaming
+from zsim.model.kernel import FusedPart, KernelKind, parts_of, streaming
 from zsim.model.model import Model, Segment
-from zsim.schedule.operation import Action, Edge, Reduction, Role, View
+from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import UnitRun
-from zsim.zero.names import TENSOR
+from zsim.zero.names import SYMMETRIC, TENSOR
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
+
+TOKEN_COPIES = "token_copies"
+"""The stream of copies from the symmetric memory of other ranks of the tensor axis."""
+
+
+def token_streams(strategy: Strategy) -> tuple[str, ...]:
+    """Return the stream of copies between tensor ranks, where products are fused with them."""
+    fuses = strategy.cuts_tokens and strategy.execution.fuses_tokens
+    return (TOKEN_COPIES,) if fuses else ()
 
 
 def shared_parameters(model: Model) -> frozenset[str]:
@@ -95,6 +110,32 @@ class Tokens:
         self._cast_inputs = {name for each in casting for name in each.inputs}
         self._cast_outputs = {value.name for each in casting for value in each.outputs}
         self._gathers = _gathers(model)
+        self._awaited: list[str] = []
+        self._take_symmetric_memory()
+
+    def _take_symmetric_memory(self) -> None:
+        """Take the memory that other ranks copy from, once for all chunks of a role.
+
+        It holds a rank's own tokens, or summands for two ranks: those that are copied, and those
+        that are being made (`get_symm_mem_workspace`).
+        """
+        values = self.model.values
+        fused = [
+            (each, values[name])
+            for unit in self.model.units
+            for each in unit.segments
+            if parts_of(each.forward)
+            for name in (*each.inputs, *(value.name for value in each.outputs))
+            if values[name].tensor_sharded
+        ]
+        self._fuses = bool(fused)
+        if not fused or SYMMETRIC in self.writer.alive:
+            return
+        dtype = DType.FP8 if fused[0][0].casts_tokens else fused[0][1].dtype
+        most = 2 * max(value.size_bytes for _, value in fused)
+        self.writer.prefix = "setup"
+        self.writer.buffer(SYMMETRIC, most // dtype.size_bytes, dtype, Kind.WORKSPACE)
+        self.writer.persist(SYMMETRIC)
 
     def gathers(self, segment: Segment, value: str) -> bool:
         """Tell whether `segment` reads the tokens of all ranks of its input `value`."""
@@ -105,10 +146,11 @@ class Tokens:
         found = {
             self.read(part, each): each for each in part.reads if self.gathers(segment, each.value)
         }
+        in_parts = self._has(FusedPart.GATHERED, segment, part)
         for whole, each in found.items():
             if whole not in self.writer.alive:  # the segment before has left it
                 narrow = each.value in self._cast_inputs
-                self._gather(each.value, whole, each.buffer, part, narrow=narrow)
+                self._gather(each.value, whole, each.buffer, part, narrow=narrow, in_parts=in_parts)
         is_left = segment.leaves_whole and part.action is not Action.BACKWARD
         return () if is_left else tuple(found)
 
@@ -116,6 +158,7 @@ class Tokens:
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
         """Gather the gradients of what it scattered, as far as they are in `gradients`."""
+        in_parts = self._has(FusedPart.GRADIENT, segment, part)
         return tuple(
             self._gather(
                 each.name,
@@ -123,22 +166,57 @@ class Tokens:
                 f"{each.name}/gradient",
                 part,
                 narrow=each.name in self._cast_outputs,
+                in_parts=in_parts,
             )
             for each in segment.outputs
             if each.name in gradients and each.name in self.scattered
         )
 
     def _gather(
-        self, value: str, whole: str, buffer: str, part: SegmentVisit, *, narrow: bool
+        self,
+        value: str,
+        whole: str,
+        buffer: str,
+        part: SegmentVisit,
+        *,
+        narrow: bool,
+        in_parts: bool,
     ) -> str:
         """Gather `buffer`, which is `value` or its gradient, into `whole`, taken here."""
         path = f"{part.action}{part.segment}/gather/{buffer}"
         own = self._cast(value, buffer, path, name=whole) if narrow else buffer
         self.writer.allocate(whole)
-        self.writer.all_gather(path, TENSOR, own, whole, stream=COMPUTE)
+        if in_parts:
+            self._gather_parts(path, own, whole)
+        else:
+            self.writer.all_gather(path, TENSOR, own, whole, stream=COMPUTE)
         if narrow:
             self.writer.free(own)
         return whole
+
+    def _gather_parts(self, path: str, own: str, whole: str) -> None:
+        """Gather `own` by copies, for the next `Compute` of a segment, which is fused with it."""
+        writer = self.writer
+        elements = writer.buffers[own].elements  # tokens and a gradient may be on their way at once
+        start = elements * len(self._awaited)
+        from_here = View(buffer=SYMMETRIC, start=start, size=elements)
+        shared = writer.copy(f"{path}/share", own, from_here)
+        self._awaited.append(
+            writer.all_gather(
+                path,
+                TENSOR,
+                from_here,
+                whole,
+                in_parts=True,
+                stream=TOKEN_COPIES,
+                after=(shared,),
+            )
+        )
+
+    def come(self) -> tuple[Edge, ...]:
+        """Return what the next `Compute` of a segment is fused with, which waits for it."""
+        came, self._awaited = tuple(self._awaited), []
+        return came
 
     def _cast(self, value: str, buffer: str, path: str, *, name: str) -> str:
         """Return a copy of the own tokens of `value` in 8-bit floats, which is taken here."""
@@ -161,12 +239,40 @@ class Tokens:
         writer.free(largest)
         return cast
 
-    def scatter(self, value: str, buffer: str, path: str) -> None:
-        """Reduce the summands of `buffer`, which is taken here; theirs are given back."""
-        summands = self.summands(value, buffer)
-        self.writer.allocate(buffer)
-        self.writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
-        self.writer.free(summands)
+    def scatters_parts(self, segment: Segment, part: SegmentVisit) -> bool:
+        """Tell whether `part` makes what it scatters part by part."""
+        return self._has(FusedPart.SCATTERED, segment, part)
+
+    def _has(self, which: FusedPart, segment: Segment, part: SegmentVisit) -> bool:
+        """Tell whether kernels that `part` runs have parts of that kind."""
+        if not self._fuses:
+            return False
+        again = part.action is Action.RECOMPUTE
+        is_backward = part.action is Action.BACKWARD
+        kernels = segment.backward if is_backward else segment.forward_kernels(again=again)
+        return which in parts_of(kernels)
+
+    def parts_made(self, segment: Segment, part: SegmentVisit) -> list[Operand]:
+        """Return the operand in which parts are made that others copy, if they are so."""
+        if not self.scatters_parts(segment, part):
+            return []
+        return [Operand(role=Role.WORKSPACE, view=self.writer.all(SYMMETRIC))]
+
+    def scatter(self, value: str, buffer: str, path: str, *, fused: Edge | None = None) -> None:
+        """Reduce the summands of `buffer`, which is taken here; theirs are given back.
+
+        It may be `fused` with the `Compute` that makes them.
+        """
+        writer, summands = self.writer, self.summands(value, buffer)
+        writer.allocate(buffer)
+        if fused is None:
+            writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
+            writer.free(summands)
+            return
+        done = writer.reduce_scatter(
+            path, TENSOR, summands, buffer, in_parts=True, stream=TOKEN_COPIES, after=(fused,)
+        )
+        writer.free(summands, uses=(done,))
 
     def keep_own(self, value: str, buffer: str, path: str) -> None:
         """Copy the own part of a gradient that all ranks have whole; `buffer` is taken here."""

@@ -10,6 +10,7 @@ from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.operation import Action, Operand, Role
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.names import SYMMETRIC
 from zsim.zero.visit_order import SegmentVisit, UnitVisit
 
 
@@ -63,9 +64,13 @@ def course_buffer(
 
 
 def workspace_of(operands: Sequence[Operand]) -> str:
-    """Return the buffer that `workspace_buffer` gave, the last of `operands`; no name if none."""
+    """Return the buffer that `workspace_buffer` gave, the last of `operands`; no name if none.
+
+    Symmetric memory, in which parts may be made before it, is there all the time.
+    """
     if operands and operands[-1].role is Role.WORKSPACE:
-        return operands[-1].view.buffer
+        buffer = operands[-1].view.buffer
+        return "" if buffer == SYMMETRIC else buffer
     return ""
 
 

@@ -20,6 +20,7 @@ class Arrival:
     """One operation of a communicator (or several issued together) on one rank class.
 
     `keys` are those that it meets others at, one per member, taken when the host issues it.
+    `begins` is told when its bytes begin to flow, where somebody waits for that.
     `moves` is told how many bytes a second pass the memory of a GPU, from when they begin to on.
     Of sends and receives that are issued together `left` have not ended, and `rates` has what those
     that go move.
@@ -33,6 +34,7 @@ class Arrival:
     finish: Callable[[int], None]
     ready_ps: int = 0
     moves: Callable[[Fraction], None] | None = None
+    begins: Callable[[int], None] | None = None
     left: int = 0
     end_ps: int = 0
     rates: dict[Key, Fraction] = field(default_factory=dict[Key, Fraction])

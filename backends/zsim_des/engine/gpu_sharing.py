@@ -81,9 +81,9 @@ class Beside:
         """Return the time that it is."""
         return int(self._agenda.env.now)
 
-    def come(self) -> None:
-        """Let a collective occupy its multiprocessors from now on."""
-        self._change(1, 0)
+    def come(self, *, takes: bool = True) -> None:
+        """Let a collective occupy its multiprocessors from now on, if it `takes` any."""
+        self._change(int(takes), 0)
 
     def carry(self, time_ps: int) -> None:
         """Let threads of the host that carry bytes work for `time_ps` from now on."""
@@ -101,9 +101,9 @@ class Beside:
             self._change(0, parts - before)
         return parts
 
-    def leave(self, at_ps: int, parts: int) -> None:
+    def leave(self, at_ps: int, parts: int, *, takes: bool = True) -> None:
         """Let a collective go at `at_ps`, now or later, which takes `parts` of the bandwidth."""
-        self._agenda.at(at_ps, lambda: self._change(-1, -parts))
+        self._agenda.at(at_ps, lambda: self._change(-int(takes), -parts))
 
     def _change(self, collectives: int, traffic: int) -> None:
         if not self._kernels:  # nothing runs that this could slow down

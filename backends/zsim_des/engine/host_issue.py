@@ -200,8 +200,9 @@ class _Making:
             stretch.meetings.append(item)
         if looks_back:
             stretch.links.append(item)
-        self._places[what.slot] = stream, self._lengths[stream]
-        self._lengths[stream] += 1
+        for slot in (what.slot,) if what.begins is None else (what.begins, what.slot):
+            self._places[slot] = stream, self._lengths[stream]
+            self._lengths[stream] += 1
 
     def _still(self, stream: int, waits: list[int]) -> tuple[int, ...]:
         """Return those of `waits` that are still to be waited for; none of a branch not taken."""

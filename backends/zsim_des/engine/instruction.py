@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from zsim.schedule.operation import (
     Allocate,
     Branch,
+    CollectiveOperation,
     Communication,
     Compute,
     Operation,
@@ -31,6 +32,8 @@ class Enqueue:
     `members` are the operations of a communicator, with the bytes that each rank sends; `taken_ps`
     is what they take from kernels of a host that runs these itself. `carries` is what passes the
     host side of the node: a copy to or from it, a kernel on its threads.
+    One operation may be several entries, the last of which has the slots of the others in `parts`;
+    each of these `is_part`. Slot `begins` ends when bytes begin to flow.
     """
 
     slot: int
@@ -44,6 +47,14 @@ class Enqueue:
     members: tuple[tuple[Communication, int], ...]
     carries: Carried | None = None
     taken_ps: int = 0
+    parts: tuple[int, ...] = ()
+    is_part: bool = False
+    begins: int | None = None
+
+    @property
+    def is_copied(self) -> bool:
+        """True if copy engines move its bytes, which take no multiprocessor."""
+        return any(isinstance(m, CollectiveOperation) and m.in_parts for m, _ in self.members)
 
     @property
     def is_recorded(self) -> bool:

@@ -8,6 +8,7 @@ from zsim.cluster.profile.host_launch import FREE
 from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.compute.roofline import moving_ps, operation_ps
 from zsim.network.volume import ring_equivalent_bytes
+from zsim.schedule.fusions import Fusions
 from zsim.schedule.operation import (
     Allocate,
     Branch,
@@ -31,6 +32,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Program, Schedule
 from zsim.units import PICOSECONDS_PER_SECOND
+from zsim_des.engine.fused_entries import FusedEntries
 from zsim_des.engine.instruction import (
     NOTHING,
     After,
@@ -132,6 +134,18 @@ class _Lowering:
         counters = {each.counter for each in step if isinstance(each, SetScalar) and each.counter}
         self.decides = frozenset(read | counters if read else ())
         self._timed: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._fused: FusedEntries | None = None
+        # who watches is told of whole operations
+        fusions = Fusions.of(() if watched or measured is not None else program.step)
+        if fusions.computes:
+            self._fused = FusedEntries(
+                fusions,
+                gpu,
+                slots=self.slots,
+                streams=self._streams,
+                ranks=self._sizes,
+                after=self._after,
+            )
 
     def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
         """Instructions of setup or of the step."""
@@ -170,6 +184,8 @@ class _Lowering:
                     self._landings.hand_over(operation, self.slots[operation.id])
                 else:
                     found += self._landings.before(made)
+                if self._fused is not None and isinstance(made, Enqueue):
+                    found += self._fused.before(operation, made)
                 found.append(made)
                 if self._runs and isinstance(operation, Compute | Copy | Fill):
                     found += self._run_here(operation)

@@ -6,10 +6,11 @@ from zsim.backend.backend import Job
 from zsim.memory import book, deferred_frees, reservations
 from zsim.network.volume import transfer
 from zsim.schedule.issue_order import SETUP
-from zsim.schedule.operation import Allocate, Free, Operation
+from zsim.schedule.operation import Allocate, Compute, Free, Operation
 from zsim.schedule.quick_init import quick_maker
 from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine.host_bound import host_bound_ps
+from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.stream import ProgramRun
 from zsim_des.engine.worst_case import WorstCases
@@ -53,19 +54,20 @@ class Records:
         )
 
     def _events(self, rank: Rank) -> tuple[Event, ...]:
-        streams, begin_ps = self._job.schedule.streams, self._begin_ps
+        begin_ps = self._begin_ps
         return tuple(
             [
                 _event(
                     what.name,
                     instance.step,
-                    streams[what.stream],
-                    instance.starts[what.slot] - begin_ps,
+                    what.operation.stream,
+                    (_start_ps(instance, what) if what.parts else instance.starts[what.slot])
+                    - begin_ps,
                     instance.ends[what.slot] - begin_ps,
                 )
                 for instance in rank.instances
                 for what in instance.course.issued
-                if what.operation is not None
+                if what.operation is not None and not what.is_part
             ]
         )
 
@@ -81,6 +83,20 @@ class Records:
         found = book(program, job.steps, self._overflow_steps, returns)
         late = deferred_frees(program, found, job.steps, self._overflow_steps)
         return found, reservations(job.schedule, program, found, job.cluster, deferred=late)
+
+
+def _start_ps(instance: ProgramRun, what: Enqueue) -> int:
+    """Return when an operation of several entries starts.
+
+    A `Compute` stands still between two while it waits for copies: that is time of the copies, and
+    is shown before it.
+    """
+    first = instance.starts[what.parts[0]]
+    if not isinstance(what.operation, Compute):
+        return first
+    slots = (*what.parts, what.slot)
+    taken_ps = sum(instance.ends[slot] - instance.starts[slot] for slot in slots)
+    return instance.ends[what.slot] - taken_ps
 
 
 def _memory_wait_ps(rank: Rank) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ class Rendezvous:
         self._counts: dict[Key, int] = {}
         self._carried: dict[tuple[object, ...], int | None] = {}
         self._sends: dict[tuple[int, str, int], int] = {}
-        self._rings: dict[tuple[int, type[CollectiveOperation], int, int], tuple[int, int]] = {}
+        self._rings: dict[tuple[object, ...], tuple[int, int]] = {}
 
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
@@ -259,6 +259,9 @@ class Rendezvous:
         else:
             number, size_bytes, latency_ps = self._together(met)
         begin_ps = max([entry.ready_ps for entry in met]) + latency_ps
+        for entry in met:
+            if entry.begins is not None:
+                entry.begins(begin_ps)
         if not size_bytes:
             for entry in met:
                 entry.finish(begin_ps)
@@ -322,7 +325,7 @@ class Rendezvous:
         """Shape number and latency of a collective that starts now."""
         communicator = rank_class.communicators[member.group]
         state = self._network.state
-        key = (communicator.index, type(member), size_bytes, state)
+        key = (communicator.index, type(member), member.in_parts, size_bytes, state)
         found = self._rings.get(key)
         if found is None:
             demand = self._links.demand(communicator, member, size_bytes, state)
@@ -372,7 +375,8 @@ def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:
     passed = Fraction(0)
     for member, size_bytes in members:
         if isinstance(member, CollectiveOperation):
-            reads_own = Fraction(isinstance(member, ReducingOperation), member.laps)
+            adds = isinstance(member, ReducingOperation) and not member.in_parts
+            reads_own = Fraction(adds, member.laps)
             passed += (2 + reads_own) * size_bytes
         elif isinstance(member, Receive):
             passed += member.target.size * member.wire.size_bytes

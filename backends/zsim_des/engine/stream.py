@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 
 from zsim_des.engine.arrival import ALONE, Arrival, Key
 from zsim_des.engine.gpu_sharing import Beside
@@ -232,8 +233,9 @@ class Stream:
         """Come to where the others are, and stand there until it is done."""
         beside = self._beside
         if beside is not None:
-            beside.come()
+            beside.come(takes=not item.what.is_copied)
             beside.carry(item.what.taken_ps)
+        begins, instance = item.what.begins, batch.instance
         self.entry = Arrival(
             self._rank_class,
             item.what.name,
@@ -243,6 +245,7 @@ class Stream:
             self._met,
             ready_ps,
             None if beside is None or beside.has_threads else self._move,
+            None if begins is None else partial(instance.finish, self._agenda, begins),
         )
         self._rendezvous.come(self.entry)
 
@@ -254,7 +257,9 @@ class Stream:
     def _met(self, end_ps: int) -> None:
         self.entry = None
         if self._beside is not None:
-            self._beside.leave(end_ps, self._traffic)
+            assert self._batch is not None
+            is_copied = self._batch.items[self._at].what.is_copied
+            self._beside.leave(end_ps, self._traffic, takes=not is_copied)
             self._traffic = 0
         self._over(end_ps)
 

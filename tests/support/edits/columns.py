@@ -33,6 +33,8 @@ TIED = "megatron pipelines"
 """The column of models whose first and last stage have one embedding."""
 FLOAT8 = "fsdp2 float8"
 """The column of models whose weights are gathered in 8-bit floats."""
+IN_PARTS = "fsdp2 in parts"
+"""The column of models whose products are fused with collectives of their tokens."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
 MOVED = "checkpoints on the host"
@@ -180,6 +182,17 @@ def of_float8() -> list[Strategy]:
     ]
 
 
+def of_fused_tokens() -> list[Strategy]:
+    """Strategies of FSDP2 whose tensor ranks copy tokens in parts: once, and run again."""
+    base = Strategy(
+        parallel=Parallel(data=2, tensor=2),
+        zero=Zero(stage=3, emulate=FSDP2(enable_async_tensor_parallel=True)),
+        train=Train(gradient_accumulation_steps=2, optimizer=ADAM, compile=True),
+    )
+    again = {"activations.checkpointing": Checkpointing.OPERATIONS, "parallel.data": 1}
+    return [base, base.but(again)]
+
+
 def of_frozen() -> dict[str, list[Strategy]]:
     """Strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
@@ -200,6 +213,7 @@ def strategies() -> dict[str, list[Strategy]]:
         "fsdp2 pipelines": of_fsdp2_pipelines(),
         MOVED: of_checkpoints(),
         FLOAT8: of_float8(),
+        IN_PARTS: of_fused_tokens(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -255,6 +269,9 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
         return in_blocks(
             fitting(replace(DEEP, layers=layers, execution=strategy.execution), strategy)
         )
+    if column == IN_PARTS:
+        cut = replace(DEEP, layers=1, execution=strategy.execution)
+        return fitting(cut, strategy, sequences=2)
     if column == CALLED_AGAIN:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:

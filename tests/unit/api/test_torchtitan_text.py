@@ -66,6 +66,15 @@ def asked(
         ({"activations.checkpointing": "operations"}, {}),
         ({"activations.checkpointing": "full", "zero.fsdp2.reshard_after_forward": False}, {}),
         ({"parallel.tensor": 8, "parallel.data": 2, "train.micro_batch_size": 16}, {}),
+        (
+            {
+                "parallel.tensor": 8,
+                "parallel.data": 2,
+                "train.micro_batch_size": 16,
+                "zero.fsdp2.enable_async_tensor_parallel": True,
+            },
+            {"compile": True},
+        ),
         ({"parallel.replicate": 2, "parallel.data": 8}, {"compile": True, "loss": "fused"}),
         ({"zero.fsdp2.offload_policy": "cpu"}, {"compile": True, "float8": "rowwise"}),
         ({"zero.fsdp2.enable_fsdp_float8_all_gather": True}, {"float8": "tensorwise"}),

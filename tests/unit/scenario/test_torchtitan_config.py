@@ -200,13 +200,37 @@ def test_weights_may_be_gathered_in_8_bits() -> None:
         assert why in refusal(changed)
 
 
+def test_products_of_tensor_ranks_may_be_fused_with_gathers() -> None:
+    text = """
+    model = {flavor = "8B"}
+    [parallelism]
+    tensor_parallel_degree = 8
+    enable_async_tensor_parallel = true
+    [compile]
+    enable = true
+    """
+    name = "parallelism.enable_async_tensor_parallel"
+    assert left(text) == ()
+    assert fsdp2_of(text).enable_async_tensor_parallel
+    assert not fsdp2_of(text.replace("parallel = true", "parallel = false")).fuses_tokens
+    assert f"{name}: true needs compile.enable" in refusal(text.replace("enable = true", ""))
+    alone = text.replace("degree = 8", "degree = 1")
+    assert left(alone) == ()
+    assert not fsdp2_of(alone).enable_async_tensor_parallel
+    by_row = text.replace("}", ', converters = ["float8"]}') + (
+        '[quantize.linear.float8]\nrecipe_name = "rowwise"\nfilter_fqns = ["output"]'
+    )
+    assert left(by_row) == (name,)
+    assert left(by_row.replace("rowwise", "tensorwise")) == ()
+
+
 def test_what_would_change_the_step_and_is_not_modelled_is_named() -> None:
     text = """
     [model]
     flavor = "70B"
     [parallelism]
     tensor_parallel_degree = 8
-    enable_async_tensor_parallel = true
+    enable_compiled_autograd = true
     [optimizer]
     implementation = "foreach"
     [metrics]
@@ -215,7 +239,7 @@ def test_what_would_change_the_step_and_is_not_modelled_is_named() -> None:
     own = 3
     """
     assert left(text) == (
-        "parallelism.enable_async_tensor_parallel",
+        "parallelism.enable_compiled_autograd",
         "optimizer.implementation",
         "mine.own",
     )

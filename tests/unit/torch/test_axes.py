@@ -54,6 +54,13 @@ FSDP2_CHUNKS = FSDP2(reshard_after_forward=False, pipeline_schedule=PipelineSche
 FSDP2_SPLIT = FSDP2_CHUNKS.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 MOVING = FSDP2(reshard_after_forward=False, offload_wrapper=True)
 PARTS = Megatron(scatter_gather_tensors_in_pipeline=True)
+FUSED = on(
+    FSDP2_OF_TOKENS.but({"train.compile": True}),
+    tensor=2,
+    emulate=FSDP2(enable_async_tensor_parallel=True),
+    clip_norm=0.1,
+)
+"""Modules are not compiled here: what is fused is gathered, multiplied and scattered in turn."""
 TWO_RANKS = {
     "stage 3, tensor 2": AxesCase(
         SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)
@@ -70,6 +77,9 @@ TWO_RANKS = {
     ),
     "FSDP2, tensor 2, tokens cut": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, clip_norm=0.1).but(EVERY_SECOND), witness=True
+    ),
+    "FSDP2, tensor 2, collectives of tokens in parts": AxesCase(
+        replace(SMALL_LLAMA, execution=FUSED.execution), FUSED, witness=True
     ),
     "FSDP2, tensor 2, hidden states whole": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, emulate=FSDP2(enable_sequence_parallel=False))

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from zsim.dtype import DType
-from zsim.model.kernel import Kernel, KernelKind, streaming
+from zsim.model.kernel import FusedPart, Kernel, KernelKind, streaming
 from zsim.model.model import Value
 from zsim.model.transformer.operator import Operator, Stretch
 from zsim.model.transformer.size import Size
@@ -57,9 +57,16 @@ def rearranged(size: Size, stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
     """Return stretches with the copies that their collectives along tokens need."""
     found, is_left = list[Stretch](), False
     for each in stretches:
-        found.append(_rearranged(size, each, is_left=is_left) if size.rearranges else each)
+        if size.fuses_tokens and _has_parts(each):
+            found.append(_fused(size, each))
+        else:
+            found.append(_rearranged(size, each, is_left=is_left) if size.rearranges else each)
         is_left = each.leaves_whole
     return tuple(found)
+
+
+def _has_parts(stretch: Stretch) -> bool:
+    return any(kernel.part for each in stretch.operators for kernel in each.forward)
 
 
 def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
@@ -87,6 +94,51 @@ def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
         )
         operators = (*operators[:-1], last)
     return replace(stretch, operators=operators)
+
+
+def _fused(size: Size, stretch: Stretch) -> Stretch:
+    """Return a stretch whose products are fused with its collectives, with what these copy.
+
+    A gather in parts puts a rank's own tokens where those of others come, if more than the product
+    reads them (`ag_out_needed` of `_pipelined_multi_all_gather_and_consume`). Summands lie rank by
+    rank as they come, and are added up in one kernel (`_fused_matmul_reduce_scatter_impl`). What
+    else reads the tokens of several sequences, the product of a weight's gradient, has them put in
+    order; and so has attention its result, where the product behind it takes them rank by rank
+    (`restride_A_for_fused_matmul_reduce_scatter`, all torch 2.13,
+    torch/distributed/_symmetric_memory/__init__.py).
+    """
+    gathered = DType.FP8 if stretch.casts_tokens else size.dtype
+    operators, several = list(stretch.operators), size.fuses_gathers
+    if stretch.reduces_input_gradient:
+        first = operators[0]
+        after = [_copy(size, size.dtype, backward=True)]  # of the gradient, which is not fused
+        after += [_copy(size, gathered, backward=True)] * several
+        operators[0] = replace(
+            first,
+            forward=(*first.forward, *[_own_copy(size, gathered)] * (several and size.keeps_whole)),
+            backward=(*first.backward, *after),
+        )
+    if stretch.reduces_output:
+        last, own = operators[-1], (size.own_tokens, size.hidden)
+        is_attended = operators[-2].forward[-1].kind is KernelKind.ATTENTION
+        read = (size.tokens, last.reads[0].elements // size.tokens)
+        before = [streaming(KernelKind.ELEMENTWISE, read, size.dtype, streams=2)]
+        kind, streams = KernelKind.ELEMENTWISE, size.tensor + 1
+        added = replace(streaming(kind, own, size.dtype, streams=streams), part=FusedPart.SUM)
+        own_copy = _own_copy(size, gathered, backward=True)
+        whole = [own_copy, _copy(size, gathered, backward=True)] * several
+        operators[-1] = replace(
+            last,
+            forward=(*before * (several and is_attended), *last.forward, added),
+            backward=(*last.backward, *whole),
+        )
+    return replace(stretch, operators=tuple(operators))
+
+
+def _own_copy(size: Size, dtype: DType, *, backward: bool = False) -> Kernel:
+    """Return the copy of the hidden states of a rank's own tokens."""
+    shape = (size.own_tokens, size.hidden)
+    return streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=2, backward=backward)
 
 
 def _copy(size: Size, dtype: DType, *, backward: bool = False) -> Kernel:

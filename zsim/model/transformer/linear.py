@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from zsim.dtype import DType
 from zsim.model.architecture import Norm
-from zsim.model.kernel import Kernel, KernelKind, matmul, streaming
+from zsim.model.kernel import FusedPart, Kernel, KernelKind, matmul, streaming
 from zsim.model.model import Parameter
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
@@ -18,6 +18,14 @@ of what it makes."""
 _CAST_BEFORE = {False: frozenset({SOURCE, SAVED}), True: frozenset({SAVED, GRADIENT})}
 """Those that are cast before they are gathered over the tensor axis, or are kept so, by whether a
 layer scatters what it makes."""
+
+_PARTS = {False: (FusedPart.GATHERED, None), True: (FusedPart.SCATTERED, FusedPart.GRADIENT)}
+"""Parts of the products of a layer that are fused with collectives of tokens, forward and for the
+gradient of what it reads, by whether it scatters what it makes.
+
+The latter of layers that gather what they read is one of several summands, of which no product is
+what is scattered (`_find_producer_matmul`, torch 2.13).
+"""
 
 
 def layer(
@@ -46,6 +54,12 @@ def layer(
         kept = Tensor(name=f"{source.name}/narrow", elements=source.elements, dtype=DType.FP8)
     came = _CAST_BEFORE[scatters] if size.float8_tokens else frozenset[str]()
     frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8, came=came)
+    if size.fuses_tokens:
+        frozen = replace(
+            frozen,
+            forward=_in_parts(size, frozen.forward, _PARTS[scatters][0]),
+            backward=_in_parts(size, frozen.backward, _PARTS[scatters][1]),
+        )
     lora = size.shape.lora
     if not adapted or lora is None:
         return (frozen,)
@@ -126,6 +140,18 @@ def linear(
             *(() if bias is None or bias.frozen else (column_sum(size, rows),)),
         ),
     )
+
+
+def _in_parts(
+    size: Size, kernels: tuple[Kernel, ...], part: FusedPart | None
+) -> tuple[Kernel, ...]:
+    """Return kernels that end in a product, with a `part` one for the tokens of each rank."""
+    if part is None or (part is not FusedPart.SCATTERED and not size.fuses_gathers):
+        return kernels
+    *before, product = kernels
+    _, _, rows, columns = product.shape
+    own = matmul(size.own_tokens, rows, columns, product.dtype, backward=product.backward)
+    return (*before, *(replace(own, part=part),) * size.tensor)
 
 
 def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:

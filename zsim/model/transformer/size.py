@@ -111,6 +111,21 @@ class Size:
         return self.cut and self.sequence and self.shape.execution.float8_tokens
 
     @property
+    def fuses_tokens(self) -> bool:
+        """Return whether products of a block are fused with collectives of its tokens."""
+        return self.cut and self.sequence and self.shape.execution.fuses_tokens
+
+    @property
+    def fuses_gathers(self) -> bool:
+        """Return whether such products are fused with gathers: of several sequences alone.
+
+        Of one, tokens are the first axis that has any extent, so what was gathered is viewed and
+        not put together (`_maybe_view_chunk_cat`, torch 2.13): no pattern is a gather along tokens
+        (`find_all_gather_patterns`, torch/_inductor/fx_passes/micro_pipeline_tp.py).
+        """
+        return self.fuses_tokens and self.sequences > 1
+
+    @property
     def composes_norms(self) -> bool:
         """Return whether norms are several kernels each."""
         execution, norm = self.shape.execution, self.shape.norm

@@ -83,6 +83,11 @@ class FSDP2(RuntimeOptions):
         enable_float8_tensorwise_tp: with `train.float8 = tensorwise` and tokens that are cut over a
             tensor axis, those that linear layers of blocks read are cast to 8 bits before they are
             gathered, and so are gradients of what they scatter, as torchtitan applies such styles.
+        enable_async_tensor_parallel: with tokens that are cut over a tensor axis and
+            `train.compile`, products of linear layers of blocks are fused with the gather of the
+            tokens that they read, or the reduce-scatter of those that they make: a rank copies
+            parts of others from symmetric memory while it multiplies those that are there
+            (`micro_pipeline_tp_pass`, torch/_inductor/fx_passes/micro_pipeline_tp.py).
         pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
             last backward, and keeps parameters after backward, whatever `gradient_sync` and
             `reshard_after_backward` say; it has no root that could be freed.
@@ -117,6 +122,7 @@ class FSDP2(RuntimeOptions):
     reshard_root_after_forward: Flag = False
     enable_fsdp_float8_all_gather: Flag = False
     enable_float8_tensorwise_tp: Flag = True
+    enable_async_tensor_parallel: Flag = False
     pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     pipeline_stages_per_rank: Count | None = None
     first_stage_less_layers: Whole = 1
@@ -134,6 +140,7 @@ class FSDP2(RuntimeOptions):
             why = "true needs enable_sequence_parallel = true"
             refuse([refusal("replicate_embedding", None, why)])
         self._need_cast_shards()
+        self._need_fusable()
         chunks, is_interleaved = self.pipeline_stages_per_rank, self.is_interleaved
         if chunks is not None and is_interleaved == (chunks == 1):
             why = f"must be {'at least 2' if is_interleaved else 1} for {self.pipeline_schedule}"
@@ -156,6 +163,17 @@ class FSDP2(RuntimeOptions):
             refuse([refusal(name, None, why)])
         if self.on_host:
             why = f"true with offload_policy = {self.offload_policy}: is not modelled"
+            refuse([refusal(name, None, why)])
+
+    def _need_fusable(self) -> None:
+        """Check that products are fused with collectives of tokens, of the module around them."""
+        if not self.enable_async_tensor_parallel:
+            return
+        name = "enable_async_tensor_parallel"
+        if not self.enable_sequence_parallel:
+            refuse([refusal(name, None, "true needs enable_sequence_parallel = true")])
+        if self.gathers_each:
+            why = f"true with input_gathers = {self.input_gathers}: is not modelled"
             refuse([refusal(name, None, why)])
 
     @property
@@ -219,6 +237,11 @@ class FSDP2(RuntimeOptions):
     def gathers_float8_tokens(self) -> bool:
         """True if tokens that 8-bit linear layers read are cast before they are gathered."""
         return self.enable_float8_tensorwise_tp
+
+    @property
+    def fuses_tokens(self) -> bool:
+        """True if products of linear layers are fused with collectives of their tokens."""
+        return self.enable_async_tensor_parallel
 
     @property
     def rearranges(self) -> bool:

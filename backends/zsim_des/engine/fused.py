@@ -1,0 +1,91 @@
+"""A `Compute` that is fused with collectives of its tokens, cut where it waits for their copies.
+
+In torch 2.13 (torch/distributed/_symmetric_memory) `_pipelined_multi_all_gather_and_consume`
+multiplies a rank's own part while the next is copied, and so on; `_pipelined_produce_and_all2all`
+copies each part while the next is made, the own one at last. Copies of a rank follow each other. So
+kernels run from when ranks have met, and the last part waits for the last copy; copies of what is
+made begin behind its first part. There, parts take turns on two streams; here they follow each
+other.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from zsim.cluster.cluster import Gpu
+from zsim.compute.roofline import kernel_ps
+from zsim.model.kernel import FusedPart, Kernel
+from zsim.schedule.fusions import Fusion
+
+
+@dataclass(frozen=True, slots=True)
+class FusedChunk:
+    """Kernels of a `Compute` up to the next cut: their time, and how much of it moves memory.
+
+    Before it, copies for the parts in `begun` have begun, those in `ended` have all come. With it,
+    the first part of what is scattered `is_made`.
+    """
+
+    time_ps: int
+    moving_ps: int
+    begun: tuple[FusedPart, ...] = ()
+    ended: tuple[FusedPart, ...] = ()
+    is_made: bool = False
+
+
+@dataclass(slots=True)
+class _FusedCut:
+    at_ps: int
+    begun: FusedPart | None = None
+    ended: FusedPart | None = None
+    is_made: bool = False
+
+
+def sum_ps(kernels: Iterable[Kernel], gpu: Gpu) -> int:
+    """Return the time of the kernels that add up what came, once a reduce-scatter has ended."""
+    return sum(kernel_ps(each, gpu) for each in kernels if each.part is FusedPart.SUM)
+
+
+def chunks(kernels: Sequence[Kernel], fusion: Fusion, gpu: Gpu, *, ranks: int) -> list[FusedChunk]:
+    """Return a fused `Compute` in chunks, without what adds up the summands that it scatters."""
+    if fusion.scatter is not None:
+        kernels = [each for each in kernels if each.part is not FusedPart.SUM]
+    ends_ps = list(accumulate((kernel_ps(each, gpu) for each in kernels), initial=0))
+    cuts = sorted(_cuts(kernels, fusion, ends_ps, ranks), key=lambda each: each.at_ps)
+    found: list[FusedChunk] = []
+    begin, last = _FusedCut(0), ends_ps[-1]
+    begun, ended = list[FusedPart](), list[FusedPart]()
+    for cut in [*cuts, _FusedCut(last)]:
+        if cut.at_ps > begin.at_ps or cut.is_made or cut.at_ps == last:
+            span = begin.at_ps, cut.at_ps
+            moving_ps = _moving_ps(kernels, ends_ps, span)
+            time_ps = span[1] - span[0]
+            found.append(FusedChunk(time_ps, moving_ps, tuple(begun), tuple(ended), cut.is_made))
+            begun, ended, begin = [], [], cut
+        begun += [] if cut.begun is None else [cut.begun]
+        ended += [] if cut.ended is None else [cut.ended]
+    return found
+
+
+def _cuts(
+    kernels: Sequence[Kernel], fusion: Fusion, ends_ps: Sequence[int], ranks: int
+) -> Iterator[_FusedCut]:
+    """Yield the cuts of kernels, of which number i ends at `ends_ps[i + 1]`."""
+    for part in fusion.gathers:
+        places = [place for place, each in enumerate(kernels) if each.part is part]
+        taken_ps = sum(ends_ps[place + 1] - ends_ps[place] for place in places)
+        yield _FusedCut(ends_ps[places[0]], begun=part)
+        yield _FusedCut(ends_ps[places[-1] + 1] - taken_ps // ranks, ended=part)
+    if fusion.scatter is not None:
+        first = next(i for i, each in enumerate(kernels) if each.part is FusedPart.SCATTERED)
+        yield _FusedCut(ends_ps[first + 1], is_made=True)
+
+
+def _moving_ps(kernels: Sequence[Kernel], ends_ps: Sequence[int], span: tuple[int, int]) -> int:
+    """Return how long kernels run between two moments that only move memory."""
+    total = 0
+    for place, kernel in enumerate(kernels):
+        if not kernel.kind.multiplies_matrices:
+            begin_ps, end_ps = max(span[0], ends_ps[place]), min(span[1], ends_ps[place + 1])
+            total += max(0, end_ps - begin_ps)
+    return total

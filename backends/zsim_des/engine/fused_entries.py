@@ -1,0 +1,98 @@
+"""Entries of streams for operations that are fused: chunks of a `Compute`, copies, their sum."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from zsim.cluster.cluster import Gpu
+from zsim.schedule.fusions import Fusions
+from zsim.schedule.operation import Compute, Edge, Operation, ReduceScatter
+from zsim_des.engine.fused import FusedChunk, chunks, sum_ps
+from zsim_des.engine.instruction import After, Enqueue
+
+
+class FusedEntries:
+    """Cuts entries of fused operations of a program; `slots` grow by those that this takes.
+
+    `streams` have numbers, `ranks` the size of each group; `after` says what edges are.
+    """
+
+    def __init__(
+        self,
+        fusions: Fusions,
+        gpu: Gpu,
+        *,
+        slots: dict[str, int],
+        streams: Mapping[str, int],
+        ranks: Mapping[str, int],
+        after: Callable[[str, tuple[Edge, ...]], After],
+    ) -> None:
+        self._fusions = fusions
+        self._gpu = gpu
+        self._slots = slots
+        self._streams = streams
+        self._ranks = ranks
+        self._after = after
+        self._chunked: dict[tuple[int, tuple[str, ...], bool], list[FusedChunk]] = {}
+        self._made: dict[str, int] = {}
+        self._gathers = frozenset(
+            name for each in self._fusions.computes.values() for name in each.gathers.values()
+        )
+
+    def before(self, operation: Operation, last: Enqueue) -> list[Enqueue]:
+        """Return the entries of `operation` that precede `last`, which becomes the last of them."""
+        if operation.id in self._gathers:
+            last.begins = self._slot(operation.id, "begun")
+        elif isinstance(operation, Compute) and operation.id in self._fusions.computes:
+            return self._chunks(operation, last)
+        elif isinstance(operation, ReduceScatter) and operation.id in self._fusions.makers:
+            return [self._copies(operation, last)]
+        return []
+
+    def _slot(self, name: str, part: object) -> int:
+        return self._slots.setdefault(f"{name}/{part}", len(self._slots))
+
+    def _chunks(self, compute: Compute, last: Enqueue) -> list[Enqueue]:
+        gathers = self._fusions.computes[compute.id].gathers
+        fused = set(gathers.values())
+        rest = tuple(edge for edge in compute.after if edge not in fused)
+        entries: list[Enqueue] = []
+        cut = self._chunks_of(compute)
+        for number, chunk in enumerate(cut, 1):
+            each = last
+            if number < len(cut):
+                each = replace(last, slot=self._slot(compute.id, number), is_part=True)
+            known = self._after(compute.id, rest if number == 1 else ())
+            begun = (self._slot(gathers[part], "begun") for part in chunk.begun)
+            ended = (self._slots[gathers[part]] for part in chunk.ended)
+            each.after = After((*known.here, *begun, *ended), known.earlier)
+            each.time_ps, each.moving_ps = chunk.time_ps, chunk.moving_ps
+            each.launch_ps *= number == 1  # the host issues all of it at once
+            if chunk.is_made:
+                self._made[compute.id] = each.slot
+            entries.append(each)
+        last.parts = tuple(each.slot for each in entries[:-1])
+        return entries[:-1]
+
+    def _chunks_of(self, compute: Compute) -> list[FusedChunk]:
+        """Return the chunks of a `Compute`, cut once for all that have the same kernels.
+
+        Names of gathers, which differ, are those of this one.
+        """
+        fusion = self._fusions.computes[compute.id]
+        key = (id(compute.kernels), tuple(fusion.gathers), fusion.scatter is not None)
+        if key not in self._chunked:
+            ranks = self._ranks[fusion.group]
+            self._chunked[key] = chunks(compute.kernels, fusion, self._gpu, ranks=ranks)
+        return self._chunked[key]
+
+    def _copies(self, scatter: ReduceScatter, last: Enqueue) -> Enqueue:
+        """Return the copies of what is scattered; `last` adds up what came, behind its maker."""
+        maker = self._fusions.makers[scatter.id]
+        known = self._after(scatter.id, tuple(e for e in scatter.after if e != maker.id))
+        slot = self._slot(scatter.id, "copies")
+        copies = replace(last, slot=slot, is_part=True)
+        copies.after = After((*known.here, self._made[maker.id]), known.earlier)
+        last.stream, last.members, last.parts = self._streams[maker.stream], (), (slot,)
+        last.after, last.launch_ps = After((slot,), ()), 0
+        last.time_ps = last.moving_ps = sum_ps(maker.kernels, self._gpu)
+        return copies

@@ -1,0 +1,104 @@
+"""Collectives in parts, and the `Compute` that each is fused with.
+
+What is gathered in parts is read by a `Compute` that waits for it and has kernels for its parts;
+what is scattered in parts is made by one. They are on their way together: the one that waits may
+begin before the other has ended, and ends behind it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from zsim.model.kernel import FusedPart, parts_of
+from zsim.schedule.operation import (
+    AllGather,
+    CollectiveOperation,
+    Compute,
+    Operation,
+    ReduceScatter,
+    Role,
+    StreamOperation,
+    Together,
+    walk,
+)
+from zsim.schedule.program import Program, ScheduleError
+
+PART_OF = {Role.INPUT: FusedPart.GATHERED, Role.OUTPUT_GRADIENT: FusedPart.GRADIENT}
+"""Parts of the kernels that multiply what is gathered, by what that is to a `Compute`."""
+
+
+@dataclass(slots=True)
+class Fusion:
+    """What a `Compute` is fused with over a group: gathers, by parts, and a reduce-scatter."""
+
+    group: str
+    gathers: dict[FusedPart, str] = field(default_factory=dict[FusedPart, str])
+    scatter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fusions:
+    """The fused operations of a program by id; of a reduce-scatter who makes what it scatters."""
+
+    computes: Mapping[str, Fusion]
+    makers: Mapping[str, Compute]
+
+    @classmethod
+    def of(cls, operations: Iterable[Operation]) -> "Fusions":
+        """Return those among `operations`: collectives in parts, with who reads or makes them."""
+        gathers, computes = dict[str, AllGather](), dict[str, Compute]()
+        fusions, makers = dict[str, Fusion](), dict[str, Compute]()
+        every = list(walk(operations))
+        for each in every if any(map(_in_parts, every)) else ():
+            if isinstance(each, Compute):
+                computes[each.id] = each
+                came = [gathers[e] for e in each.after if isinstance(e, str) and e in gathers]
+                if came and (by_part := _by_part(each, came)):
+                    fusions[each.id] = Fusion(came[0].group, by_part)
+            elif isinstance(each, AllGather) and each.in_parts:
+                gathers[each.id] = each
+            elif isinstance(each, ReduceScatter) and each.in_parts:
+                awaited = (computes.get(e) for e in each.after if isinstance(e, str))
+                for maker in filter(None, awaited):
+                    if FusedPart.SCATTERED in parts_of(maker.kernels):
+                        fusions.setdefault(maker.id, Fusion(each.group)).scatter = each.id
+                        makers[each.id] = maker
+        return cls(fusions, makers)
+
+    def beside(self, operation: StreamOperation) -> frozenset[str]:
+        """Return what `operation` waits for and is on its way with."""
+        if operation.id in self.makers:
+            return frozenset({self.makers[operation.id].id})
+        fusion = self.computes.get(operation.id)
+        return frozenset() if fusion is None else frozenset(fusion.gathers.values())
+
+
+def _by_part(compute: Compute, came: Iterable[AllGather]) -> dict[FusedPart, str]:
+    """Return gathers by the part that kernels have which multiply what comes."""
+    read = {each.view.buffer: PART_OF.get(each.role) for each in compute.operands}
+    known = parts_of(compute.kernels)
+    found = ((read.get(each.target.buffer), each.id) for each in came)
+    return {part: name for part, name in found if part is not None and part in known}
+
+
+def inspect_fusions(program: Program) -> None:
+    """Check that a `Compute` is fused with each collective in parts.
+
+    Raises:
+        ScheduleError: none is.
+    """
+    marked = [each for each in walk((*program.setup, *program.step)) if _in_parts(each)]
+    if not marked:
+        return
+    found = Fusions.of(program.step)
+    fused = {*found.makers, *(e for each in found.computes.values() for e in each.gathers.values())}
+    for each in marked:
+        if each.id not in fused:
+            why = "in parts, but fused with no Compute, which reads what it gathers, or makes "
+            raise ScheduleError(f"{each.id}: {why}what it scatters")
+
+
+def _in_parts(operation: Operation) -> bool:
+    """Tell whether `operation` is a collective in parts, or has one."""
+    if type(operation) is Together:
+        return any(map(_in_parts, operation.members))
+    return isinstance(operation, CollectiveOperation) and operation.in_parts
