@@ -33,8 +33,7 @@ def test_errors_of_constants_are_those_of_the_judged_runs_that_take_them(
     off = [
         abs(run.step_error)
         for run in judged_runs()
-        if run.features.constants == evidence.gpu
-        and run.features.runtime in FULLY_SHARDED
+        if run.features.constants == evidence.gpu and run.features.runtime in FULLY_SHARDED
     ]
     assert len(off) == evidence.judged
     assert errors_of(off).median == pytest.approx(evidence.median, abs=ROUNDED)
