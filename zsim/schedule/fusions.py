@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from zsim.model.kernel import FusedPart, parts_of
 from zsim.schedule.operation import (
     AllGather,
+    Branch,
     CollectiveOperation,
     Compute,
     Operation,
@@ -47,8 +48,8 @@ class Fusions:
         """Return those among `operations`: collectives in parts, with who reads or makes them."""
         gathers, computes = dict[str, AllGather](), dict[str, Compute]()
         fusions, makers = dict[str, Fusion](), dict[str, Compute]()
-        every = list(walk(operations))
-        for each in every if any(map(_in_parts, every)) else ():
+        operations = tuple(operations)
+        for each in walk(operations) if _have_parts(operations) else ():
             if isinstance(each, Compute):
                 computes[each.id] = each
                 came = [gathers[e] for e in each.after if isinstance(e, str) and e in gathers]
@@ -86,15 +87,23 @@ def inspect_fusions(program: Program) -> None:
     Raises:
         ScheduleError: none is.
     """
-    marked = [each for each in walk((*program.setup, *program.step)) if _in_parts(each)]
-    if not marked:
+    operations = (*program.setup, *program.step)
+    if not _have_parts(operations):
         return
+    marked = [each for each in walk(operations) if _in_parts(each)]
     found = Fusions.of(program.step)
     fused = {*found.makers, *(e for each in found.computes.values() for e in each.gathers.values())}
     for each in marked:
         if each.id not in fused:
             why = "in parts, but fused with no Compute, which reads what it gathers, or makes "
             raise ScheduleError(f"{each.id}: {why}what it scatters")
+
+
+def _have_parts(operations: Iterable[Operation]) -> bool:
+    """Tell whether any is a collective in parts; most programs have none, and end here."""
+    # One look at the type of each, without `walk`: a program has 100,000 operations.
+    few = [each for each in operations if isinstance(each, (CollectiveOperation, Together, Branch))]
+    return any(map(_in_parts, walk(few)))
 
 
 def _in_parts(operation: Operation) -> bool:

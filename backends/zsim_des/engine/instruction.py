@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from zsim.schedule.operation import (
     Allocate,
     Branch,
-    CollectiveOperation,
     Communication,
     Compute,
     Operation,
@@ -33,7 +32,8 @@ class Enqueue:
     is what they take from kernels of a host that runs these itself. `carries` is what passes the
     host side of the node: a copy to or from it, a kernel on its threads.
     One operation may be several entries, the last of which has the slots of the others in `parts`;
-    each of these `is_part`. Slot `begins` ends when bytes begin to flow.
+    each of these `is_part`. Slot `begins` ends when bytes begin to flow. Where it `is_copied`, copy
+    engines move its bytes, which take no multiprocessor.
     """
 
     slot: int
@@ -50,11 +50,7 @@ class Enqueue:
     parts: tuple[int, ...] = ()
     is_part: bool = False
     begins: int | None = None
-
-    @property
-    def is_copied(self) -> bool:
-        """True if copy engines move its bytes, which take no multiprocessor."""
-        return any(isinstance(m, CollectiveOperation) and m.in_parts for m, _ in self.members)
+    is_copied: bool = False
 
     @property
     def is_recorded(self) -> bool:

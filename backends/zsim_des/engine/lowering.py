@@ -251,6 +251,7 @@ class _Lowering:
             tuple([self._member(member) for member in members]) if members else (),
             None,
             self._taken_ps_of(members) if self._runs and members else 0,
+            is_copied=bool(members) and _is_in_parts(members),
         )
 
     def _taken_ps_of(self, members: tuple[Communication, ...]) -> int:
@@ -350,3 +351,7 @@ def _takes_a_slot(operation: Operation) -> bool:
     if isinstance(operation, Free):
         return bool(operation.uses) and operation.mode is FreeMode.WAITED
     return not isinstance(operation, HOST_ACTIONS)
+
+
+def _is_in_parts(members: tuple[Communication, ...]) -> bool:
+    return any(isinstance(each, CollectiveOperation) and each.in_parts for each in members)
