@@ -102,7 +102,7 @@ class Chosen:
 
 
 def renumbered(chosen: Chosen, rng: np.random.Generator) -> None:
-    """What is computed, or a part of it, is computed for another micro-batch."""
+    """Compute all of it, or a part, for another micro-batch."""
     other, kinds = int(rng.integers(chosen.count)), int(rng.integers(3))
     _, drawn = chosen.drawn(rng, Compute)
 

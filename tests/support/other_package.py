@@ -26,7 +26,7 @@ print(json.dumps(found))
 
 
 class Answer(NamedTuple):
-    """What a command says in the end, and by the way."""
+    """Output of a command: in the end, and by the way."""
 
     returncode: int
     stdout: str

@@ -16,7 +16,7 @@ FSDP = "fsdp2, bf16, clipped"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, in which job, on which rank alone, and what some finding has to say."""
+    """A fault in a job, the rank that alone has it, and what some finding has to say."""
 
     job: str
     rank: int | None

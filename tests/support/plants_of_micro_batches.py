@@ -1,4 +1,4 @@
-"""What may be wrong in some of many micro-batches, where all others are alike.
+"""Faults of some of many micro-batches, where all others are alike.
 
 A plant makes another step of a program. WRONG are those that plain training does not have.
 """

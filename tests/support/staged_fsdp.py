@@ -1,4 +1,4 @@
-"""What PyTorch's FSDP issues in a stage of a pipeline, beside what our schedule does."""
+"""Operations that PyTorch's FSDP issues in a stage of a pipeline, beside our schedule's."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace

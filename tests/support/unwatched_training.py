@@ -56,7 +56,7 @@ RATES = ((0.01, 0.02, 0.005, 0.03, 0.015, 0.0), (0.02, 0.01, 0.04, 0.005, 0.02, 
 
 @dataclass(frozen=True, slots=True)
 class Unwatched:
-    """What a training leaves: parameters and losses, bytes after each step, and at most."""
+    """Result of a training: parameters and losses, bytes after each step, and at most."""
 
     parameters: Parameters
     losses: tuple[float, ...]

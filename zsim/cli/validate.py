@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
 PIPELINES, TRUST, BEST = "pipelines", "trust", "best"
 SHIPS = (PAPER, PIPELINES)
-"""What is compared with figures that ship."""
+"""Kinds that are compared with figures that ship."""
 NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
 PARTS = 20
 KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, TRUST, BEST)
@@ -70,9 +70,7 @@ def validate(
     if what not in SHIPS and data is None:
         raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
     if what == NETWORK and picture is not None:
-        raise MistakeError(
-            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
-        )
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     if left_out and data is not None:
         return _left_out(data, as_json=json)
     need_output("--picture", picture, FileKind.PICTURE)
@@ -89,9 +87,7 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
     if data is None:
         raise MistakeError("--data: missing; --all-rows needs a folder of published tables")
     if picture is not None:
-        raise MistakeError(
-            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
-        )
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim.api.all_rows_validation import validate_all_rows
 
     with progress(f"rows of {data}") as told:
@@ -113,9 +109,7 @@ def _left_out(data: Path, *, as_json: bool) -> Code:
 def _trust(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
     """Judge the percentile that trust prints, by the table that ships or by one made again."""
     if picture is not None:
-        raise MistakeError(
-            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
-        )
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim.api.trust_validation import validate_trust
 
     if data is None:
@@ -131,9 +125,7 @@ def _trust(data: Path | None, picture: Path | None, to: Path | None, *, as_json:
 def _best(data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
     """Judge which published setting is ranked first, by the table that ships or a folder."""
     if picture is not None:
-        raise MistakeError(
-            f"--picture: {picture}: is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
-        )
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim.api.choice_validation import validate_best
 
     with progress("published settings") as told:

@@ -159,7 +159,7 @@ class ReducingOperation(CollectiveOperation):
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """Whether it is in parts, format and kind of the reduction."""
+        """Return if it is in parts, the format and the kind of the reduction."""
         return self.in_parts, self.accumulate, self.reduction
 
     @property

@@ -29,7 +29,7 @@ PART_OF = {Role.INPUT: FusedPart.GATHERED, Role.OUTPUT_GRADIENT: FusedPart.GRADI
 
 @dataclass(slots=True)
 class Fusion:
-    """What a `Compute` is fused with over a group: gathers, by parts, and a reduce-scatter."""
+    """The collectives that a `Compute` is fused with over a group: gathers by part, a scatter."""
 
     group: str
     gathers: dict[FusedPart, str] = field(default_factory=dict[FusedPart, str])
@@ -90,7 +90,7 @@ def inspect_fusions(program: Program) -> None:
     operations = (*program.setup, *program.step)
     if not _have_parts(operations):
         return
-    marked = [each for each in walk(operations) if _in_parts(each)]
+    marked = [each for each in walk(operations) if is_in_parts(each)]
     found = Fusions.of(program.step)
     fused = {*found.makers, *(e for each in found.computes.values() for e in each.gathers.values())}
     for each in marked:
@@ -103,11 +103,11 @@ def _have_parts(operations: Iterable[Operation]) -> bool:
     """Tell whether any is a collective in parts; most programs have none, and end here."""
     # One look at the type of each, without `walk`: a program has 100,000 operations.
     few = [each for each in operations if isinstance(each, (CollectiveOperation, Together, Branch))]
-    return any(map(_in_parts, walk(few)))
+    return any(map(is_in_parts, walk(few)))
 
 
-def _in_parts(operation: Operation) -> bool:
+def is_in_parts(operation: Operation) -> bool:
     """Tell whether `operation` is a collective in parts, or has one."""
     if type(operation) is Together:
-        return any(map(_in_parts, operation.members))
+        return any(map(is_in_parts, operation.members))
     return isinstance(operation, CollectiveOperation) and operation.in_parts

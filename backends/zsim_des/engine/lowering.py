@@ -8,7 +8,7 @@ from zsim.cluster.profile.host_launch import FREE
 from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.compute.roofline import moving_ps, operation_ps
 from zsim.network.volume import ring_equivalent_bytes
-from zsim.schedule.fusions import Fusions
+from zsim.schedule.fusions import Fusions, is_in_parts
 from zsim.schedule.operation import (
     Allocate,
     Branch,
@@ -251,7 +251,7 @@ class _Lowering:
             tuple([self._member(member) for member in members]) if members else (),
             None,
             self._taken_ps_of(members) if self._runs and members else 0,
-            is_copied=bool(members) and _is_in_parts(members),
+            is_copied=any(map(is_in_parts, members)),
         )
 
     def _taken_ps_of(self, members: tuple[Communication, ...]) -> int:
@@ -351,7 +351,3 @@ def _takes_a_slot(operation: Operation) -> bool:
     if isinstance(operation, Free):
         return bool(operation.uses) and operation.mode is FreeMode.WAITED
     return not isinstance(operation, HOST_ACTIONS)
-
-
-def _is_in_parts(members: tuple[Communication, ...]) -> bool:
-    return any(isinstance(each, CollectiveOperation) and each.in_parts for each in members)

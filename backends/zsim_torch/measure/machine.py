@@ -45,7 +45,7 @@ LANDING_MOST: Final = 0.9
 
 SHARING, BUCKET_BYTES = "all_reduce", 2**22
 SHARE_MAX: Final = 0.9
-"""Where kernels lose more than that a collective takes alone, as small ones do, it says little."""
+"""Share of a collective's time above which what kernels lose says little, as with small ones."""
 
 NO_LINK: Final = (1e9, 0.0)
 """Bytes per second and latency of the link of a rank that is alone: nothing goes over it."""

@@ -40,7 +40,7 @@ KERNEL_SHARE, COLLECTIVE_SHARE = 0.5, 0.5
 """Parts of the time that kernels and collectives get."""
 
 STEPS_SHARE: Final = 1.0
-"""What reference steps may take on top, in parts of that time."""
+"""Time of reference steps on top, in parts of that time."""
 
 STEPS_LEAST: Final = WARM_UP + 1
 

@@ -10,7 +10,7 @@ Clock = Callable[[], float]
 
 
 class Repeats(NamedTuple):
-    """How often something was measured, and how often it should be."""
+    """Numbers of times that something was measured, and that it should be."""
 
     what: str
     done: int

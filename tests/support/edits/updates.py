@@ -1,4 +1,4 @@
-"""How parameters of right schedules are updated: rules, a group of them, a scale of losses."""
+"""Rules by which parameters of right schedules are updated, a group of them, a loss scale."""
 
 from dataclasses import replace
 

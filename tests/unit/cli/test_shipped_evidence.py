@@ -4,12 +4,12 @@ The published tables are not part of the project: `ZSIM_MEASURED` names the fold
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
+from kernel_evidence import ROUNDED, own_evidence
 
 from zsim.api.forecast import asked, forecasts
 from zsim.api.training_calibration import FITTED
@@ -21,22 +21,12 @@ from zsim.cluster.profile.in_training import ALONE, Evidence
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.files.measurements import all_tables, runs_of
 
-ROUNDED = 5.1e-5
-"""Errors ship with four digits after the point."""
-
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
     if "ZSIM_MEASURED" not in os.environ:
         pytest.skip("ZSIM_MEASURED names no folder of published tables")
     return Path(os.environ["ZSIM_MEASURED"])
-
-
-def own_evidence() -> Iterator[Evidence]:
-    for gpu, fitted in fitted_kernels().items():
-        evidence = fitted.constants.training.evidence
-        if evidence is not None and evidence.gpu == gpu:
-            yield evidence
 
 
 @pytest.mark.timeout(3600)

@@ -4,9 +4,8 @@ Each is written down by itself: by `zsim calibrate` in the constants, by `zsim v
 the table. `tests/unit/cli/test_shipped_evidence.py` predicts the rows again, where it has them.
 """
 
-from collections.abc import Iterator
-
 import pytest
+from kernel_evidence import ROUNDED, own_evidence
 
 from zsim.calibration.network_verdict import errors_of
 from zsim.cluster.profile.in_training import Evidence
@@ -15,15 +14,6 @@ from zsim.prediction.evidence import judged_runs
 
 FULLY_SHARDED = ("FSDP1", "FSDP2")
 """Runtimes whose runs constants are fitted to, and judged by."""
-ROUNDED = 5.1e-5
-"""Errors ship with four digits after the point."""
-
-
-def own_evidence() -> Iterator[Evidence]:
-    for gpu, fitted in fitted_kernels().items():
-        evidence = fitted.constants.training.evidence
-        if evidence is not None and evidence.gpu == gpu:
-            yield evidence
 
 
 @pytest.mark.parametrize("evidence", list(own_evidence()), ids=lambda it: it.gpu)

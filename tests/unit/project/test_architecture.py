@@ -63,7 +63,7 @@ FILES = {
 
 
 class Said(NamedTuple):
-    """What of a file is looked at here: imports of it, of functions too, of any sort; classes."""
+    """The parts of a file that are looked at here: imports, those of functions too, and classes."""
 
     outside: list[ast.ImportFrom]
     carried_out: list[ast.ImportFrom]

@@ -8,9 +8,10 @@ import pytest
 from edits.programs import everywhere, rewritten
 from exact_training import STEPS, trained
 from fitting import fitting
+from token_ranks import LLAMA, TIED_GPT
 
 from zsim.config_error import ConfigError
-from zsim.model.architecture import GPT, Architecture, Llama
+from zsim.model.architecture import Architecture
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
@@ -34,15 +35,6 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
 
-LLAMA = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
-BIASED = GPT(
-    layers=2,
-    hidden_size=8,
-    attention_heads=2,
-    sequence_length=4,
-    vocab_size=7,
-    tied_embeddings=True,
-)
 FUSED = Strategy(
     parallel=Parallel(data=2, tensor=2),
     zero=Zero(stage=3, emulate=FSDP2(enable_async_tensor_parallel=True)),
@@ -61,7 +53,7 @@ def made_of(strategy: Strategy, *, sequences: int = 2) -> Schedule:
     return make_schedule(model_of(strategy, sequences=sequences), strategy)
 
 
-@pytest.mark.parametrize(("shape", "sequences"), [(LLAMA, 1), (LLAMA, 2), (BIASED, 2)])
+@pytest.mark.parametrize(("shape", "sequences"), [(LLAMA, 1), (LLAMA, 2), (TIED_GPT, 2)])
 @pytest.mark.parametrize(
     "changes",
     [

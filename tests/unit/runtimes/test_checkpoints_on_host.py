@@ -75,7 +75,7 @@ def place(program: Program, fits: Callable[[Operation], bool]) -> int:
 
 
 def runs(program: Program, unit: str, action: Action) -> int:
-    """Where a block is run first."""
+    """Return the place where a block is run first."""
     return place(
         program,
         lambda each: isinstance(each, Compute) and (each.unit, each.action) == (unit, action),
@@ -146,7 +146,7 @@ def test_copies_back_on_a_stream_wait_for_no_kernel_and_copies_out_for_the_next_
 
 
 def alive(program: Program, ending: tuple[str, ...], pool: str) -> Iterator[int]:
-    """How many buffers of hidden states there are after each operation."""
+    """Count buffers of hidden states after each operation."""
     names = {
         each.name
         for each in program.buffers

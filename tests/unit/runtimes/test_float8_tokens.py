@@ -7,11 +7,12 @@ import pytest
 from edits.programs import everywhere, rewritten
 from exact_training import STEPS, trained
 from fitting import fitting
+from token_ranks import LLAMA, TIED_GPT
 
 import zsim
 from zsim.api.run_result import RunResult
 from zsim.dtype import DType
-from zsim.model.architecture import GPT, Architecture, Llama
+from zsim.model.architecture import Architecture
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
@@ -33,15 +34,6 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
 
-LLAMA = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
-BIASED = GPT(
-    layers=2,
-    hidden_size=8,
-    attention_heads=2,
-    sequence_length=4,
-    vocab_size=7,
-    tied_embeddings=True,
-)
 CASTS = Strategy(
     parallel=Parallel(data=2, tensor=2),
     zero=Zero(stage=3, emulate=FSDP2()),
@@ -63,7 +55,7 @@ def made_of(strategy: Strategy, shape: Architecture = LLAMA) -> Schedule:
     return make_schedule(model_of(strategy, shape), strategy)
 
 
-@pytest.mark.parametrize("shape", [LLAMA, BIASED])
+@pytest.mark.parametrize("shape", [LLAMA, TIED_GPT])
 @pytest.mark.parametrize(
     "changes",
     [

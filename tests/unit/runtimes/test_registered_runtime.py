@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def asked(folder: Path) -> dict[str, Answer]:
-    """What commands say, one after the other."""
+    """Return the output of commands that run one after the other."""
     file = str(folder / "mine.json")
     commands = {
         "run": ["run", "tiny", *settings("zero.mine.colour=2")],

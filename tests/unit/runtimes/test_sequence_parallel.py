@@ -6,6 +6,7 @@ from itertools import cycle
 import pytest
 from exact_training import proves_and_trains
 from fitting import fitting
+from token_ranks import LLAMA, TIED_GPT
 
 from zsim.analysis.schedule_plan import plan
 from zsim.config_error import ConfigError
@@ -30,15 +31,6 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
-LLAMA = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
-TIED_GPT = GPT(
-    layers=2,
-    hidden_size=8,
-    attention_heads=2,
-    sequence_length=4,
-    vocab_size=7,
-    tied_embeddings=True,
-)
 BASE = Strategy(
     parallel=Parallel(data=2, tensor=2, replicate=2),
     zero=Zero(stage=3, sequence_parallel=True),

@@ -94,7 +94,7 @@ def test_each_stage_copies_what_its_blocks_are_given_out_and_back(
 
 
 def most_alive(program: Program, names: Set[str]) -> int:
-    """How many of these buffers a step holds at once."""
+    """Count how many of these buffers a step holds at once."""
     alive, most = set[str](), 0
     for operation in program.step:
         if isinstance(operation, Allocate) and operation.buffer in names:

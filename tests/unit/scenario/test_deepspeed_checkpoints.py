@@ -1,35 +1,11 @@
 """Checkpoints and formats of states in a ds_config.json: read, or refused in one line."""
 
-import json
-
 import pytest
+from read_deepspeed_config import Config, named, read
 
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.scenario.deepspeed_config import configured
 from zsim.scenario.runtime_tables import emulated
-from zsim.scenario.tables import Scenario, ScenarioError
-from zsim.scenario.toml import parse
-
-TEXT = """
-title = "from a configuration"
-[model]
-parameters = 1000
-[cluster]
-topology = "dgx_h100_infiniband"
-[zero]
-deepspeed_config = "ds_config.json"
-[train]
-"""
-
-Config = dict[str, object]
-
-
-def read(config: Config, *settings: str) -> Scenario:
-    return configured(parse(TEXT, settings), json.dumps(config))[0]
-
-
-def named(config: Config) -> tuple[str, ...]:
-    return configured(parse(TEXT, ()), json.dumps(config))[1]
+from zsim.scenario.tables import ScenarioError
 
 
 def zero(stage: int) -> Config:

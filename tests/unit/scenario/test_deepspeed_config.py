@@ -6,36 +6,16 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from read_deepspeed_config import TEXT, Config, named, read
 
 from zsim.dtype import DType
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.deepspeed_config import PLAIN, configured
 from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, WITHOUT_EFFECT
 from zsim.scenario.runtime_tables import emulated
-from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import parse
 from zsim.strategy.train import LossScale
-
-TEXT = """
-title = "from a configuration"
-[model]
-parameters = 1000
-[cluster]
-topology = "dgx_h100_infiniband"
-[zero]
-deepspeed_config = "ds_config.json"
-[train]
-"""
-
-Config = dict[str, object]
-
-
-def read(config: Config, *settings: str) -> Scenario:
-    return configured(parse(TEXT, settings), json.dumps(config))[0]
-
-
-def named(config: Config, *settings: str) -> tuple[str, ...]:
-    return configured(parse(TEXT, settings), json.dumps(config))[1]
 
 
 def set_at(config: Config, name: str, value: object) -> None:

@@ -2,6 +2,8 @@
 
 import json
 
+from read_deepspeed_config import TEXT
+
 from zsim.runtimes.deepspeed.options import (
     DeepSpeed,
     OffloadDevice,
@@ -13,17 +15,6 @@ from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import Scenario
 from zsim.scenario.toml import parse
 from zsim.strategy.offload import FileAccess
-
-TEXT = """
-title = "from a configuration"
-[model]
-parameters = 1000
-[cluster]
-topology = "dgx_h100_infiniband"
-[zero]
-deepspeed_config = "ds_config.json"
-[train]
-"""
 
 
 def taken(stage: int, **options: object) -> tuple[Scenario, tuple[str, ...]]:

@@ -304,7 +304,7 @@ MORE = {
 
 
 def results_of(ranks: int, cases: Mapping[str, AxesCase]) -> dict[str, list[RankResult]]:
-    """What each case leaves on each rank, trained in one pool; observed where a trace is judged."""
+    """Train each case on its ranks in one pool; observed where a trace is judged."""
     watched = [replace(case, observe=case.witness) for case in cases.values()]
     with RankPool(ranks) as pool:
         by_number = pool.run(by_ranks, watched)

@@ -31,7 +31,7 @@ from zsim.schedule.operation import (
 )
 
 ACTIONS = frozenset({*OF_SEGMENTS, Action.LOAD})
-"""What is computed for one micro-batch alone: it says which, and that is what it computes."""
+"""Actions that compute for one micro-batch alone, which they name."""
 
 
 def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool]) -> None:
@@ -50,7 +50,7 @@ def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool])
 
 
 class _LoneMicroBatch:
-    """What is known after some operations: the buffers that are taken, and which hold gradients."""
+    """Knowledge after some operations: the buffers that are taken, and which hold gradients."""
 
     def __init__(self, is_linear: Callable[[str], bool]) -> None:
         self.taken: set[str] = set()

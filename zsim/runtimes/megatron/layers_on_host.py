@@ -29,7 +29,7 @@ OFFLOAD = "offload"
 
 
 class LayersOnHost(Checkpoints):
-    """What layers keep, on its way out or back, by the number of the layer."""
+    """Tensors that layers keep, on their way out or back, by the number of the layer."""
 
     def __init__(
         self,

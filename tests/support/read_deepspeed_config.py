@@ -1,0 +1,30 @@
+"""A scenario that takes a configuration of DeepSpeed, and nothing else of its own."""
+
+import json
+
+from zsim.scenario.deepspeed_config import configured
+from zsim.scenario.tables import Scenario
+from zsim.scenario.toml import parse
+
+TEXT = """
+title = "from a configuration"
+[model]
+parameters = 1000
+[cluster]
+topology = "dgx_h100_infiniband"
+[zero]
+deepspeed_config = "ds_config.json"
+[train]
+"""
+
+Config = dict[str, object]
+
+
+def read(config: Config, *settings: str) -> Scenario:
+    """Return the scenario with `config` and the `settings` of a command line."""
+    return configured(parse(TEXT, settings), json.dumps(config))[0]
+
+
+def named(config: Config, *settings: str) -> tuple[str, ...]:
+    """Return what of `config` is named as not modelled."""
+    return configured(parse(TEXT, settings), json.dumps(config))[1]
