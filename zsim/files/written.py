@@ -46,8 +46,10 @@ def write(path: Path, content: str | bytes) -> None:
     """Put `content` in the file at `path`, whole or not at all.
 
     A regular file is written without a name and then takes its place, so that a full disk or a
-    killed process leaves what was there before. A symbolic link stays one: its target is written
-    so. Pipes and devices are written through.
+    killed process leaves what was there before. It takes it in two steps, since Linux gives a file
+    no name that another has: a process killed between them leaves the whole new file beside, under
+    a hidden name. A symbolic link stays one: its target is written so. Pipes and devices are
+    written through.
 
     Raises:
         UnwrittenError: it cannot be written.
@@ -106,7 +108,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _nameless(folder: Path, beside: Path) -> int:
-    """Open a new file in `folder` that has no name: if this process is killed, nothing is left.
+    """Open a new file in `folder` that has no name: a process killed in writing leaves nothing.
 
     Where the file system has no such files, or /proc is missing, the file is called `beside`.
     """

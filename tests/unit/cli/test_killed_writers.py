@@ -13,6 +13,7 @@ import pytest
 import zsim
 from zsim.api.calibration import CalibrationResult
 from zsim.api.topology_result import read_topology
+from zsim.files import written
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.mistake import UnwrittenError
 
@@ -108,8 +109,10 @@ def strike(outputs: Mapping[str, Write], folder: Path, kills: int, full: int) ->
         assert found in (OLD, new), (name, number)
         if number >= kills:
             assert (os.waitstatus_to_exitcode(status), found) == (LOST, OLD), (name, number)
-        beside = {each.name for each in path.parent.iterdir()}
-        assert not [each for each in beside if each.startswith(".zsim-")], (name, number)
+        # Only a writer killed between the hidden name and the last leaves one: a whole new file.
+        for left in path.parent.glob(".zsim-*"):
+            assert number < kills, (name, number)
+            assert (found, left.read_bytes()) == (OLD, new), (name, number)
         ends["new" if found == new else "old"] += 1
     assert min(ends.values()) > 0, ends
 
@@ -119,6 +122,27 @@ def test_a_writer_that_is_killed_leaves_a_whole_file(
     outputs: Mapping[str, Write], tmp_path: Path
 ) -> None:
     strike(outputs, tmp_path, kills=24, full=12)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork where threads are
+@pytest.mark.parametrize(("call", "left"), [("fsync", []), ("link", []), ("replace", [b"new"])])
+def test_a_writer_killed_before_a_call_leaves_at_most_a_whole_file_beside(
+    call: str, left: list[bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.html"
+    path.write_bytes(OLD)
+
+    def killed(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def action() -> None:
+        setattr(Path if call == "replace" else os, call, killed)
+        written.write(path, b"new")
+
+    _, status = os.waitpid(in_a_child(action), 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert path.read_bytes() == OLD
+    assert [each.read_bytes() for each in tmp_path.glob(".zsim-*")] == left
 
 
 @pytest.mark.long
