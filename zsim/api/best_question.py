@@ -71,6 +71,7 @@ class Question:
         fleet: the GPUs.
         sequences: of a step.
         sequence_length: tokens of each.
+        layers: of the model.
         objective: one of `OBJECTIVES`.
         tokens: of the training; None where nobody says.
         within_s: seconds that it may take.
@@ -85,6 +86,7 @@ class Question:
     fleet: GpuFleet
     sequences: int
     sequence_length: int
+    layers: int
     objective: str
     tokens: int | None
     within_s: float | None
@@ -157,6 +159,8 @@ class Question:
             fleets=self.fleets(),
             sequences=self.sequences,
             sequence_length=self.sequence_length,
+            layers=self.layers,
+            compiles=bool(self.tables["train"].get("compile", False)),
             fixed=self.fixed,
         )
 
@@ -208,6 +212,7 @@ def question_of(
         fleet=fleet,
         sequences=_sequences(options.get("batch_tokens"), length, fleet.gpus),
         sequence_length=length,
+        layers=scenario.model.layers or 0,
         objective=objective,
         tokens=tokens,
         within_s=within_s,

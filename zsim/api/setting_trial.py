@@ -47,7 +47,13 @@ from zsim.prediction.evidence import judged_runs
 from zsim.prediction.likeness import Likeness, alike
 from zsim.prediction.run_features import features
 from zsim.prediction.trust import trust
-from zsim.runtimes.registry import copied_bytes, file_bytes, host_bytes, wire_bytes
+from zsim.runtimes.registry import (
+    copied_bytes,
+    file_bytes,
+    host_bytes,
+    need_trainable,
+    wire_bytes,
+)
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
@@ -207,10 +213,7 @@ class Bounder:
 
     def _of(self, found: ResolvedScenario, model: Model) -> SettingBound:
         strategy, cluster = found.strategy, found.cluster
-        runtime = strategy.zero.emulate
-        if model.frozen and runtime is not None and not runtime.takes_frozen:
-            why = f"model.frozen: {type(runtime).__name__} trains every parameter here"
-            return SettingBound(why_not=why)
+        need_trainable(model, strategy)
         memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(_groups(strategy))
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"

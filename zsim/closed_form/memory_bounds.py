@@ -5,6 +5,7 @@ settings whose bound is more than there is.
 """
 
 from zsim.closed_form.checkpoint import recomputed
+from zsim.closed_form.in_flight import in_flight
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Unit
@@ -21,16 +22,15 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     last unit works in. What schedules hold on top (gradients, buckets, other gathered parameters)
     is left out.
     """
-    count, times = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
-    if count == 1:
+    if strategy.parallel.pipeline == 1:
         working = _working(model, model.units[-1], strategy)
         return _states(model, strategy) + kept_activations(model, strategy) + working
-    runtime = strategy.zero.emulate
-    if runtime is not None and runtime.stages_in_v:  # which begin with the loss of each at once
-        times = 1
     return max(
         _states(stage.model, strategy)
-        + min(count - stage.index, times) * kept_activations(stage.model, strategy)
+        + sum(
+            times * kept_activations(chunk.model, strategy)
+            for chunk, times in zip(stage.chunks, in_flight(stage, strategy), strict=True)
+        )
         for stage in stages(model, strategy)
     )
 

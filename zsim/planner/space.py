@@ -11,6 +11,7 @@ from typing import cast
 
 from zsim.planner.fleet import Changes, Degrees, Fleet
 from zsim.planner.knob_effects import ADDS, GATHERING_LESS, LEANER
+from zsim.planner.pipeline_orders import order_of, orders
 from zsim.planner.runtime_knobs import KNOBS, no_knobs
 
 CHECKPOINTING = ("none", "operations", "full")
@@ -66,6 +67,11 @@ TENSOR_MODES: Mapping[str, Changes] = {
     "nanotron": {"zero.nanotron.tp_mode": "reduce_scatter"},
 }
 """How a runtime cuts hidden states by tokens over the tensor axis, which takes less memory."""
+
+COMPILED_TENSOR_MODES: Mapping[str, Changes] = {
+    "fsdp2": {"zero.fsdp2.enable_async_tensor_parallel": True},
+}
+"""How one fuses products with collectives of the tensor axis, where blocks are compiled."""
 
 
 CONTEXTS = (2, 4, 8)
@@ -173,7 +179,7 @@ class SettingGroup:
         runtime, stage = self.changes["zero.emulate"], self.changes["zero.stage"]
         known = ("tensor", "pipeline", "context")
         axes = [self.changes.get(f"parallel.{axis}", 1) != 1 for axis in known]
-        return f"{runtime} {stage} {axes} {self.moves_states}"
+        return f"{runtime} {stage} {axes} {order_of(self.changes)} {self.moves_states}"
 
     @property
     def likely(self) -> float:
@@ -208,6 +214,8 @@ class SettingSpace:
         fleets: GPUs that may be used.
         sequences: of a step, over all replicas.
         sequence_length: tokens of each.
+        layers: of the model, which chunks of a stage divide.
+        compiles: whether blocks are compiled, which some ways of a tensor axis need.
         fixed: values by key that are not sought.
     """
 
@@ -215,6 +223,8 @@ class SettingSpace:
     fleets: Sequence[Fleet]
     sequences: int
     sequence_length: int
+    layers: int
+    compiles: bool = False
     fixed: Changes
 
     def groups(self) -> Iterator[SettingGroup | RefusedSettings]:
@@ -237,11 +247,16 @@ class SettingSpace:
                     degrees = Degrees(
                         tensor=tensor, pipeline=pipeline, replicate=replicate, context=context
                     )
-                    knobs = self._knobs(fleet, runtime.name, stage, degrees)
+                    every = self._knobs(fleet, runtime.name, stage, degrees)
                     base = {"zero.emulate": runtime.name, "zero.stage": stage}
                     outer = offloads if pipeline == 1 else offloads[:1]
-                    for offload, mode in product(outer, self._modes_of(runtime.name, tensor)):
-                        changes = {**base, **offload, **mode}
+                    inner = orders(
+                        runtime.name, pipeline=pipeline, layers=self.layers, fixed=self.fixed
+                    )
+                    modes = self._modes_of(runtime.name, tensor)
+                    for offload, mode, order in product(outer, modes, inner):
+                        changes = {**base, **offload, **mode, **order}
+                        knobs = tuple(each for each in every if not each.keys() & order.keys())
                         yield from self._of_degrees(fleet, changes, degrees, knobs)
 
     def _of_degrees(
@@ -308,10 +323,12 @@ class SettingSpace:
 
     def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
         """Return the ways in which a tensor axis works, unless a setting says which."""
-        cut = TENSOR_MODES.get(runtime, {})
-        if tensor == 1 or not cut or any(key in self.fixed for key in cut):
+        other = TENSOR_MODES.get(runtime, {})
+        if self.compiles:
+            other = COMPILED_TENSOR_MODES.get(runtime, other)
+        if tensor == 1 or not other or any(key in self.fixed for key in other):
             return ({},)
-        return ({}, cut)
+        return ({}, other)
 
     def _pipelines(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
         return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)

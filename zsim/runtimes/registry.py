@@ -28,11 +28,14 @@ class Runtime:
         options: what it takes, and what it can do.
         schedule: returns what every rank does to train a model as a strategy says.
         volume: returns, from the strategy alone, what this moves over the data axes.
+        need: returns if `schedule` has one as far as that is known without it, and raises its
+            ModelError else; None asks nothing.
     """
 
     options: type[RuntimeOptions]
     schedule: Callable[[Model, Strategy], Schedule]
     volume: Callable[[Strategy], DataVolume]
+    need: Callable[[Model, Strategy], None] | None = None
 
 
 OWN = Runtime(options=RuntimeOptions, schedule=own.schedule, volume=lambda _: VOLUME)
@@ -70,6 +73,17 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned, there is nothing that another runtime could train, or a group of
             parameters names none.
     """
+    need_trainable(model, strategy)
+    with uncollected():
+        return runtime_of(strategy).schedule(model, strategy)
+
+
+def need_trainable(model: Model, strategy: Strategy) -> None:
+    """Return if there is a schedule, as far as that is known before one is made.
+
+    Raises:
+        ModelError: there is none.
+    """
     if strategy.zero.emulate is not None and not model.parameters:
         raise ModelError("model.parameters: none; only zsim's own stages take such a model")
     if model.frozen and not (strategy.zero.emulate is None or strategy.zero.emulate.takes_frozen):
@@ -80,8 +94,8 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
             f"go with zsim's own stages, {', '.join(takers)}"
         )
     _need_groups(model, strategy)
-    with uncollected():
-        return runtime_of(strategy).schedule(model, strategy)
+    if (need := runtime_of(strategy).need) is not None:
+        need(model, strategy)
 
 
 def _need_groups(model: Model, strategy: Strategy) -> None:

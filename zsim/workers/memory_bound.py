@@ -49,8 +49,9 @@ def bounded_memory(most_bytes: int | None) -> Generator[None]:
     if most < BLAS_BYTES:
         _load_blas()
     watch = _Watch(most)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
+        watch.start()  # where there is less than is used already it raises at once
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
         yield
     finally:
         while True:
@@ -96,7 +97,7 @@ def _load_blas() -> None:
 
 
 class _Watch:
-    """Thread that raises `MemoryError` in the one that made it, when little is left of `most`."""
+    """Thread that raises `MemoryError` in the one that starts it, when little is left of `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -104,6 +105,9 @@ class _Watch:
         self._owner = threading.get_ident()
         self._ended = threading.Event()
         self._raising = threading.Lock()
+
+    def start(self) -> None:
+        """Look from now on, until the end."""
         with small_stacks():
             threading.Thread(target=self._look, name="memory", daemon=True).start()
 

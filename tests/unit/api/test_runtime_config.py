@@ -35,6 +35,7 @@ def settings_of(runtime: str) -> list[dict[str, object]]:
         fleets=[Fleet(gpus=16, gpus_per_node=8)],
         sequences=SEQUENCES,
         sequence_length=LENGTH,
+        layers=12,
         fixed={"train.micro_batch_size": 2, "activations.checkpointing": "full"},
     )
     groups = [each for each in space.groups() if isinstance(each, SettingGroup)]

@@ -74,6 +74,7 @@ def drawn_groups(
         fleets=[Fleet(gpus=fleet.gpus, gpus_per_node=per_node)],
         sequences=fleet.gpus * draw(st.sampled_from((1, 2, 4))),
         sequence_length=tables["model"]["sequence_length"],
+        layers=tables["model"]["layers"],
         fixed={},
     )
     groups = [each for each in space.groups() if isinstance(each, SettingGroup)]

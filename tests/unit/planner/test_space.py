@@ -28,6 +28,7 @@ def groups(
         fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
         sequences=sequences,
         sequence_length=length,
+        layers=8,
         fixed={f"parallel.{axis}": degree for axis, degree in fixed.items()},
     )
     return [each for each in space.groups() if isinstance(each, SettingGroup)]
@@ -98,6 +99,7 @@ def test_degrees_that_a_setting_says_and_that_fill_no_gpus_are_refused_by_name(
         fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
         sequences=GPUS,
         sequence_length=1024,
+        layers=8,
         fixed={f"parallel.{axis}": degree for axis, degree in fixed.items()},
     )
     found = list(space.groups())
@@ -124,6 +126,7 @@ def test_checkpoints_go_to_the_host_once_for_each_group_that_has_some_and_no_pip
         fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
         sequences=GPUS,
         sequence_length=1024,
+        layers=8,
         fixed={},
     )
     found = [each for each in space.groups() if isinstance(each, SettingGroup)]

@@ -56,3 +56,35 @@ with bounded_memory(600 * 2**20):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["600", "True", "600"]
+
+
+def test_memory_that_is_gone_before_a_bound_holds_is_told_then_and_never_later() -> None:
+    """A thread that is not ended raises in whatever the process does next."""
+    program = """
+import resource, threading, time
+from zsim.workers.memory_bound import bounded_memory
+real = resource.setrlimit
+
+def busy():
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        pass
+
+def slow(*words):
+    busy()
+    real(*words)
+
+resource.setrlimit = slow
+try:
+    with bounded_memory(2**20):
+        print("not told")
+except MemoryError:
+    print("told")
+resource.setrlimit = real
+busy()
+print([each.name for each in threading.enumerate()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["told", "['MainThread']"]), done.stderr

@@ -10,20 +10,29 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 
 
+def need(model: Model, strategy: Strategy) -> None:
+    """Return if options, micro-batches and stages of a pipeline go together.
+
+    Raises:
+        ModelError: they do not.
+    """
+    options = strategy.options(FSDP2)
+    if strategy.parallel.pipeline > 1:
+        fsdp2_pipeline.need(model, strategy)
+    elif options.is_interleaved:
+        raise ModelError(
+            f"zero.fsdp2.pipeline_schedule: {options.pipeline_schedule} needs parallel.pipeline > 1"
+        )
+
+
 def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return the schedule of all stages of a pipeline, or of the one that there is.
 
     Raises:
         ModelError: the model does not go with the strategy.
     """
-    if strategy.parallel.pipeline > 1:
-        return fsdp2_pipeline.schedule(model, strategy)
-    options = strategy.options(FSDP2)
-    if options.is_interleaved:
-        raise ModelError(
-            f"zero.fsdp2.pipeline_schedule: {options.pipeline_schedule} needs parallel.pipeline > 1"
-        )
-    return fsdp2.schedule(model, strategy)
+    of_stages = strategy.parallel.pipeline > 1
+    return (fsdp2_pipeline.schedule if of_stages else fsdp2.schedule)(model, strategy)
 
 
-RUNTIME = Runtime(options=FSDP2, schedule=schedule, volume=lambda _: VOLUME)
+RUNTIME = Runtime(options=FSDP2, schedule=schedule, volume=lambda _: VOLUME, need=need)

@@ -38,6 +38,16 @@ from zsim.zero.assemble import assemble, need_fitting, need_single_calls
 from zsim.zero.names import PIPELINE
 
 
+def need(model: Model, strategy: Strategy) -> None:
+    """Return if micro-batches go with the stages, and all options are modelled with them.
+
+    Raises:
+        ModelError: they do not, or one is not.
+    """
+    _need_modelled(model, strategy)
+    _need_micro_batches(strategy)
+
+
 def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return what FSDP2 does to train `model` in `strategy.parallel.pipeline` stages.
 
@@ -47,8 +57,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_fitting(model, strategy)
     need_single_calls(model, "FSDP2 with a pipeline")
-    _need_modelled(model, strategy)
-    _need_micro_batches(strategy)
+    need(model, strategy)
     made = stages(model, strategy)
     if strategy.options(FSDP2).splits_backward:
         _need_two_parts(made)

@@ -1,6 +1,7 @@
 """Megatron-LM with and without its distributed optimizer, with and without a pipeline."""
 
 from zsim.model.model import Model, ModelError
+from zsim.model.pipeline_stages import stages
 from zsim.runtimes.megatron import pipeline
 from zsim.runtimes.megatron import schedule as megatron
 from zsim.runtimes.megatron.options import Megatron
@@ -10,21 +11,30 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 
 
+def need(model: Model, strategy: Strategy) -> None:
+    """Return if chunks, micro-batches and stages of a pipeline go together.
+
+    Raises:
+        ModelError: they do not.
+    """
+    layers = strategy.options(Megatron).num_layers_per_virtual_pipeline_stage
+    if strategy.parallel.pipeline > 1:
+        pipeline.need(stages(model, strategy), strategy)
+    elif layers is not None:
+        raise ModelError(
+            f"zero.megatron.num_layers_per_virtual_pipeline_stage: {layers} needs "
+            "parallel.pipeline > 1"
+        )
+
+
 def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return the schedule of all stages of a pipeline, or of the one that there is.
 
     Raises:
         ModelError: the model does not go with the strategy.
     """
-    if strategy.parallel.pipeline > 1:
-        return pipeline.schedule(model, strategy)
-    layers = strategy.options(Megatron).num_layers_per_virtual_pipeline_stage
-    if layers is not None:
-        raise ModelError(
-            f"zero.megatron.num_layers_per_virtual_pipeline_stage: {layers} needs "
-            "parallel.pipeline > 1"
-        )
-    return megatron.schedule(model, strategy)
+    of_stages = strategy.parallel.pipeline > 1
+    return (pipeline.schedule if of_stages else megatron.schedule)(model, strategy)
 
 
-RUNTIME = Runtime(options=Megatron, schedule=schedule, volume=lambda _: VOLUME)
+RUNTIME = Runtime(options=Megatron, schedule=schedule, volume=lambda _: VOLUME, need=need)

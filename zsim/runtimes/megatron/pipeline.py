@@ -55,6 +55,16 @@ from zsim.zero.micro_batch_slots import ChunkSlot, chunk_slots
 from zsim.zero.names import EMBEDDING, PIPELINE
 
 
+def need(made: Sequence[Stage], strategy: Strategy) -> None:
+    """Return if micro-batches go with the chunks of the stages.
+
+    Raises:
+        ModelError: they do not.
+    """
+    if len(made[0].chunks) > 1:
+        need_interleaved(strategy)
+
+
 def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return what Megatron-LM does to train `model` in `strategy.parallel.pipeline` stages.
 
@@ -65,9 +75,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     need_fitting(model, strategy)
     need_single_calls(model, "Megatron-LM with a pipeline")
     made = stages(model, strategy)
+    need(made, strategy)
     chunks = len(made[0].chunks)
-    if chunks > 1:
-        need_interleaved(strategy)
     steps = [MegatronStage(stage, strategy) for stage in made]
     for step in steps:
         step.write()

@@ -1,0 +1,57 @@
+"""Orders of a pipeline among which a search chooses, beside one forward, one backward."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from zsim.planner.fleet import Changes
+
+FSDP2_SCHEDULE = "zero.fsdp2.pipeline_schedule"
+MEGATRON_CHUNK = "zero.megatron.num_layers_per_virtual_pipeline_stage"
+
+FSDP2_ORDERS = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+"""With two chunks of layers on each stage, as many as there are by default."""
+
+LAYERS_OF_CHUNK = (4, 2, 1)
+"""Layers of a chunk of Megatron-LM, as in NVIDIA's recipes for H100 (github.com/NVIDIA/
+dgxc-benchmarking, v25.02). Smaller chunks leave stages idle for less time and send more often."""
+
+
+def _fsdp2(pipeline: int, layers: int) -> Iterator[Changes]:
+    del pipeline, layers
+    for each in FSDP2_ORDERS:
+        # What is freed after forward is not modelled with several chunks.
+        yield {FSDP2_SCHEDULE: each, "zero.fsdp2.reshard_after_forward": False}
+
+
+def _megatron(pipeline: int, layers: int) -> Iterator[Changes]:
+    of_stage, left = divmod(layers, pipeline)
+    for of_chunk in LAYERS_OF_CHUNK:
+        if not left and of_chunk < of_stage and of_stage % of_chunk == 0:
+            yield {MEGATRON_CHUNK: of_chunk}
+
+
+_ORDERS: Mapping[str, tuple[str, Callable[[int, int], Iterator[Changes]]]] = {
+    "fsdp2": (FSDP2_SCHEDULE, _fsdp2),
+    "megatron": (MEGATRON_CHUNK, _megatron),
+}
+"""The option that names the order, and all orders but the default, by runtime."""
+
+
+def orders(runtime: str, *, pipeline: int, layers: int, fixed: Changes) -> tuple[Changes, ...]:
+    """Return what each order changes, that of the default first, as far as `fixed` leaves it open.
+
+    `layers` are those of the whole model.
+    """
+    if pipeline == 1 or runtime not in _ORDERS:
+        return ({},)
+    name, every = _ORDERS[runtime]
+    found = [
+        each
+        for each in every(pipeline, layers)
+        if all(fixed.get(key, value) == value for key, value in each.items())
+    ]
+    return tuple(found) or ({},) if name in fixed else ({}, *found)
+
+
+def order_of(changes: Changes) -> object:
+    """Return the name of the order among changes; None for the default."""
+    return next((changes[name] for name, _ in _ORDERS.values() if name in changes), None)
