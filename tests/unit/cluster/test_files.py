@@ -88,6 +88,7 @@ def test_the_zero_paper_s_cluster_is_what_the_paper_says() -> None:
         ("dgx_a100", 8, 8, 300, 25),
         ("dgx_h100", 8, 8, 450, 50),
         ("dgx_h200", 8, 8, 450, 50),
+        ("h800_roce", 8, 8, 200, 12.5),
         ("hgx_b200", 8, 8, 900, 50),
         ("gb200_nvl72", 4, 4, 900, 50),
         ("p4d", 8, 4, 300, 12.5),
