@@ -9,7 +9,7 @@ from zsim.api.answer import Answer, Progress, tell_nobody
 from zsim.api.answer_text import table_text
 from zsim.api.forecast import asked, forecasts
 from zsim.api.judged_figures import figure_runs, judged_figures, scenario_features
-from zsim.calibration.coverage import Coverage, LeftOut, coverage
+from zsim.calibration.coverage import Coverage, CoverageTable, LeftOut, coverage
 from zsim.calibration.judged_rows import different, judged_row, judges
 from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast
@@ -20,15 +20,12 @@ from zsim.prediction.evidence import JudgedRun, judged_runs
 from zsim.prediction.likeness import LEVEL, JudgedQuantity
 from zsim.prediction.run_features import RunFeatures
 
-Covered = tuple[Coverage, Sequence[Coverage]]
-"""Coverage of all rows, and of each kind."""
-
-
 COLUMNS = ("kind", "rows", "stated", "covered", "p", "printed", "observed")
 LEGEND = (
     "stated: rows with enough others like them for a bound of the error; covered: of these, errors",
     "within it; p: the chance of a share so far from 90%; printed: median bound; observed: what",
-    "90% of the errors are within",
+    "90% of the errors are within; a run stalls that took more than twice as long as runs like it",
+    "on other numbers of nodes, by what was published alone",
 )
 
 
@@ -44,7 +41,7 @@ class TrustValidation(Answer):
     """
 
     runs: tuple[JudgedRun, ...]
-    covered: Mapping[tuple[JudgedQuantity, LeftOut], Covered]
+    covered: Mapping[tuple[JudgedQuantity, LeftOut], CoverageTable]
     stale: int | None = None
     fresh: int | None = None
 
@@ -53,9 +50,9 @@ class TrustValidation(Answer):
         lines = [f"{len(self.runs):,} judged runs of {_publications(self.runs):,} publications"]
         if self.stale is not None:
             lines.append(f"made again: {self.stale:,} rows that ship are stale, {self.fresh:,} new")
-        for (quantity, left_out), (everything, kinds) in self.covered.items():
+        for (quantity, left_out), found in self.covered.items():
             title = f"{quantity}, each {left_out} left out in turn: the {LEVEL:.0%} that is printed"
-            rows = [_cells(each) for each in (everything, *kinds)]
+            rows = [_cells(each) for each in (found.everything, found.steady, *found.kinds)]
             lines += ["", f"{title}:", table_text(COLUMNS, rows)]
         return "\n".join([*lines, "", *LEGEND])
 
@@ -70,10 +67,11 @@ class TrustValidation(Answer):
                 {
                     "quantity": str(quantity),
                     "left_out": str(left_out),
-                    "all": _object(everything),
-                    "kinds": [_object(each) for each in kinds],
+                    "all": _object(found.everything),
+                    "steady": _object(found.steady),
+                    "kinds": [_object(each) for each in found.kinds],
                 }
-                for (quantity, left_out), (everything, kinds) in self.covered.items()
+                for (quantity, left_out), found in self.covered.items()
             ],
         }
 
@@ -129,7 +127,7 @@ def made_again(runs: Sequence[Published], progress: Progress) -> list[JudgedRun]
     return found
 
 
-def _covered(runs: Sequence[JudgedRun]) -> dict[tuple[JudgedQuantity, LeftOut], Covered]:
+def _covered(runs: Sequence[JudgedRun]) -> dict[tuple[JudgedQuantity, LeftOut], CoverageTable]:
     return {
         (quantity, left_out): coverage(runs, left_out, quantity)
         for quantity in JudgedQuantity

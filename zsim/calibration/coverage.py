@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, exp, lgamma, log
 from statistics import median
+from typing import NamedTuple
 
 from zsim.prediction.evidence import JudgedRun
 from zsim.prediction.likeness import (
@@ -69,10 +70,22 @@ class Coverage:
         return binomial_p(self.covered, self.stated) if self.stated else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoverageTable:
+    """Coverage of all runs, of those that do not stall, and of each kind.
+
+    Runs that stall are told by what was published alone, and judge others like any run.
+    """
+
+    everything: Coverage
+    steady: Coverage
+    kinds: Sequence[Coverage]
+
+
 def coverage(
     runs: Sequence[JudgedRun], left_out: LeftOut, quantity: JudgedQuantity
-) -> tuple[Coverage, list[Coverage]]:
-    """Return the coverage of all `runs`, and of each kind of them."""
+) -> CoverageTable:
+    """Return the coverage of `runs`."""
     group = GROUPS[left_out]
     of_kind: defaultdict[Hashable, list[JudgedRun]] = defaultdict(list)
     for run in runs:
@@ -81,7 +94,7 @@ def coverage(
     rest = {
         left: [run for run in runs if group(run) != left] for left in {group(run) for run in runs}
     }
-    asked: dict[str, list[tuple[float, float | None]]] = {}
+    asked: dict[str, list[_Asked]] = {}
     for found in of_kind.values():
         asked[kind_text(found[0].features, quantity)] = [
             _asked(
@@ -93,7 +106,19 @@ def coverage(
             for run in found
         ]
     everything = [each for found in asked.values() for each in found]
-    return _coverage("all", everything), [_coverage(name, each) for name, each in asked.items()]
+    return CoverageTable(
+        everything=_coverage("all", everything),
+        steady=_coverage("all that do not stall", [each for each in everything if not each.stalls]),
+        kinds=[_coverage(name, each) for name, each in asked.items()],
+    )
+
+
+class _Asked(NamedTuple):
+    """A run that was asked about: how far off its prediction is, and what was stated of it."""
+
+    error: float
+    bound: float | None
+    stalls: bool
 
 
 def _asked(
@@ -101,7 +126,7 @@ def _asked(
     same_kind: Sequence[JudgedRun],
     others: Sequence[JudgedRun],
     quantity: JudgedQuantity,
-) -> tuple[float, float | None]:
+) -> _Asked:
     """Return how far off the prediction of `run` is, and what is stated of it by `others`.
 
     No run that is not of the `same_kind` is alike.
@@ -111,11 +136,11 @@ def _asked(
     bound = alike(run.features, same_kind, quantity).bound
     if bound is None:
         bound = elsewhere(run.features, others, quantity).bound
-    return abs(error), bound
+    return _Asked(abs(error), bound, run.stalls)
 
 
-def _coverage(kind: str, asked: Sequence[tuple[float, float | None]]) -> Coverage:
-    stated = [(error, bound) for error, bound in asked if bound is not None]
+def _coverage(kind: str, asked: Sequence[_Asked]) -> Coverage:
+    stated = [(each.error, each.bound) for each in asked if each.bound is not None]
     ordered = sorted(error for error, _ in stated)
     return Coverage(
         kind=kind,

@@ -27,7 +27,7 @@ REJECTED = {
 
 
 def rejected(runs: Sequence[JudgedRun], left_out: LeftOut, quantity: JudgedQuantity) -> set[str]:
-    _, kinds = coverage(runs, left_out, quantity)
+    kinds = coverage(runs, left_out, quantity).kinds
     tested = [each for each in kinds if each.stated >= MANY]
     assert tested or left_out is LeftOut.PUBLICATION
     return {each.kind for each in tested if (each.p_value or 0) <= 0.05}
@@ -37,7 +37,7 @@ def rejected(runs: Sequence[JudgedRun], left_out: LeftOut, quantity: JudgedQuant
 def test_what_is_printed_holds_as_often_as_it_says_when_a_sweep_is_left_out(
     quantity: JudgedQuantity,
 ) -> None:
-    everything, _ = coverage(judged_runs(), LeftOut.SWEEP, quantity)
+    everything = coverage(judged_runs(), LeftOut.SWEEP, quantity).everything
     assert everything.share is not None
     assert 0.85 <= everything.share <= 0.95
     assert everything.stated >= 0.7 * everything.rows
@@ -57,18 +57,31 @@ def test_what_other_publications_say_holds_too_where_they_say_anything(
 
 
 def test_nine_of_ten_step_times_have_a_bound_of_other_publications() -> None:
-    everything, _ = coverage(judged_runs(), LeftOut.PUBLICATION, JudgedQuantity.STEP_TIME)
-    assert everything.stated >= 0.9 * everything.rows
-    assert everything.printed is not None
-    assert everything.observed is not None
-    assert everything.printed <= 2 * everything.observed
+    found = coverage(judged_runs(), LeftOut.PUBLICATION, JudgedQuantity.STEP_TIME)
+    for each in (found.everything, found.steady):
+        assert each.stated >= 0.9 * each.rows
+        assert each.printed is not None
+        assert each.observed is not None
+        assert each.printed <= 2 * each.observed
 
 
-@pytest.mark.xfail(reason="81 %: the Playbook's pipelines stall (docs/validation.md, Trust)")
-def test_a_bound_of_other_publications_holds_for_85_of_100_step_times() -> None:
-    everything, _ = coverage(judged_runs(), LeftOut.PUBLICATION, JudgedQuantity.STEP_TIME)
-    assert everything.share is not None
-    assert 0.85 <= everything.share <= 0.95
+def test_a_bound_of_other_publications_holds_where_a_run_does_not_stall() -> None:
+    """With those that stall it is missed, which docs/validation.md tells."""
+    found = coverage(judged_runs(), LeftOut.PUBLICATION, JudgedQuantity.STEP_TIME)
+    assert found.steady.rows < found.everything.rows
+    assert found.steady.share is not None
+    assert 0.85 <= found.steady.share <= 0.95
+
+
+def test_runs_that_stall_are_asked_apart_and_judge_others_as_any_does() -> None:
+    runs = judged_runs()
+    (stalling,) = {run.publication for run in runs if run.stalls}
+    found = coverage(runs, LeftOut.SWEEP, JudgedQuantity.STEP_TIME)
+    stalls = sum(run.stalls for run in runs)
+    assert (found.everything.rows, found.steady.rows) == (len(runs), len(runs) - stalls)
+    unmarked = [replace(run, stalls=False) for run in runs]
+    assert coverage(unmarked, LeftOut.SWEEP, JudgedQuantity.STEP_TIME).kinds == found.kinds
+    assert 0 < stalls < sum(run.publication == stalling for run in runs) / 2
 
 
 def test_errors_that_are_understated_are_seen() -> None:
@@ -82,7 +95,7 @@ def test_errors_that_are_understated_are_seen() -> None:
         else replace(run, predicted_step_s=run.step_s)
         for run in runs
     ]
-    everything, _ = coverage(flattered, LeftOut.SWEEP, JudgedQuantity.STEP_TIME)
+    everything = coverage(flattered, LeftOut.SWEEP, JudgedQuantity.STEP_TIME).everything
     assert everything.p_value is not None
     assert everything.p_value < 0.05
 
