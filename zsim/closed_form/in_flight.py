@@ -1,30 +1,79 @@
-"""Micro-batches that a stage of a pipeline has begun where its first backward begins.
+"""Micro-batches that a stage of a pipeline has under way where its backwards begin.
 
 With one chunk those that go ahead on the stages behind it, and its own (PipeDream-Flush, Narayanan
 et al. 2021, section 2.2.1). With several, each takes as many micro-batches in turn as there are
-stages; the first one waits for all turns but the last, and for each stage behind it there and back
-(section 2.2.2), or there alone where gradients of weights fill the way back (ZB-1p, Qi et al. 2024,
-arXiv 2401.10241). In a V both chunks together hold as many as two of each stage (ZB-V, ibid.
-section 6).
+stages, forward from the first chunk on, backward from the last; the first backward waits for all
+turns of forward but the last, and for each stage behind it there and back (section 2.2.2), or there
+alone where gradients of weights fill the way back (ZB-1p, Qi et al. 2024, arXiv 2401.10241). In a V
+both chunks together hold as many as two of each stage (ZB-V, ibid. section 6).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from zsim.model.pipeline_stages import Stage
 from zsim.strategy.strategy import Strategy
 
 
-def in_flight(stage: Stage, strategy: Strategy) -> Sequence[int]:
-    """Return the micro-batches of each chunk of `stage` that are under way."""
-    count, times = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
-    behind, chunks = count - 1 - stage.index, len(stage.chunks)
-    if chunks == 1:
-        return (min(behind + 1, times),)
-    runtime = strategy.zero.emulate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The moment in which a backward of a stage begins.
+
+    Attributes:
+        in_flight: of each chunk, micro-batches whose backward has not ended.
+        has_gradients: whether each chunk has gradients of parameters, none of which are reduced.
+    """
+
+    in_flight: Sequence[int]
+    has_gradients: bool
+
+
+def moments(stage: Stage, strategy: Strategy) -> Iterator[Moment]:
+    """Yield when the first backward of `stage` begins, and when the first with all gradients."""
+    times, runtime = strategy.train.gradient_accumulation_steps, strategy.zero.emulate
+    count, chunks = strategy.parallel.pipeline, len(stage.chunks)
     if runtime is not None and runtime.stages_in_v:
-        return min(2 * behind + 1 + stage.index, times), min(stage.index + 1, times)
-    turn = times // max(1, times // count)
-    ways = 1 if runtime is not None and runtime.splits_backward else 2
-    begun = min((chunks - 1) * turn + ways * behind + 1, chunks * times)
-    rounds, left = divmod(begun, chunks * turn)
-    return [rounds * turn + min(max(left - chunk * turn, 0), turn) for chunk in range(chunks)]
+        yield from _in_v(count, stage.index, times)
+        return
+    splits = runtime is not None and runtime.splits_backward
+    turn, behind = times // max(1, times // count), count - 1 - stage.index
+    if chunks == 1:
+        ahead, collected, turns = behind + 1, 1, _Turns(chunks=1, turn=times, times=times)
+    else:
+        ahead = (chunks - 1) * turn + (1 if splits else 2) * behind + 1
+        collected = (chunks - 1) * turn + 1 + (stage.index if splits else 0)
+        turns = _Turns(chunks=chunks, turn=turn, times=times)
+    yield turns.moment(0, ahead=ahead)
+    if times >= (2 if chunks == 1 else 2 * turn):  # else the last chunk has reduced its own by then
+        yield turns.moment(collected, ahead=ahead)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turns:
+    """Chunks of a stage, of which each takes `turn` of all `times` micro-batches in turn."""
+
+    chunks: int
+    turn: int
+    times: int
+
+    def moment(self, done: int, *, ahead: int) -> Moment:
+        """Return the moment after so many backwards, with `ahead` forwards more if there are."""
+        forwards = self._of_chunks(min(ahead + done, self.chunks * self.times))
+        backwards = self._of_chunks(done)[::-1]
+        left = [begun - ended for begun, ended in zip(forwards, backwards, strict=True)]
+        return Moment(in_flight=left, has_gradients=done > 0)
+
+    def _of_chunks(self, tasks: int) -> list[int]:
+        """Return how many of the first tasks are of each chunk, that which begins first."""
+        rounds, left = divmod(tasks, self.chunks * self.turn)
+        return [
+            rounds * self.turn + min(max(left - chunk * self.turn, 0), self.turn)
+            for chunk in range(self.chunks)
+        ]
+
+
+def _in_v(stages: int, index: int, times: int) -> Iterator[Moment]:
+    first = 2 * stages - index - 1
+    yield Moment(in_flight=(min(first, times), min(index + 1, times)), has_gradients=False)
+    if times > first + 1:  # one round of all tasks has been by then
+        yield Moment(in_flight=(first + 1, index), has_gradients=True)

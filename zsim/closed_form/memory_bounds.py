@@ -4,12 +4,14 @@ What persists, and the activations that are kept where the last backward begins.
 settings whose bound is more than there is.
 """
 
+from collections.abc import Iterable
+
 from zsim.closed_form.checkpoint import recomputed
-from zsim.closed_form.in_flight import in_flight
+from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
-from zsim.model.model import BATCH, Model, Unit
-from zsim.model.pipeline_stages import stages
+from zsim.model.model import BATCH, Model, Parameter, Unit
+from zsim.model.pipeline_stages import Stage, stages
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
@@ -19,19 +21,33 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
 
     Where the backward of the last unit begins: parameters where a stage does not cut them, masters
     and moments as far as they are cut, activations of the micro-batches in flight, and what the
-    last unit works in. What schedules hold on top (gradients, buckets, other gathered parameters)
-    is left out.
+    last unit works in; in a pipeline also what runtimes keep whole until the last backward. What
+    schedules hold on top (other gradients, buckets, other gathered parameters) is left out.
     """
     if strategy.parallel.pipeline == 1:
         working = _working(model, model.units[-1], strategy)
         return _states(model, strategy) + kept_activations(model, strategy) + working
-    return max(
-        _states(stage.model, strategy)
-        + sum(
-            times * kept_activations(chunk.model, strategy)
-            for chunk, times in zip(stage.chunks, in_flight(stage, strategy), strict=True)
+    return max(_of_stage(stage, strategy) for stage in stages(model, strategy))
+
+
+def _of_stage(stage: Stage, strategy: Strategy) -> int:
+    """Return the bytes that a rank of a stage holds where a backward begins, at least."""
+    runtime, precision = strategy.zero.emulate, strategy.train.precision
+    kept = [kept_activations(chunk.model, strategy) for chunk in stage.chunks]
+    states, gradients = _states(stage.model, strategy), 0
+    if runtime is not None and runtime.keeps_stage_whole(chunks=len(kept)):
+        states += _gathered(stage.model.parameters, precision.compute)
+    if runtime is not None and runtime.collects_stage:
+        formats = runtime.formats(
+            stage=strategy.zero.stage, compute=precision.compute, optimizer=precision.optimizer
         )
-        for stage in stages(model, strategy)
+        trained = sum(each.elements for each in stage.model.parameters if not each.frozen)
+        gradients = trained * formats.whole.size_bytes
+    return max(
+        states
+        + (gradients if moment.has_gradients else 0)
+        + sum(times * each for times, each in zip(moment.in_flight, kept, strict=True))
+        for moment in moments(stage, strategy)
     )
 
 
@@ -40,14 +56,17 @@ def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
     last = unit.segments[-1]
     gathered = 0
     if strategy.zero.stage == 3:
-        size = strategy.train.precision.compute.size_bytes
         read = set(last.parameters)
-        gathered = sum(
-            each.elements * (DType.FP8.size_bytes if each.float8 else size)
-            for each in unit.parameters
-            if each.name in read
-        )
+        own = [each for each in unit.parameters if each.name in read]
+        gathered = _gathered(own, strategy.train.precision.compute)
     return last.backward_workspace_bytes + gathered
+
+
+def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
+    """Return the bytes of parameters as they are gathered."""
+    return sum(
+        each.elements * (DType.FP8 if each.float8 else compute).size_bytes for each in parameters
+    )
 
 
 def _states(model: Model, strategy: Strategy) -> int:

@@ -181,6 +181,16 @@ class RuntimeOptions(Table):
         """True if the second of two chunks of stages goes back from the last stage to the first."""
         return False
 
+    @property
+    def collects_stage(self) -> bool:
+        """True if whole gradients of a stage of a pipeline collect until its last backward."""
+        return False
+
+    def keeps_stage_whole(self, *, chunks: int) -> bool:
+        """Return whether all parameters of a stage are gathered from its first forward on."""
+        del chunks
+        return False
+
     def cuts_messages(self, *, tensor: int) -> bool:
         """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""
         del tensor

@@ -1,7 +1,7 @@
-"""Micro-batches that stages have begun at their first backward, beside the orders of runtimes."""
+"""Micro-batches that stages have under way where backwards begin, beside the orders of runtimes."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import fsdp2_pipelines
@@ -10,33 +10,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.closed_form.in_flight import in_flight
+from zsim.closed_form.in_flight import Moment, moments
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import stages
 from zsim.runtimes.fsdp2.options import PipelineSchedule
+from zsim.runtimes.fsdp2.order import WeightTask
 from zsim.runtimes.fsdp2.pipeline import orders
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Task
+from zsim.runtimes.stage_actions import Direction, Reduce, Task
 from zsim.schedule.operation import Compute, walk
 from zsim.strategy.strategy import Strategy
 
 
-def begun(actions: Iterable[object], chunks: int) -> list[int]:
-    """Return the forwards of each chunk before the first backward."""
-    found = Counter[int]()
-    for each in actions:
-        if isinstance(each, Task):
-            if each.direction is Direction.BACKWARD:
-                break
-            found[each.chunk] += 1
-    return [found[chunk] for chunk in range(chunks)]
+def moments_in(order: Sequence[object], chunks: int) -> list[Moment]:
+    """Return the first backward in `order`, and each that comes while all chunks have gradients."""
+    parts = any(isinstance(each, WeightTask) for each in order)
+    begun, collecting, found = Counter[int](), set[int](), list[Moment]()
+    for each in order:
+        match each:
+            case Task(direction=Direction.FORWARD):
+                begun[each.chunk] += 1
+            case Task():
+                has_all = len(collecting) == chunks
+                if has_all or not found:
+                    left = [begun[chunk] for chunk in range(chunks)]
+                    found.append(Moment(in_flight=left, has_gradients=has_all))
+                begun[each.chunk] -= 1
+                collecting |= set() if parts else {each.chunk}
+            case WeightTask():
+                collecting.add(each.chunk)
+            case Reduce():
+                collecting.discard(each.chunk)
+            case _:
+                pass
+    return found
 
 
 @pytest.mark.parametrize("schedule", PipelineSchedule)
 @settings(max_examples=15, deadline=None)
 @given(pipeline=st.integers(2, 6), rounds=st.integers(1, 4), more=st.integers(0, 3))
-def test_orders_of_fsdp2_begin_as_many(
+def test_orders_of_fsdp2_have_these_moments(
     schedule: PipelineSchedule, pipeline: int, rounds: int, more: int
 ) -> None:
     is_dealt = schedule in {PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE}
@@ -46,7 +60,15 @@ def test_orders_of_fsdp2_begin_as_many(
     shape = replace(fsdp2_pipelines.SHAPE, layers=4 * pipeline)
     made = stages(fsdp2_pipelines.model_of(strategy, shape), strategy)
     for stage, order in zip(made, orders(strategy), strict=True):
-        assert begun(order, len(stage.chunks)) == [*in_flight(stage, strategy)]
+        first, *collected = moments(stage, strategy)
+        there = moments_in(order, len(stage.chunks))
+        assert [*first.in_flight] == there[0].in_flight
+        assert not first.has_gradients
+        for moment in collected:
+            assert moment.has_gradients
+            assert [*moment.in_flight] in [each.in_flight for each in there if each.has_gradients]
+        if rounds > 2:
+            assert len(collected) == 1
 
 
 def forwards_before_backward(model: Model, strategy: Strategy) -> list[int]:
@@ -69,5 +91,5 @@ def test_schedules_of_megatron_begin_as_many(
     strategy = megatron_pipelines.strategy_of(pipeline, micro_batches, options)
     shape = replace(megatron_pipelines.SHAPE, layers=4 * pipeline)
     model = megatron_pipelines.model_of(strategy, shape)
-    expected = [sum(in_flight(stage, strategy)) for stage in stages(model, strategy)]
+    expected = [sum(next(moments(stage, strategy)).in_flight) for stage in stages(model, strategy)]
     assert forwards_before_backward(model, strategy) == expected

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
+from zsim.runtimes.fsdp2.order import WHOLE_CHUNKS
 from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
@@ -187,6 +188,15 @@ class FSDP2(RuntimeOptions):
         return self.stages_in_v or (
             self.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
         )
+
+    @property
+    def collects_stage(self) -> bool:
+        """True: a stage reduces once, after its last backward."""
+        return True
+
+    def keeps_stage_whole(self, *, chunks: int) -> bool:
+        """Return whether nothing is freed after forward: of more than 3 chunks some are."""
+        return self.reshard_after_forward is False and chunks <= WHOLE_CHUNKS
 
     @property
     def stages_in_v(self) -> bool:
