@@ -292,7 +292,11 @@ def _of_shared_sequences(asked: ConfigQuestion, sizes: Sequence[tuple[str, int]]
     return lines
 
 
-UNSAID: Final = {"overlap_p2p_comm", "scatter_gather_tensors_in_pipeline"}
+UNSAID: Final = {
+    "gradient_accumulation_fusion",
+    "overlap_p2p_comm",
+    "scatter_gather_tensors_in_pipeline",
+}
 """Options of Megatron-LM whose arguments can only turn them off."""
 
 
@@ -319,6 +323,8 @@ def _megatron(asked: ConfigQuestion) -> str:
         found.append(f"--cpu-offloading-num-layers {stored}")
     if asked.options.get("overlap_p2p_comm") is False:
         found.append("--no-overlap-p2p-communication")
+    if not asked.options.get("gradient_accumulation_fusion"):
+        found.append("--no-gradient-accumulation-fusion")
     if asked.precision != "fp32":
         found.append(f"--{asked.precision}")
     if asked.precision == "bf16" and not asked.options.get("grad_reduce_in_fp32"):

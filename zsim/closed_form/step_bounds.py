@@ -15,7 +15,7 @@ from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
-from zsim.model.kernel import Kernel, parts_of
+from zsim.model.kernel import FusedPart, Kernel, parts_of
 from zsim.model.model import Model, Segment, Value
 from zsim.model.pipeline_stages import stages
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
@@ -158,7 +158,7 @@ class _Clock:
         if segment.reduces_output and not fused:
             made = [each for each in segment.outputs if each.tensor_sharded]
             total += sum(self._gathered_s(model, each, segment) for each in made)
-        if segment.reduces_input_gradient:
+        if segment.reduces_input_gradient and FusedPart.BESIDE_SCATTER not in fused:
             values = [model.values[name] for name in segment.inputs]
             total += sum(self._summed_s(model, each) for each in values if each.requires_gradient)
         return total

@@ -79,19 +79,21 @@ def waves(count: int, processors: float) -> float:
     return exact if exact > EVEN_WAVES else ceil(exact)
 
 
-def product_s(shape: tuple[int, ...], size_bytes: int, peaks: Peaks, by: KernelProfile) -> float:
+def product_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
     """Seconds of a product of matrices, by what limits it."""
-    batch, m, n, k = shape
+    batch, m, n, k = kernel.shape
     reached = peaks.flops * by.product / by.processors
+    processors = max(1.0, by.processors - kernel.spared)
     bandwidth = peaks.bytes * by.product_memory
     best = float("inf")
     for tile, area, tiles, steps, sums in tilings(batch, m, n, k):
-        if sums and tiles > SPLIT_WAVES * by.processors:
+        if sums and tiles > SPLIT_WAVES * processors:
             continue
         share = getattr(by, tile) if tile else 1.0
-        work = waves(tiles, by.processors) * 2 * area * (steps + by.product_fill)
+        of_one = waves(tiles * kernel.streams, processors) / kernel.streams
+        work = of_one * 2 * area * (steps + by.product_fill)
         best = min(best, work / (reached * share) + sums / bandwidth)
-    return max(best, size_bytes / bandwidth)
+    return max(best, kernel.bytes / bandwidth)
 
 
 def attention_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
@@ -115,7 +117,7 @@ def work_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
     """Seconds of the work of `kernel` where it runs alone."""
     match kernel.kind:
         case KernelKind.MATMUL if len(kernel.shape) == 4:
-            return product_s(kernel.shape, kernel.bytes, peaks, by)
+            return product_s(kernel, peaks, by)
         case KernelKind.MATMUL:  # of no known shape
             moved = kernel.bytes / (peaks.bytes * by.product_memory)
             return max(kernel.flops / (peaks.flops * by.product), moved)

@@ -158,7 +158,8 @@ def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -
 
     A Compute takes its kernels one after the other. One that names none, a Copy and a Fill take the
     memory traffic of the views that they touch; where constants are fitted, each launch of a Copy
-    but the first has the few microseconds of its own that any kernel has.
+    but the first has the few microseconds of its own that any kernel has. A Copy without one takes
+    nothing beside the kernels that do it.
 
     Raises:
         ClusterError: the GPU has no rate for the format of a kernel.
@@ -168,6 +169,8 @@ def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -
     if isinstance(operation, Compute) and operation.kernels:
         return sum(kernel_ps(kernel, gpu) for kernel in operation.kernels)
     own_ps = 0
+    if isinstance(operation, Copy) and not operation.launches:
+        return 0
     if isinstance(operation, Copy) and gpu.kernels is not None:
         own_ps = round((operation.launches - 1) * gpu.kernels.fixed_s * PICOSECONDS_PER_SECOND)
     traffic_ps = memory_ps(touched_bytes(operation, program), gpu)

@@ -43,7 +43,8 @@ class KernelKind(StrEnum):
 class FusedPart(StrEnum):
     """Parts that kernels have in an operator which fuses a product with a collective of tokens.
 
-    It multiplies the tokens of one rank after the other, while those of the next are copied.
+    It multiplies the tokens of one rank after the other, while those of the next are copied. A
+    product may run beside a whole collective, too, whose tokens are another's.
     """
 
     GATHERED = "gathered"
@@ -54,6 +55,12 @@ class FusedPart(StrEnum):
     """It makes the summand of what one rank gets of a reduce-scatter."""
     SUM = "sum"
     """It adds up the summands, once all have come."""
+    SPLIT = "split"
+    """It makes a part of the output, which a kernel scatters while it makes the next."""
+    BESIDE_GATHER = "beside_gather"
+    """It runs while the tokens are gathered that a kernel behind it reads."""
+    BESIDE_SCATTER = "beside_scatter"
+    """It runs while what kernels before it have made is scattered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +80,9 @@ class Kernel:
         recorded_ps: picoseconds that it took in a run that was recorded, and takes on any GPU; 0
             leaves its time to the GPU.
         part: what it does in an operator that is fused with a collective; None if it is in none.
+        spared: multiprocessors that it leaves to the kernel of that collective.
+        streams: on which kernels like it, one behind the other, are issued: where one leaves
+            multiprocessors free at its end, the next has begun.
     """
 
     kind: KernelKind
@@ -86,6 +96,8 @@ class Kernel:
     window: int = 0
     recorded_ps: int = 0
     part: FusedPart | None = None
+    spared: int = 0
+    streams: int = 1
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:

@@ -353,6 +353,12 @@ def _runtime(arguments: Arguments) -> None:
     cuts_tokens = arguments.flag("sequence-parallel")
     tensor = arguments.said["parallel.tensor"].value
     options["sequence_parallel"] = ("sequence-parallel", cuts_tokens and tensor != 1)
+    overlaps = arguments.flag("tp-comm-overlap")
+    if overlaps and not options["sequence_parallel"][1]:  # validate_args
+        raise arguments.wrong("tp-comm-overlap", "needs --sequence-parallel and tensor ranks")
+    options["tp_comm_overlap"] = ("tp-comm-overlap", overlaps)
+    apart = "no-gradient-accumulation-fusion"
+    options["gradient_accumulation_fusion"] = (apart, not arguments.flag(apart))
     whole = "no-scatter-gather-tensors-in-pipeline"
     if arguments.flag(whole):  # without it, the version decides: see the option
         options["scatter_gather_tensors_in_pipeline"] = (whole, False)

@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from zsim.scenario.deepspeed_values import read_pair, read_whole
+from zsim.model.transformer.overlapped_layers import SPLITS
+from zsim.scenario.deepspeed_values import read_flag, read_pair, read_whole
 from zsim.scenario.megatron_arguments import Arguments, with_arguments
 from zsim.scenario.section_options import SectionOptions, on_world
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.yaml_text import yaml_sections
+from zsim.strategy.overlap_methods import DEFAULT_METHODS, ByKernel, OverlapMethods
 
 FIELD = "zero.nemo_config"
 
@@ -56,6 +58,7 @@ VALUES: Mapping[str, str] = {
 FLAGS: Mapping[str, tuple[str, bool]] = {
     "model.qkv_bias": ("add-qkv-bias", False),
     "model.sequence_parallel": ("sequence-parallel", False),
+    "model.ub_tp_comm_overlap": ("tp-comm-overlap", False),
     "model.multi_latent_attention": ("multi-latent-attention", False),
     "model.optim.overlap_grad_sync": ("overlap-grad-reduce", False),
     "model.optim.overlap_param_sync": ("overlap-param-gather", False),
@@ -69,8 +72,14 @@ NOT_FLAGS: Mapping[str, str] = {
 }
 """Flags that stand for a false one; these keys are true by default."""
 
-OVERLAPS = "model.overlap_p2p_comm"
-"""Whether messages of a pipeline overlap: not by default, unlike in Megatron-LM."""
+OFF = {
+    "model.overlap_p2p_comm": "no-overlap-p2p-communication",
+    "model.gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
+}
+"""Flags of Megatron-LM that stand for a false key; these are false by default, unlike there."""
+
+METHODS = "model.ub_tp_comm_overlap_cfg"
+"""How products run beside collectives in userbuffers (`ub_cfgs` of Transformer Engine)."""
 
 WITHOUT_EFFECT = (
     *("defaults", "name", "run.", "exp_manager.", "s3_checkpointing.", "hydra.", "trainer."),
@@ -87,7 +96,7 @@ WITHOUT_EFFECT = (
     *("model.attention_type", "model.ffn_dropout", "model.cpu_offloading_", "model.skip_"),
     *("model.fsdp_", "model.rampup_batch_size", "model.nccl_", "model.drop_layers"),
     *("model.num_micro_batches_with", "model.activations_checkpoint_layers_per", "model.fp32_"),
-    *("model.ub_tp_comm_overlap_cfg", "model.validation_", "model.enable_megatron_timers"),
+    *("model.validation_", "model.enable_megatron_timers"),
 )
 """Beginnings of keys that change neither time nor memory of a step here."""
 
@@ -113,6 +122,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     _optimizer(taken)
     taken.values()
     arguments = Arguments(taken.given, field=FIELD, names=taken.names)
+    _overlap_methods(options, arguments)
     read, left = with_arguments(scenario, arguments)
     options.drop(WITHOUT_EFFECT)
     rest = (name for name, value in options.left.items() if value not in (False, [], ""))
@@ -148,8 +158,34 @@ class _Taken:
             self.names[argument] = key
             if not self.options.flag(key, default=True):
                 self.put(argument, key)
-        if not self.options.flag(OVERLAPS):
-            self.put("no-overlap-p2p-communication", OVERLAPS)
+        for key, argument in OFF.items():
+            if not self.options.flag(key):
+                self.put(argument, key)
+
+
+def _overlap_methods(options: SectionOptions, arguments: Arguments) -> None:
+    """Say how each product runs beside a collective; what has no effect on that is dropped."""
+    overlaps = "tp-comm-overlap" in arguments.given
+    for name in OverlapMethods.model_fields:
+        kind, prefix = type(getattr(DEFAULT_METHODS, name)), f"{METHODS}.{name}."
+        by_kernel = ("pipeline",) if name.endswith("_fprop") else ("bulk",)
+        usual = by_kernel if kind is ByKernel else ("ring_exchange",)
+        options.word(f"{prefix}method", usual[0], usual)
+        for key in kind.model_fields:
+            take = partial(read_whole, least=1) if key == "num_sm" else _read_switch
+            value = options.take(f"{prefix}{key}", take)
+            if overlaps:
+                option = f"zero.megatron.tp_comm_overlap_cfg.{name}.{key}"
+                arguments.say(option, value, f"{prefix}{key}")
+        left = ("cga_size", "fp8_buf", *(() if kind is ByKernel else ("num_sm", "set_sm_margin")))
+        options.drop(tuple(f"{prefix}{each}" for each in left))
+        if options.left.get(f"{prefix}num_splits") == SPLITS:
+            options.drop((f"{prefix}num_splits",))
+
+
+def _read_switch(value: object) -> bool:
+    """Return a flag, which Transformer Engine has as 0 or 1, too."""
+    return bool(value) if value in {0, 1} else read_flag(value)
 
 
 def _plain(value: object) -> str:

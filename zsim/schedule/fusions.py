@@ -23,17 +23,30 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.program import Program, ScheduleError
 
-PART_OF = {Role.INPUT: FusedPart.GATHERED, Role.OUTPUT_GRADIENT: FusedPart.GRADIENT}
-"""Parts of the kernels that multiply what is gathered, by what that is to a `Compute`."""
+PARTS_OF = {
+    Role.INPUT: (FusedPart.GATHERED, FusedPart.BESIDE_GATHER),
+    Role.OUTPUT_GRADIENT: (FusedPart.GRADIENT,),
+}
+"""Parts of kernels that run beside the gather of an operand, by what that is to a `Compute`."""
+
+MAKES = frozenset({FusedPart.SCATTERED, FusedPart.SPLIT, FusedPart.BESIDE_SCATTER})
+"""Parts of kernels that run beside the scatter of what their `Compute` makes."""
+
+BY_KERNEL = frozenset({FusedPart.SPLIT, FusedPart.BESIDE_GATHER, FusedPart.BESIDE_SCATTER})
+"""Parts of kernels beside a collective that is a kernel itself; copy engines run the others."""
 
 
 @dataclass(slots=True)
 class Fusion:
-    """The collectives that a `Compute` is fused with over a group: gathers by part, a scatter."""
+    """The collectives that a `Compute` is fused with over a group: gathers by part, a scatter.
+
+    Parts that are in `competing` run beside kernels to which they leave no multiprocessors.
+    """
 
     group: str
     gathers: dict[FusedPart, str] = field(default_factory=dict[FusedPart, str])
     scatter: str | None = None
+    competing: frozenset[FusedPart] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +67,16 @@ class Fusions:
                 computes[each.id] = each
                 came = [gathers[e] for e in each.after if isinstance(e, str) and e in gathers]
                 if came and (by_part := _by_part(each, came)):
-                    fusions[each.id] = Fusion(came[0].group, by_part)
+                    competing = _competing(each)
+                    fusions[each.id] = Fusion(came[0].group, by_part, competing=competing)
             elif isinstance(each, AllGather) and each.in_parts:
                 gathers[each.id] = each
             elif isinstance(each, ReduceScatter) and each.in_parts:
                 awaited = (computes.get(e) for e in each.after if isinstance(e, str))
                 for maker in filter(None, awaited):
-                    if FusedPart.SCATTERED in parts_of(maker.kernels):
-                        fusions.setdefault(maker.id, Fusion(each.group)).scatter = each.id
+                    if MAKES & parts_of(maker.kernels):
+                        plain = Fusion(each.group, competing=_competing(maker))
+                        fusions.setdefault(maker.id, plain).scatter = each.id
                         makers[each.id] = maker
         return cls(fusions, makers)
 
@@ -75,10 +90,16 @@ class Fusions:
 
 def _by_part(compute: Compute, came: Iterable[AllGather]) -> dict[FusedPart, str]:
     """Return gathers by the part that kernels have which multiply what comes."""
-    read = {each.view.buffer: PART_OF.get(each.role) for each in compute.operands}
+    read = {each.view.buffer: PARTS_OF.get(each.role, ()) for each in compute.operands}
     known = parts_of(compute.kernels)
-    found = ((read.get(each.target.buffer), each.id) for each in came)
-    return {part: name for part, name in found if part is not None and part in known}
+    return {
+        part: each.id for each in came for part in read.get(each.target.buffer, ()) if part in known
+    }
+
+
+def _competing(compute: Compute) -> frozenset[FusedPart]:
+    kernels = (each for each in compute.kernels if each.part in BY_KERNEL and not each.spared)
+    return parts_of(kernels)
 
 
 def inspect_fusions(program: Program) -> None:

@@ -242,7 +242,8 @@ class Copy:
     """`target` becomes (or, accumulating, grows by) `source` / `divisor`, cast to its dtype.
 
     With `by_parameter` both are whole buffers with layouts, less their room: what both hold of a
-    parameter is copied, what none covers in the target becomes zero. It is `launches` kernels.
+    parameter is copied, what none covers in the target becomes zero. It is `launches` kernels; none
+    where the kernels that make the source do it as they go.
     """
 
     id: str
@@ -256,9 +257,10 @@ class Copy:
     launches: int = 1
 
     def __post_init__(self) -> None:
-        if self.divisor < 1 or self.launches < 1:
-            least = min(self.divisor, self.launches)
-            raise OperationError(f"{self.id}: divisor {least} or launches must be at least 1")
+        if self.divisor < 1:
+            raise OperationError(f"{self.id}: divisor {self.divisor} must be at least 1")
+        if self.launches < 0:
+            raise OperationError(f"{self.id}: launches {self.launches} must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

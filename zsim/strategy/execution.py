@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
+
 
 class ExecutionError(ValueError):
     """A way that cannot be; the message starts with the name of the field."""
@@ -33,6 +35,17 @@ class Loss(StrEnum):
     CHUNKED_HEAD = "chunked_head"
     """The same from the projection on, the backward of each eighth at once: whole logits are never
     there (torchtitan of 2026, `ChunkedLossWrapper`)."""
+
+
+class TokenFusion(StrEnum):
+    """What fuses products of a block with collectives of its tokens over a tensor axis."""
+
+    COMPILER = "compiler"
+    """PyTorch's asynchronous tensor parallelism (`micro_pipeline_tp_pass`)."""
+    USERBUFFERS = "userbuffers"
+    """Transformer Engine's userbuffers (`initialize_ub`): gathers around a ring beside products of
+    what has come, reduce-scatters of parts of the output, and in backward what column-parallel
+    layers gather and scatter beside whole products."""
 
 
 class Norms(StrEnum):
@@ -78,9 +91,10 @@ class Execution:
         float8_tokens: with `float8`, tokens that these layers read are cast before they are
             gathered over the tensor axis, and so are gradients of what they scatter (torchao's
             `PrepareFloat8ModuleInput` and `Float8RowwiseParallel`).
-        fuses_tokens: with hidden states cut by tokens over a tensor axis, products of linear layers
-            of a block are fused with the gather of what they read and the reduce-scatter of what
-            they make (PyTorch's asynchronous tensor parallelism, `micro_pipeline_tp_pass`).
+        fuses_tokens: with hidden states cut by tokens over a tensor axis, what fuses products of
+            linear layers of a block with the gather of what they read and the reduce-scatter of
+            what they make; None if nothing does.
+        overlap_methods: how userbuffers do, for each product.
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
         exchange: how these ranks exchange keys and values.
@@ -113,7 +127,8 @@ class Execution:
     float8: Float8 | None = None
     float8_gathers: bool = False
     float8_tokens: bool = False
-    fuses_tokens: bool = False
+    fuses_tokens: TokenFusion | None = None
+    overlap_methods: OverlapMethods = DEFAULT_METHODS
     context: int = 1
     exchange: ContextExchange = ContextExchange.ALL_GATHER
     merges: bool = False

@@ -13,8 +13,9 @@ from pydantic import AfterValidator
 from zsim.dtype import DType
 from zsim.entry_point import entries
 from zsim.strategy.config_table import Table
-from zsim.strategy.execution import ContextExchange
+from zsim.strategy.execution import ContextExchange, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
+from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 
 GROUP = "zsim.runtimes"
 
@@ -137,9 +138,14 @@ class RuntimeOptions(Table):
         return False
 
     @property
-    def fuses_tokens(self) -> bool:
-        """True if products are fused with collectives of the tokens that they read or make."""
-        return False
+    def fuses_tokens(self) -> TokenFusion | None:
+        """Return what fuses products with collectives of the tokens that they read or make."""
+        return None
+
+    @property
+    def overlap_methods(self) -> OverlapMethods:
+        """Return how products run beside these collectives in userbuffers."""
+        return DEFAULT_METHODS
 
     @property
     def rearranges(self) -> bool:

@@ -15,9 +15,10 @@ from pydantic_core import InitErrorDetails
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import Count, Table
-from zsim.strategy.execution import Execution, Float8, Loss
+from zsim.strategy.execution import Execution, Float8, Loss, TokenFusion
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
+from zsim.strategy.overlap_methods import DEFAULT_METHODS
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.train import Train
@@ -109,8 +110,10 @@ class Strategy(Table):
         if runtime.gathers_float8 and self.train.float8 is not Float8.TENSORWISE:
             field, why = "enable_fsdp_float8_all_gather", "true needs train.float8 = tensorwise"
             yield refusal(f"zero.{name.lower()}.{field}", None, why)
-        if runtime.fuses_tokens and parallel.tensor > 1:
+        if runtime.fuses_tokens is TokenFusion.COMPILER and parallel.tensor > 1:
             yield from self._against_fused_tokens(name)
+        if runtime.fuses_tokens is TokenFusion.USERBUFFERS:
+            yield from self._against_userbuffers(name)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if parallel.replicate > 1 and not (runtime.has_replicas and zero.stage):
@@ -139,6 +142,20 @@ class Strategy(Table):
         if self.train.float8 is not None and not self.casts_tokens:
             why = "true is not modelled where tokens are cast to 8-bit floats behind their gather"
             yield refusal(field, None, why)
+
+    def _against_userbuffers(self, name: str) -> Iterator[InitErrorDetails]:
+        """Yield what Transformer Engine's userbuffers do not go with."""
+        field = f"zero.{name.lower()}.tp_comm_overlap"
+        if self.parallel.tensor == 1:
+            # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then asks
+            # for it
+            yield refusal(field, None, "true needs parallel.tensor of at least 2")
+        if self.train.float8 is not None:
+            yield refusal(field, None, "true is not modelled with train.float8")
+        if self.activations.checkpointing is Checkpointing.FULL:
+            # what runs without autograd gathers first, then multiplies (`is_grad_enabled` in
+            # `_LayerNormLinear.forward`): other kernels than where it is run again
+            yield refusal(field, None, "true is not modelled with activations.checkpointing = full")
 
     def _against_stage(self) -> Iterator[InitErrorDetails]:
         zero = self.zero
@@ -252,7 +269,8 @@ class Strategy(Table):
             float8=self.train.float8,
             float8_gathers=runtime is not None and runtime.gathers_float8,
             float8_tokens=self.casts_tokens,
-            fuses_tokens=runtime is not None and runtime.fuses_tokens,
+            fuses_tokens=None if runtime is None else runtime.fuses_tokens,
+            overlap_methods=DEFAULT_METHODS if runtime is None else runtime.overlap_methods,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             merges=runtime is not None and runtime.merges_context,

@@ -11,7 +11,6 @@ from itertools import accumulate
 
 from zsim.model.model import Model, Segment, Value
 from zsim.schedule.operation import Action, Edge, Operand, Role, View
-from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.precision import Precision
@@ -65,7 +64,7 @@ class ForwardBackward:
         self.micro_batch = 0
         self.gradient_slot = ""  # behind the names of buffers of gradients of parameters
         self.elsewhere = dict[str, View]()  # whole parameters that lie beside their bucket
-        self.tokens = Tokens(writer, model)
+        self.tokens = Tokens(writer, model, strategy.execution.fuses_tokens)
         self.sequence = SharedSequence(writer, model, strategy)
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
@@ -140,7 +139,7 @@ class ForwardBackward:
         whole = self.tokens.gather_inputs(segment, part)
         whole += self.sequence.gather_inputs(segment, part)
         for instance in part.makes:
-            writer.allocate(self._made(instance))
+            self.tokens.take(self._made(instance))
         if saves and segment.saved_bytes:
             writer.allocate(self._saved(visit, part))
         operands = self._operands_of(visit, part, saves=saves)
@@ -164,7 +163,7 @@ class ForwardBackward:
         writer.free(*whole, *workspace)
         fused = name if self.tokens.scatters_parts(segment, part) else None
         for instance in part.makes if segment.sums_output(again=again) else ():
-            self._reduce(instance.value, self._value(instance), path, fused=fused)
+            self.tokens.reduce(instance.value, self._value(instance), path, fused=fused)
         self._end(part, name)
         return name
 
@@ -176,7 +175,7 @@ class ForwardBackward:
         operands = self._operands_of(visit, part, saves=True)
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
         workspace = [own] if (own := workspace_of(operands)) else []
-        writer.allocate(*made, *workspace)
+        self.tokens.take(*made, *workspace)
         came = self.sequence.exchange(segment, part)
         done = writer.compute(
             f"backward{part.segment}",
@@ -219,9 +218,12 @@ class ForwardBackward:
         elif self.sequence.gathers(segment, value):
             self.sequence.scatter(value, name, f"{path}/scatter/{value}")
         elif segment.reduces_input_gradient:
-            self._reduce(value, name, path, of=value)
+            fused = (
+                self.writer.path(path) if self.tokens.scatters_gradients(segment, part) else None
+            )
+            self.tokens.reduce(value, name, path, read_by=segment, fused=fused)
         elif self.tokens.gathers(segment, value):
-            self.tokens.keep_own(value, name, f"{path}/own/{value}")
+            self.tokens.keep_own(segment, value, name, f"{path}/own/{value}")
         if self._gradients[value] == 1:
             return
         self.writer.copy(f"{path}/add/{value}", name, f"{value}/gradient", accumulate=True)
@@ -279,7 +281,7 @@ class ForwardBackward:
                 new, value.elements, value.dtype, Kind.WORKSPACE, produced=produced
             )
             if gathers:
-                buffer = self.tokens.summands(name, buffer)
+                buffer = self.tokens.summands(name, buffer, read_by=segment)
             elif shared:
                 buffer = self.sequence.summands(name, buffer)
             view = self.writer.all(buffer)
@@ -372,11 +374,11 @@ class ForwardBackward:
                 self.checkpoints.end(instance.value, last)
                 continue
             is_summed = instance.buffer in self.writer.alive
-            self.writer.free(instance.buffer if is_summed else self._made(instance))
+            self.tokens.give(instance.buffer if is_summed else self._made(instance))
 
     def _read(self, part: SegmentVisit, instance: ValueInstance, segment: Segment) -> View:
         if self.tokens.gathers(segment, instance.value):
-            return self.writer.all(self.tokens.read(part, instance))
+            return self.writer.all(self.tokens.read(segment, part, instance))
         if instance.value in (segment.shared_input, segment.passed_input):
             return self.writer.all(self.sequence.read(segment, part, instance))
         return self._view(instance)
@@ -388,13 +390,3 @@ class ForwardBackward:
     def _gradient(self, value: Value) -> str:
         is_cut = value.name in self.tokens.scattered
         return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"
-
-    def _reduce(
-        self, value: str, buffer: str, path: str, *, of: str = "", fused: Edge | None = None
-    ) -> None:
-        """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""
-        suffix = f"/{of}" if of else ""
-        if self.model.values[value].tensor_sharded:
-            self.tokens.scatter(value, buffer, f"{path}/scatter{suffix}", fused=fused)
-        else:
-            self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)

@@ -19,8 +19,8 @@ from zsim.zero.bucket import Bucket, Buckets, UnitRun
 from zsim.zero.forward_backward import ForwardBackward
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.offloaded_gradients import GradientsToHost
-from zsim.zero.sequence import shared_views, sum_over_tokens
 from zsim.zero.state import Reduced, own_view
+from zsim.zero.token_copies import shared_views, sum_over_tokens
 
 
 class UnitsLeft:

@@ -15,8 +15,7 @@ torch/distributed/_symmetric_memory/__init__.py).
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable
-from itertools import accumulate
+from collections.abc import Container
 
 from zsim.dtype import DType
 from zsim.model.kernel import FusedPart, KernelKind, parts_of, streaming
@@ -25,9 +24,11 @@ from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.execution import TokenFusion
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import UnitRun
 from zsim.zero.names import SYMMETRIC, TENSOR
+from zsim.zero.token_copies import shared_parameters
+from zsim.zero.userbuffers import Userbuffers
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
 TOKEN_COPIES = "token_copies"
@@ -38,40 +39,6 @@ def token_streams(strategy: Strategy) -> tuple[str, ...]:
     """Return the stream of copies between tensor ranks, where products are fused with them."""
     fuses = strategy.cuts_tokens and strategy.execution.fuses_tokens
     return (TOKEN_COPIES,) if fuses else ()
-
-
-def shared_parameters(model: Model) -> frozenset[str]:
-    """Return parameters that ranks have copies of, and gradients of different tokens."""
-    if not any(value.tensor_sharded for value in model.values.values()):
-        return frozenset()
-    return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
-
-
-def shared_views(run: UnitRun, buffer: str, shared: Container[str]) -> tuple[tuple[str, View], ...]:
-    """Return those parameters of `run` that are `shared`, and where their gradients lie.
-
-    `buffer` holds gradients of the trained parameters of the run, one after the other.
-    """
-    sizes = [each.elements for each in run.trained]
-    return tuple(
-        (each.name, View(buffer=buffer, start=start, size=each.elements))
-        for each, start in zip(run.trained, accumulate(sizes, initial=0), strict=False)
-        if each.name in shared
-    )
-
-
-def sum_over_tokens(
-    writer: ScheduleWriter, gradients: Iterable[tuple[str, View]], *, after: Iterable[Edge] = ()
-) -> list[str]:
-    """Sum gradients of parameters that ranks have copies of, each by itself and in place.
-
-    Each rank has made them of its own tokens. The first sum comes `after` others.
-    """
-    done: list[str] = []
-    for name, view in gradients:
-        path, edges = f"sum/{view.buffer}/{name}", () if done else after
-        done.append(writer.all_reduce(path, TENSOR, view, stream=COMPUTE, after=edges))
-    return done
 
 
 def _gathers(model: Model) -> dict[tuple[str, int], int]:
@@ -94,7 +61,9 @@ class Tokens:
     the parameters of which each rank has a copy, and a gradient of its own tokens alone.
     """
 
-    def __init__(self, writer: ScheduleWriter, model: Model) -> None:
+    def __init__(
+        self, writer: ScheduleWriter, model: Model, fusion: TokenFusion | None = None
+    ) -> None:
         self.writer = writer
         self.model = model
         self.scattered = frozenset(
@@ -111,7 +80,12 @@ class Tokens:
         self._cast_outputs = {value.name for each in casting for value in each.outputs}
         self._gathers = _gathers(model)
         self._awaited: list[str] = []
-        self._take_symmetric_memory()
+        self._userbuffers: Userbuffers | None = None
+        if fusion is TokenFusion.USERBUFFERS:
+            self._userbuffers = Userbuffers(writer, model)
+            self._fuses = bool(self._userbuffers.names)
+        else:
+            self._take_symmetric_memory()
 
     def _take_symmetric_memory(self) -> None:
         """Take the memory that other ranks copy from, once for all chunks of a role.
@@ -143,23 +117,36 @@ class Tokens:
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         """Gather what `segment` reads whole; the buffers that hold it and end with the segment."""
+        return () if self._gathers_later(part) else self._gather_whole(segment, part)
+
+    def _gathers_later(self, part: SegmentVisit) -> bool:
+        """Tell whether gradients are gathered first: what was read, beside a later product."""
+        return self._userbuffers is not None and part.action is Action.BACKWARD
+
+    def _gather_whole(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         found = {
-            self.read(part, each): each for each in part.reads if self.gathers(segment, each.value)
+            self.read(segment, part, each): each
+            for each in part.reads
+            if self.gathers(segment, each.value)
         }
-        in_parts = self._has(FusedPart.GATHERED, segment, part)
+        in_parts = self._has(segment, part, FusedPart.GATHERED, FusedPart.BESIDE_GATHER)
         for whole, each in found.items():
-            if whole not in self.writer.alive:  # the segment before has left it
+            # else the segment before has left it
+            if whole not in self.writer.alive or self._stays(whole):
                 narrow = each.value in self._cast_inputs
                 self._gather(each.value, whole, each.buffer, part, narrow=narrow, in_parts=in_parts)
         is_left = segment.leaves_whole and part.action is not Action.BACKWARD
-        return () if is_left else tuple(found)
+        return () if is_left else tuple(each for each in found if not self._stays(each))
 
     def gather_gradients(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
-        """Gather the gradients of what it scattered, as far as they are in `gradients`."""
-        in_parts = self._has(FusedPart.GRADIENT, segment, part)
-        return tuple(
+        """Gather the gradients of what it scattered, as far as they are in `gradients`.
+
+        Beside products it is now that the inputs are gathered, too.
+        """
+        in_parts = self._has(segment, part, FusedPart.GRADIENT)
+        found = [
             self._gather(
                 each.name,
                 self.gradient(each.name),
@@ -170,7 +157,9 @@ class Tokens:
             )
             for each in segment.outputs
             if each.name in gradients and each.name in self.scattered
-        )
+        ]
+        found += self._gather_whole(segment, part) if self._gathers_later(part) else ()
+        return tuple(each for each in found if not self._stays(each))
 
     def _gather(
         self,
@@ -185,8 +174,10 @@ class Tokens:
         """Gather `buffer`, which is `value` or its gradient, into `whole`, taken here."""
         path = f"{part.action}{part.segment}/gather/{buffer}"
         own = self._cast(value, buffer, path, name=whole) if narrow else buffer
-        self.writer.allocate(whole)
-        if in_parts:
+        self.take(whole)
+        if self._stays(whole):
+            self._gather_in_place(path, own, whole)
+        elif in_parts:
             self._gather_parts(path, own, whole)
         else:
             self.writer.all_gather(path, TENSOR, own, whole, stream=COMPUTE)
@@ -196,10 +187,18 @@ class Tokens:
 
     def _gather_parts(self, path: str, own: str, whole: str) -> None:
         """Gather `own` by copies, for the next `Compute` of a segment, which is fused with it."""
+        elements = self.writer.buffers[own].elements
+        start = elements * len(self._awaited)  # tokens and a gradient may be on their way at once
+        self._share(path, own, View(buffer=SYMMETRIC, start=start, size=elements), whole)
+
+    def _gather_in_place(self, path: str, own: str, whole: str) -> None:
+        """Gather `own`, which is put where it stands in a userbuffer, beside the next `Compute`."""
+        elements = self.writer.buffers[own].elements
+        self._share(path, own, View(buffer=whole, size=elements, axis=TENSOR), whole)
+
+    def _share(self, path: str, own: str, from_here: View, whole: str) -> None:
+        """Copy `own` to where others copy it from, and theirs to `whole`."""
         writer = self.writer
-        elements = writer.buffers[own].elements  # tokens and a gradient may be on their way at once
-        start = elements * len(self._awaited)
-        from_here = View(buffer=SYMMETRIC, start=start, size=elements)
         shared = writer.copy(f"{path}/share", own, from_here)
         self._awaited.append(
             writer.all_gather(
@@ -213,8 +212,20 @@ class Tokens:
             )
         )
 
+    def take(self, *buffers: str) -> None:
+        """Take memory for those of `buffers` that do not live from setup on."""
+        self.writer.allocate(*(each for each in buffers if not self._stays(each)))
+
+    def give(self, *buffers: str) -> None:
+        """Give memory of those of `buffers` back that do not live from setup on."""
+        self.writer.free(*(each for each in buffers if not self._stays(each)))
+
+    def _stays(self, buffer: str) -> bool:
+        """Tell whether `buffer` is a userbuffer, which lives from setup on."""
+        return self._userbuffers is not None and buffer in self._userbuffers.names
+
     def come(self) -> tuple[Edge, ...]:
-        """Return what the next `Compute` of a segment is fused with, which waits for it."""
+        """Return what the next `Compute` of a segment waits for, and may be fused with."""
         came, self._awaited = tuple(self._awaited), []
         return came
 
@@ -241,49 +252,94 @@ class Tokens:
 
     def scatters_parts(self, segment: Segment, part: SegmentVisit) -> bool:
         """Tell whether `part` makes what it scatters part by part."""
-        return self._has(FusedPart.SCATTERED, segment, part)
+        return self._has(segment, part, FusedPart.SCATTERED, FusedPart.SPLIT)
 
-    def _has(self, which: FusedPart, segment: Segment, part: SegmentVisit) -> bool:
-        """Tell whether kernels that `part` runs have parts of that kind."""
+    def scatters_gradients(self, segment: Segment, part: SegmentVisit) -> bool:
+        """Tell whether gradients of what `part` reads are scattered while it runs on."""
+        return self._has(segment, part, FusedPart.BESIDE_SCATTER)
+
+    def _has(self, segment: Segment, part: SegmentVisit, *which: FusedPart) -> bool:
+        """Tell whether kernels that `part` runs have parts of one of those kinds."""
         if not self._fuses:
             return False
         again = part.action is Action.RECOMPUTE
         is_backward = part.action is Action.BACKWARD
         kernels = segment.backward if is_backward else segment.forward_kernels(again=again)
-        return which in parts_of(kernels)
+        return not parts_of(kernels).isdisjoint(which)
 
     def parts_made(self, segment: Segment, part: SegmentVisit) -> list[Operand]:
         """Return the operand in which parts are made that others copy, if they are so."""
-        if not self.scatters_parts(segment, part):
+        if self._userbuffers is not None or not self.scatters_parts(segment, part):
             return []
         return [Operand(role=Role.WORKSPACE, view=self.writer.all(SYMMETRIC))]
 
-    def scatter(self, value: str, buffer: str, path: str, *, fused: Edge | None = None) -> None:
+    def scatter(
+        self,
+        value: str,
+        buffer: str,
+        path: str,
+        *,
+        read_by: Segment | None = None,
+        fused: Edge | None = None,
+    ) -> None:
         """Reduce the summands of `buffer`, which is taken here; theirs are given back.
 
-        It may be `fused` with the `Compute` that makes them.
+        It may be `fused` with the `Compute` that makes them. Of a gradient, it is that of what a
+        segment has read.
         """
-        writer, summands = self.writer, self.summands(value, buffer)
+        writer, summands = self.writer, self.summands(value, buffer, read_by=read_by)
         writer.allocate(buffer)
         if fused is None:
             writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
             writer.free(summands)
             return
+        if read_by is not None:  # `ub_obj_wgrad.get_buffer(local_chunk=True).clone()`
+            own = View(buffer=summands, size=writer.buffers[buffer].elements, axis=TENSOR)
+            done = writer.reduce_scatter(
+                path, TENSOR, summands, own, in_parts=True, stream=TOKEN_COPIES, after=(fused,)
+            )
+            writer.copy(f"{path}/own", own, buffer, after=(done,))
+            return
         done = writer.reduce_scatter(
             path, TENSOR, summands, buffer, in_parts=True, stream=TOKEN_COPIES, after=(fused,)
         )
-        writer.free(summands, uses=(done,))
+        if self._stays(summands):  # no memory waits for it
+            self._awaited.append(done)
+        else:
+            writer.free(summands, uses=(done,))
 
-    def keep_own(self, value: str, buffer: str, path: str) -> None:
+    def reduce(
+        self,
+        value: str,
+        buffer: str,
+        path: str,
+        *,
+        read_by: Segment | None = None,
+        fused: Edge | None = None,
+    ) -> None:
+        """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""
+        suffix = f"/{value}" if read_by is not None else ""
+        if self.model.values[value].tensor_sharded:
+            into = f"{path}/scatter{suffix}"
+            self.scatter(value, buffer, into, read_by=read_by, fused=fused)
+        else:
+            self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)
+
+    def keep_own(self, segment: Segment, value: str, buffer: str, path: str) -> None:
         """Copy the own part of a gradient that all ranks have whole; `buffer` is taken here."""
-        whole, own = self.summands(value, buffer), self.model.values[value].elements
+        whole = self.summands(value, buffer, read_by=segment)
+        own = self.model.values[value].elements
         self.writer.allocate(buffer)
         view = View(buffer=whole, size=own, axis=TENSOR)
         self.writer.copy(path, view, buffer)
         self.writer.free(whole)
 
-    def read(self, part: SegmentVisit, instance: ValueInstance) -> str:
+    def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
         """Return the buffer of all tokens of what `part` reads, one for each pass."""
+        if self._userbuffers is not None:
+            name = self._userbuffers.whole(segment, part.action)
+            if name is not None:
+                return name
         number = self._gathers.get((instance.value, part.segment), 0)
         name = f"{instance.buffer}/{part.action}/whole{number or ''}"
         narrow = instance.value in self._cast_inputs
@@ -291,11 +347,23 @@ class Tokens:
 
     def gradient(self, value: str) -> str:
         """Return the buffer of the gradients of all tokens of `value`."""
+        own = self._userbuffers
+        if own is not None and (name := own.output(value, gradient=True)) is not None:
+            return name
         narrow = value in self._cast_outputs
         return self._all_tokens(value, f"{value}/gradient/whole", produced=False, narrow=narrow)
 
-    def summands(self, value: str, buffer: str) -> str:
-        """Return the buffer of summands of all tokens of `buffer`."""
+    def summands(self, value: str, buffer: str, *, read_by: Segment | None = None) -> str:
+        """Return the buffer of summands of all tokens of `buffer`, which is a `value`.
+
+        It may be the gradient of one that is `read_by` a segment.
+        """
+        if self._userbuffers is not None:
+            found = self._userbuffers.output(value)
+            if read_by is not None:
+                found = self._userbuffers.input_gradient(read_by)
+            if found is not None:
+                return found
         return self._all_tokens(value, f"{buffer}/summands", produced=True)
 
     def _all_tokens(self, value: str, name: str, *, produced: bool, narrow: bool = False) -> str:

@@ -5,7 +5,9 @@ multiplies a rank's own part while the next is copied, and so on; `_pipelined_pr
 copies each part while the next is made, the own one at last. Copies of a rank follow each other. So
 kernels run from when ranks have met, and the last part waits for the last copy; copies of what is
 made begin behind its first part. There, parts take turns on two streams; here they follow each
-other.
+other. So do those of Transformer Engine's userbuffers (`split_overlap_ag` and `split_overlap_rs`,
+2.20, transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp), whose products beside
+whole collectives begin with these, and both end before the next kernel begins (`bulk_overlap`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +17,7 @@ from itertools import accumulate
 from zsim.cluster.cluster import Gpu
 from zsim.compute.roofline import kernel_ps
 from zsim.model.kernel import FusedPart, Kernel
-from zsim.schedule.fusions import Fusion
+from zsim.schedule.fusions import MAKES, Fusion
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,14 @@ def _cuts(
     for part in fusion.gathers:
         places = [place for place, each in enumerate(kernels) if each.part is part]
         taken_ps = sum(ends_ps[place + 1] - ends_ps[place] for place in places)
+        rounds = min(ranks, len(places))  # several layers have a kernel in each
+        last_ps = 0 if part is FusedPart.BESIDE_GATHER else taken_ps // rounds
         yield _FusedCut(ends_ps[places[0]], begun=part)
-        yield _FusedCut(ends_ps[places[-1] + 1] - taken_ps // ranks, ended=part)
+        yield _FusedCut(ends_ps[places[-1] + 1] - last_ps, ended=part)
     if fusion.scatter is not None:
-        first = next(i for i, each in enumerate(kernels) if each.part is FusedPart.SCATTERED)
-        yield _FusedCut(ends_ps[first + 1], is_made=True)
+        first = next(i for i, each in enumerate(kernels) if each.part in MAKES)
+        beside = kernels[first].part is FusedPart.BESIDE_SCATTER
+        yield _FusedCut(ends_ps[first if beside else first + 1], is_made=True)
 
 
 def _moving_ps(kernels: Sequence[Kernel], ends_ps: Sequence[int], span: tuple[int, int]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zsim.cluster.cluster import Gpu
-from zsim.schedule.fusions import Fusions
+from zsim.schedule.fusions import MAKES, Fusions
 from zsim.schedule.operation import Compute, Edge, Operation, ReduceScatter
 from zsim_des.engine.fused import FusedChunk, chunks, sum_ps
 from zsim_des.engine.instruction import After, Enqueue
@@ -37,11 +37,18 @@ class FusedEntries:
         self._gathers = frozenset(
             name for each in self._fusions.computes.values() for name in each.gathers.values()
         )
+        self._competing = frozenset(
+            name
+            for each in self._fusions.computes.values()
+            for part, name in each.gathers.items()
+            if part in each.competing
+        )
 
     def before(self, operation: Operation, last: Enqueue) -> list[Enqueue]:
         """Return the entries of `operation` that precede `last`, which becomes the last of them."""
         if operation.id in self._gathers:
             last.begins = self._slot(operation.id, "begun")
+            last.is_copied = operation.id not in self._competing
         elif isinstance(operation, Compute) and operation.id in self._fusions.computes:
             return self._chunks(operation, last)
         elif isinstance(operation, ReduceScatter) and operation.id in self._fusions.makers:
@@ -91,6 +98,7 @@ class FusedEntries:
         known = self._after(scatter.id, tuple(e for e in scatter.after if e != maker.id))
         slot = self._slot(scatter.id, "copies")
         copies = replace(last, slot=slot, is_part=True)
+        copies.is_copied = not MAKES & self._fusions.computes[maker.id].competing
         copies.after = After((*known.here, self._made[maker.id]), known.earlier)
         last.stream, last.members, last.parts = self._streams[maker.stream], (), (slot,)
         last.after, last.launch_ps = After((slot,), ()), 0

@@ -108,7 +108,15 @@ class LiveMemory:
         return made
 
     def bind(self, name: str, parts: list[ProducedPart]) -> None:
-        """Give the promised buffer `name` these parts, beside those it has."""
+        """Give the promised buffer `name` these parts, beside those it has.
+
+        One that has memory of its own, such as other ranks read, is written instead.
+        """
+        if name in self._flat:
+            for each in parts:
+                made = each.tensor.reshape(-1)
+                self._flat[name].narrow(0, each.start, made.numel()).copy_(made)
+            return
         if name not in self._promised:
             self._need_promise(name)
         known = self._parts.get(name)

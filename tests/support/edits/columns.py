@@ -15,6 +15,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
@@ -35,6 +36,8 @@ FLOAT8 = "fsdp2 float8"
 """The column of models whose weights are gathered in 8-bit floats."""
 IN_PARTS = "fsdp2 in parts"
 """The column of models whose products are fused with collectives of their tokens."""
+BESIDE = "megatron in parts"
+"""The column of models whose products run beside collectives of their tokens."""
 DROPOUT = "dropout"
 """The column of models that draw random numbers."""
 MOVED = "checkpoints on the host"
@@ -193,6 +196,17 @@ def of_fused_tokens() -> list[Strategy]:
     return [base, base.but(again)]
 
 
+def of_overlapped_tokens() -> list[Strategy]:
+    """Strategies of Megatron-LM whose products run beside collectives of tokens: two states."""
+    overlapped = Megatron(sequence_parallel=True, tp_comm_overlap=True)
+    base = Strategy(
+        parallel=Parallel(data=2, tensor=2),
+        zero=Zero(stage=1, emulate=overlapped.but(gradient_accumulation_fusion=True)),
+        train=Train(gradient_accumulation_steps=2, optimizer=ADAM),
+    )
+    return [base, base.but({"parallel.data": 1, "zero.stage": 0, "zero.emulate": overlapped})]
+
+
 def of_frozen() -> dict[str, list[Strategy]]:
     """Strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
@@ -214,6 +228,7 @@ def strategies() -> dict[str, list[Strategy]]:
         MOVED: of_checkpoints(),
         FLOAT8: of_float8(),
         IN_PARTS: of_fused_tokens(),
+        BESIDE: of_overlapped_tokens(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
         **of_frozen(),
@@ -269,7 +284,7 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
         return in_blocks(
             fitting(replace(DEEP, layers=layers, execution=strategy.execution), strategy)
         )
-    if column == IN_PARTS:
+    if column in {IN_PARTS, BESIDE}:
         cut = replace(DEEP, layers=1, execution=strategy.execution)
         return fitting(cut, strategy, sequences=2)
     if column == CALLED_AGAIN:

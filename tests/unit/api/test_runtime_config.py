@@ -197,6 +197,20 @@ def test_options_of_megatron_are_flags() -> None:
         assert f"--global-batch-size {SEQUENCES}" in text
 
 
+def test_products_beside_collectives_are_a_flag_and_gradients_apart_another() -> None:
+    changes = next(each for each in settings_of("megatron") if each["parallel.tensor"] != 1)
+    beside = {
+        **changes,
+        "zero.megatron.sequence_parallel": True,
+        "zero.megatron.tp_comm_overlap": True,
+    }
+    text = config_text(asked(beside))
+    assert "--tp-comm-overlap" in text
+    assert "--no-gradient-accumulation-fusion" in text
+    fused = config_text(asked({**beside, "zero.megatron.gradient_accumulation_fusion": True}))
+    assert "gradient-accumulation-fusion" not in fused
+
+
 def test_what_deepspeed_leaves_at_its_defaults_is_not_written() -> None:
     found = json.loads(config_text(asked(settings_of("deepspeed")[0])))
     assert found == {

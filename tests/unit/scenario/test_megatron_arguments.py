@@ -185,6 +185,31 @@ def test_without_the_distributed_optimizer_it_is_stage_0() -> None:
     assert read(words).zero.stage == 0
 
 
+def test_products_beside_collectives_of_tokens_are_read() -> None:
+    cut = f"{SHAPE} --tensor-model-parallel-size 2 --sequence-parallel"
+    for words, overlaps in ((cut, False), (f"{cut} --tp-comm-overlap", True)):
+        assert read(words).zero.model_dump()["megatron"]["tp_comm_overlap"] is overlaps
+        assert left(words) == ()
+    # its file is not read
+    named = "--tp-comm-overlap-cfg"
+    assert left(f"{cut} --tp-comm-overlap {named} ub.yaml") == (named,)
+
+
+@pytest.mark.parametrize("cut", ["", "--tensor-model-parallel-size 2", "--sequence-parallel"])
+def test_products_beside_collectives_need_tokens_that_are_cut(cut: str) -> None:
+    # validate_args turns sequence parallelism off where there are no tensor ranks
+    assert refusal(f"{SHAPE} {cut} --tp-comm-overlap") == (
+        "zero.megatron_arguments: --tp-comm-overlap: needs --sequence-parallel and tensor ranks"
+    )
+
+
+def test_products_add_gradients_unless_it_is_turned_off() -> None:
+    for words, adds in ((SHAPE, True), (f"{SHAPE} --no-gradient-accumulation-fusion", False)):
+        options = read(words).zero.model_dump()["megatron"]
+        assert options["gradient_accumulation_fusion"] is adds
+        assert left(words) == ()
+
+
 def test_whether_messages_are_sent_in_parts_is_the_version_s_unless_it_is_turned_off() -> None:
     parts = "zero.megatron.scatter_gather_tensors_in_pipeline=true"
     off = f"{SHAPE} --no-scatter-gather-tensors-in-pipeline"

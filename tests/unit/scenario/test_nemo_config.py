@@ -82,7 +82,7 @@ SAME = (
     " --micro-batch-size 1 --global-batch-size 128 --bf16 --use-distributed-optimizer"
     " --tensor-model-parallel-size 2 --sequence-parallel --clip-grad 1.0 --lr 2e-4"
     " --weight-decay 0.01 --adam-beta1 0.9 --adam-beta2 0.98 --overlap-grad-reduce"
-    " --overlap-param-gather --ddp-average-in-collective"
+    " --overlap-param-gather --ddp-average-in-collective --no-gradient-accumulation-fusion"
 )
 """Arguments of Megatron-LM that mean the same."""
 
@@ -107,6 +107,46 @@ def test_it_is_the_scenario_of_megatrons_arguments() -> None:
     found = read(LLAMA2_7B)
     for table in ("model", "parallel", "zero", "activations", "train"):
         assert getattr(found, table) == getattr(same, table), table
+
+
+USERBUFFERS = """
+  sequence_parallel: True
+  ub_tp_comm_overlap: True
+  ub_tp_comm_overlap_cfg:
+    qkv_dgrad: {method: bulk, num_sm: 4, cga_size: 2, set_sm_margin: 0}
+    fc2_fprop: {method: pipeline, num_sm: 20, cga_size: 2, num_splits: 4, set_sm_margin: 1}
+    fc2_dgrad: {method: ring_exchange, aggregate: 1, num_sm: 1, set_sm_margin: 0}
+"""
+
+
+def beside(change: str = "", into: str = "") -> str:
+    assert change in USERBUFFERS
+    cut = LLAMA2_7B.replace("  sequence_parallel: True\n", "")
+    assert cut != LLAMA2_7B
+    return cut.replace("\n  bias: False", f"{USERBUFFERS.replace(change, into)}  bias: False", 1)
+
+
+def test_how_products_run_beside_collectives_is_read() -> None:
+    options = read(beside()).zero.model_dump(exclude_unset=True)["megatron"]
+    assert options["tp_comm_overlap"] is True
+    assert options["tp_comm_overlap_cfg"] == {
+        "qkv_dgrad": {"num_sm": 4, "set_sm_margin": False},
+        "fc2_fprop": {"num_sm": 20, "set_sm_margin": True},
+        "fc2_dgrad": {"aggregate": True},
+    }
+    assert left(beside()) == left(LLAMA2_7B)
+
+
+def test_methods_of_products_without_an_overlap_change_nothing() -> None:
+    assert read(beside("ub_tp_comm_overlap: True", "ub_tp_comm_overlap: False")) == read(LLAMA2_7B)
+
+
+def test_other_methods_of_products_are_named_or_refused() -> None:
+    splits = beside("num_splits: 4", "num_splits: 2")
+    assert "model.ub_tp_comm_overlap_cfg.fc2_fprop.num_splits" in left(splits)
+    said = refusal(beside("method: bulk", "method: ring_exchange"))
+    assert said.startswith("zero.nemo_config: model.ub_tp_comm_overlap_cfg.qkv_dgrad.method: ")
+    assert "must be bulk" in said
 
 
 def test_a_pipeline_with_virtual_stages_is_that_of_megatrons_arguments() -> None:

@@ -61,6 +61,14 @@ FUSED = on(
     clip_norm=0.1,
 )
 """Modules are not compiled here: what is fused is gathered, multiplied and scattered in turn."""
+BESIDE = on(
+    MEGATRON,
+    tensor=2,
+    emulate=Megatron(
+        sequence_parallel=True, tp_comm_overlap=True, gradient_accumulation_fusion=True
+    ),
+    clip_norm=0.1,
+)
 TWO_RANKS = {
     "stage 3, tensor 2": AxesCase(
         SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)
@@ -74,6 +82,9 @@ TWO_RANKS = {
     ),
     "Megatron-LM, tensor 2, tokens cut": AxesCase(
         SMALL_GPT, on(MEGATRON_OF_TOKENS, tensor=2), witness=True
+    ),
+    "Megatron-LM, tensor 2, products beside collectives of tokens": AxesCase(
+        replace(SMALL_LLAMA, execution=BESIDE.execution), BESIDE, witness=True
     ),
     "FSDP2, tensor 2, tokens cut": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, clip_norm=0.1).but(EVERY_SECOND), witness=True

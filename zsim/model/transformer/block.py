@@ -17,6 +17,7 @@ from zsim.model.transformer.operator import (
     parameters_of,
     tensor_of,
 )
+from zsim.model.transformer.overlapped_layers import overlapped
 from zsim.model.transformer.segment import segments, until_saved
 from zsim.model.transformer.size import Size
 
@@ -66,11 +67,12 @@ def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple
     parts = ("ln1", "ln2", "proj", "down", "output")
     normed, normed2, attended, transformed, output = (size.value(f"{name}/{p}") for p in parts)
     shared = size.shape.shared_norm
+    read = normed if shared else normed2
     return (
         norm(size, source, normed, f"{name}.ln1"),
-        *attention(size, normed, attended, name, local=local),
+        *overlapped(size, attention(size, normed, attended, name, local=local), "qkv", "proj"),
         *(() if shared else (norm(size, source, normed2, f"{name}.ln2"),)),
-        *perceptron(size, normed if shared else normed2, transformed, name),
+        *overlapped(size, perceptron(size, read, transformed, name), "fc1", "fc2"),
         add(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
     )
 
@@ -87,11 +89,11 @@ def _one_after_the_other(
     after2, added2 = _after(size, transformed, f"{name}.ln2_after")
     return (
         *before,
-        *attention(size, read, attended, name, local=local),
+        *overlapped(size, attention(size, read, attended, name, local=local), "qkv", "proj"),
         *after,
         add(size, (source, added), middle, (f"{name}.proj",)),
         *before2,
-        *perceptron(size, read2, transformed, name),
+        *overlapped(size, perceptron(size, read2, transformed, name), "fc1", "fc2"),
         *after2,
         add(size, (middle, added2), output, (f"{name}.down",)),
     )

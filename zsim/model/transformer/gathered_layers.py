@@ -20,6 +20,7 @@ from zsim.model.kernel import FusedPart, Kernel, KernelKind, streaming
 from zsim.model.model import Value
 from zsim.model.transformer.operator import Operator, Stretch
 from zsim.model.transformer.size import Size
+from zsim.strategy.execution import TokenFusion
 
 
 def each_gathered(
@@ -57,7 +58,7 @@ def rearranged(size: Size, stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
     """Return stretches with the copies that their collectives along tokens need."""
     found, is_left = list[Stretch](), False
     for each in stretches:
-        if size.fuses_tokens and _has_parts(each):
+        if size.fused_by is TokenFusion.COMPILER and _has_parts(each):
             found.append(_fused(size, each))
         else:
             found.append(_rearranged(size, each, is_left=is_left) if size.rearranges else each)

@@ -9,7 +9,7 @@ from zsim.model.kernel import FusedPart, Kernel, KernelKind, matmul, streaming
 from zsim.model.model import Parameter
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
-from zsim.strategy.execution import Float8
+from zsim.strategy.execution import Float8, TokenFusion
 
 SOURCE, SAVED, GRADIENT = "source", "saved", "gradient"
 """Operands that may come in 8-bit floats: what a layer reads, what it kept of that, the gradient
@@ -54,7 +54,7 @@ def layer(
         kept = Tensor(name=f"{source.name}/narrow", elements=source.elements, dtype=DType.FP8)
     came = _CAST_BEFORE[scatters] if size.float8_tokens else frozenset[str]()
     frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8, came=came)
-    if size.fuses_tokens:
+    if size.fused_by is TokenFusion.COMPILER:
         frozen = replace(
             frozen,
             forward=_in_parts(size, frozen.forward, _PARTS[scatters][0]),

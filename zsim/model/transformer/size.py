@@ -8,7 +8,7 @@ from zsim.model.architecture import Architecture, Norm
 from zsim.model.generator import Draws
 from zsim.model.model import Parameter, Value
 from zsim.model.transformer.operator import Tensor
-from zsim.strategy.execution import Float8, Norms
+from zsim.strategy.execution import Float8, Norms, TokenFusion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +111,19 @@ class Size:
         return self.cut and self.sequence and self.shape.execution.float8_tokens
 
     @property
-    def fuses_tokens(self) -> bool:
-        """Return whether products of a block are fused with collectives of its tokens."""
-        return self.cut and self.sequence and self.shape.execution.fuses_tokens
+    def fused_by(self) -> TokenFusion | None:
+        """Return what fuses products of a block with collectives of its tokens, if anything."""
+        return self.shape.execution.fuses_tokens if self.cut and self.sequence else None
 
     @property
     def fuses_gathers(self) -> bool:
-        """Return whether such products are fused with gathers: of several sequences alone.
+        """Return whether the compiler fuses them with gathers: of several sequences alone.
 
         Of one, tokens are the first axis that has any extent, so what was gathered is viewed and
         not put together (`_maybe_view_chunk_cat`, torch 2.13): no pattern is a gather along tokens
         (`find_all_gather_patterns`, torch/_inductor/fx_passes/micro_pipeline_tp.py).
         """
-        return self.fuses_tokens and self.sequences > 1
+        return self.fused_by is TokenFusion.COMPILER and self.sequences > 1
 
     @property
     def composes_norms(self) -> bool:

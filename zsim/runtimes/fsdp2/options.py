@@ -9,6 +9,7 @@ from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.runtimes.fsdp2.order import WHOLE_CHUNKS
 from zsim.strategy.config_table import Count, Flag, Whole
+from zsim.strategy.execution import TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
@@ -249,9 +250,9 @@ class FSDP2(RuntimeOptions):
         return self.enable_float8_tensorwise_tp
 
     @property
-    def fuses_tokens(self) -> bool:
-        """True if products of linear layers are fused with collectives of their tokens."""
-        return self.enable_async_tensor_parallel
+    def fuses_tokens(self) -> TokenFusion | None:
+        """Return the compiler, if products of linear layers are fused with their collectives."""
+        return TokenFusion.COMPILER if self.enable_async_tensor_parallel else None
 
     @property
     def rearranges(self) -> bool:

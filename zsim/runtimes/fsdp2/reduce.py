@@ -19,9 +19,9 @@ from zsim.schedule.schedule_writer import CPU, HOST_POOL
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import divide, set_or_add
-from zsim.zero.sequence import shared_views, sum_over_tokens
 from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
+from zsim.zero.token_copies import shared_views, sum_over_tokens
 
 # FSDPCommContext.lazy_init
 REDUCE_SCATTER = "reduce_scatter"

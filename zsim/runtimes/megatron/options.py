@@ -9,7 +9,8 @@ from pydantic import model_validator
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.strategy.config_table import Count, Flag, Whole
-from zsim.strategy.execution import ContextExchange
+from zsim.strategy.execution import ContextExchange, TokenFusion
+from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
 
 
@@ -22,10 +23,17 @@ class Megatron(RuntimeOptions):
         overlap_grad_reduce: reduce a bucket while backward goes on; false has one bucket.
         overlap_param_gather: in stage 1, gather parameters while the next forward goes on; needs
             overlap_grad_reduce.
+        gradient_accumulation_fusion: products that make gradients of weights add them to those that
+            are collected, instead of another kernel (Megatron-LM's default with Transformer Engine
+            or Apex; `fuse_wgrad_accumulation` of the former).
         grad_reduce_in_fp32: collect and reduce gradients in fp32.
         average_in_collective: let the collective divide, instead of scaling before.
         sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by tokens
             (`TransformerConfig.sequence_parallel`).
+        tp_comm_overlap: with sequence_parallel, linear layers of blocks run beside collectives of
+            their tokens, in Transformer Engine's userbuffers.
+        tp_comm_overlap_cfg: with it, how each product does; what is not said is as `initialize_ub`
+            has it.
         num_layers_per_virtual_pipeline_stage: with a pipeline, layers of a chunk: each stage has
             several, which alternate with those of other stages (interleaved); None is one.
         overlap_p2p_comm: with several chunks, send and receive while compute goes on; false waits
@@ -53,9 +61,12 @@ class Megatron(RuntimeOptions):
     bucket_size: Count | None = None
     overlap_grad_reduce: Flag = False
     overlap_param_gather: Flag = False
+    gradient_accumulation_fusion: Flag = False
     grad_reduce_in_fp32: Flag = False
     average_in_collective: Flag = False
     sequence_parallel: Flag = False
+    tp_comm_overlap: Flag = False
+    tp_comm_overlap_cfg: OverlapMethods = DEFAULT_METHODS
     num_layers_per_virtual_pipeline_stage: Count | None = None
     overlap_p2p_comm: Flag = True
     scatter_gather_tensors_in_pipeline: Flag = False
@@ -71,10 +82,24 @@ class Megatron(RuntimeOptions):
         """True if hidden states are cut by tokens over the tensor axis."""
         return self.sequence_parallel
 
+    @property
+    def fuses_tokens(self) -> TokenFusion | None:
+        """Return userbuffers, if linear layers run beside collectives of their tokens."""
+        return TokenFusion.USERBUFFERS if self.tp_comm_overlap else None
+
+    @property
+    def overlap_methods(self) -> OverlapMethods:
+        """Return how products run beside collectives in userbuffers."""
+        return self.tp_comm_overlap_cfg
+
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
         if self.overlap_param_gather and not self.overlap_grad_reduce:
             refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
+        if self.tp_comm_overlap and not self.sequence_parallel:  # validate_args
+            refuse([refusal("tp_comm_overlap", None, "true needs sequence_parallel = true")])
+        if self.tp_comm_overlap_cfg != DEFAULT_METHODS and not self.tp_comm_overlap:
+            refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
         return self
 
     def cuts_messages(self, *, tensor: int) -> bool:

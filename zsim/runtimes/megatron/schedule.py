@@ -33,9 +33,9 @@ from zsim.zero.gather import gather_updated
 from zsim.zero.names import DATA, REPLICATE, TENSOR
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import UnitsLeft, copy_run
-from zsim.zero.sequence import shared_parameters
 from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zeros, update_path
 from zsim.zero.step_skeleton import Step
+from zsim.zero.token_copies import shared_parameters
 from zsim.zero.visit_order import UnitVisit
 
 # pad_param_start and bucket_end_divisor in optimizer/param_layout.py
@@ -259,6 +259,9 @@ class MegatronStep(Step):
                 source=source,
                 target=target,
                 divisor=self.strategy.train.gradient_accumulation_steps,
+                # `general_gemm(..., accumulate=True, out=main_grad)` of Transformer Engine; those
+                # of norms and biases, which are small, are added by the hook as before
+                launches=0 if self.options.gradient_accumulation_fusion else 1,
             )
             self.writer.free(source)
             # register_grad_ready counts in the last micro-batch alone (is_last_microbatch)

@@ -100,7 +100,12 @@ def _reduced(strategy: Strategy) -> DType:
 
 
 def copied(model: Model, strategy: Strategy) -> CopiedBytes:
-    """Return the bytes of adding each micro-batch's gradients to what collects them."""
+    """Return the bytes of adding each micro-batch's gradients to what collects them.
+
+    None are copied where the products that make them add them.
+    """
+    if strategy.options(Megatron).gradient_accumulation_fusion:
+        return CopiedBytes()
     compute = strategy.train.precision.compute.size_bytes
     wide = _reduced(strategy).size_bytes
     times = strategy.train.gradient_accumulation_steps

@@ -30,9 +30,9 @@ from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.names import DATA, TENSOR
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import UnitsLeft, copy_run
-from zsim.zero.sequence import shared_parameters
 from zsim.zero.state import Holding, Reduced, persist_zeros
 from zsim.zero.step_skeleton import Step
+from zsim.zero.token_copies import shared_parameters
 from zsim.zero.visit_order import UnitVisit
 
 STEPS = 2

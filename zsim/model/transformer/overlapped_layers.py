@@ -1,0 +1,138 @@
+"""Linear layers beside collectives of their tokens, as Transformer Engine runs them.
+
+What attention and an MLP begin with is one product there (`TELayerNormColumnParallelLinear` of
+queries, keys and values, or of gate and up), and so are its gradients. By the methods
+of `initialize_ub` (Transformer Engine 2.20, transformer_engine/pytorch/module/base.py):
+
+- `ring_exchange`: forward of these layers, and the gradient of what the last layer reads, multiply
+  the tokens of one rank after the other (`split_overlap_ag`), which copy engines bring;
+- `pipeline`: the last layer makes a quarter of its outputs after the other, each of which a kernel
+  scatters while the next is made (`split_overlap_rs`);
+- `bulk`: the gradient of what the first layers read is made while what they read is gathered, which
+  they have not kept, and that of their weights while it is scattered, both by a kernel
+  (`bulk_overlap`).
+
+Functions are of transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from zsim.model.kernel import FusedPart, Kernel, KernelKind, matmul
+from zsim.model.transformer.operator import Operator, Stretch
+from zsim.model.transformer.size import Size
+from zsim.strategy.execution import TokenFusion
+from zsim.strategy.overlap_methods import ByKernel, RingExchange
+
+SPLITS = 4
+"""Parts of the output of the last layer (`num_splits` of the method pipeline)."""
+
+STREAMS = 3
+"""Streams on which parts of a product are issued, at most (`_NUM_MAX_UB_STREAMS`)."""
+
+ROWS, OUTPUTS, SUMMANDS = 1, 2, 3
+"""Extents of products (batch, m, n, k) that are those of several layers side by side: of gradients
+of their weights, of what they make, of gradients of what they read."""
+
+
+def overlapped(
+    size: Size, stretches: Sequence[Stretch], first: str, last: str
+) -> tuple[Stretch, ...]:
+    """Return stretches of which linear layers run beside collectives of tokens, if any do.
+
+    Transformer Engine calls the `first` and the `last` of them so.
+    """
+    if size.fused_by is not TokenFusion.USERBUFFERS:
+        return tuple(stretches)
+    found: list[Stretch] = []
+    for stretch in stretches:
+        operators = list(stretch.operators)
+        if stretch.reduces_input_gradient:
+            operators = _first_layers(size, stretch.inputs[0], operators, first)
+        if stretch.reduces_output:
+            operators[-1] = _last_layer(size, operators[-1], last)
+        found.append(replace(stretch, operators=tuple(operators)))
+    return tuple(found)
+
+
+def _first_layers(
+    size: Size, source: str, operators: Sequence[Operator], name: str
+) -> list[Operator]:
+    """Return `operators` with kernels of all layers that read `source` at the first of them."""
+    methods = size.shape.execution.overlap_methods
+    fprop: RingExchange = getattr(methods, f"{name}_fprop")
+    dgrad: ByKernel = getattr(methods, f"{name}_dgrad")
+    wgrad: ByKernel = getattr(methods, f"{name}_wgrad")
+    places = [
+        place
+        for place, each in enumerate(operators)
+        if each.parameters and any(tensor.name == source for tensor in each.reads)
+    ]
+    layers = [operators[place] for place in places]
+    product, beside = _joined((each.forward for each in layers), OUTPUTS)
+    inputs, others = _joined((each.backward for each in layers), SUMMANDS)
+    weights, sums = _joined((each.trains for each in layers), ROWS)
+    _, _, rows, columns = product.shape
+    forward = _by_rank(size, (rows, columns), FusedPart.GATHERED, fprop)
+    found = [
+        replace(each, forward=(), backward=(), trains=()) if place in places else each
+        for place, each in enumerate(operators)
+    ]
+    found[places[0]] = replace(
+        layers[0],
+        forward=(*beside, *forward),
+        backward=(*others, replace(inputs, part=FusedPart.BESIDE_GATHER, spared=dgrad.spared)),
+        trains=(replace(weights, part=FusedPart.BESIDE_SCATTER, spared=wgrad.spared), *sums),
+    )
+    return found
+
+
+def _last_layer(size: Size, operator: Operator, name: str) -> Operator:
+    """Return the last layer in quarters of its output, and the gradient that it gathers by rank."""
+    methods = size.shape.execution.overlap_methods
+    fprop: ByKernel = getattr(methods, f"{name}_fprop")
+    dgrad: RingExchange = getattr(methods, f"{name}_dgrad")
+    product, before = _joined([operator.forward], OUTPUTS)
+    inputs, others = _joined([operator.backward], SUMMANDS)
+    _, tokens, rows, columns = product.shape
+    # rows that do not go round are in the last part
+    widths = [rows // SPLITS] * (SPLITS - 1)
+    widths.append(rows - sum(widths))
+    parts = tuple(
+        replace(
+            matmul(tokens, width, columns, product.dtype),
+            part=FusedPart.SPLIT,
+            spared=fprop.spared,
+            streams=min(STREAMS, SPLITS),
+        )
+        for width in widths
+    )
+    _, _, columns, rows = inputs.shape
+    by_rank = _by_rank(size, (columns, rows), FusedPart.GRADIENT, dgrad, backward=True)
+    return replace(operator, forward=(*before, *parts), backward=(*others, *by_rank))
+
+
+def _by_rank(
+    size: Size,
+    weight: tuple[int, int],
+    part: FusedPart,
+    method: RingExchange,
+    *,
+    backward: bool = False,
+) -> tuple[Kernel, ...]:
+    """Return a product for the tokens of each rank, or of two at a time."""
+    each = 2 if method.aggregate and size.tensor % 2 == 0 else 1
+    own = matmul(each * size.own_tokens, *weight, size.dtype, backward=backward)
+    parts = size.tensor // each
+    return (replace(own, part=part, streams=min(STREAMS, parts)),) * parts
+
+
+def _joined(lists: Iterable[Sequence[Kernel]], along: int) -> tuple[Kernel, tuple[Kernel, ...]]:
+    """Return the products in `lists` as one, joined `along` an extent, and what else is in them."""
+    every = [kernel for each in lists for kernel in each]
+    products = [each for each in every if each.kind is KernelKind.MATMUL]
+    rest = tuple(each for each in every if each.kind is not KernelKind.MATMUL)
+    shape = list(products[0].shape)
+    shape[along] = sum(each.shape[along] for each in products)
+    _, m, n, k = shape
+    return matmul(m, n, k, products[0].dtype, backward=products[0].backward), rest

@@ -1,0 +1,48 @@
+"""Parameters that ranks of a tensor axis have copies of, where hidden states are cut by tokens.
+
+Each rank makes gradients of them of its own tokens, which are summed over the axis.
+"""
+
+from collections.abc import Container, Iterable
+from itertools import accumulate
+
+from zsim.model.model import Model
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.bucket import UnitRun
+from zsim.zero.names import TENSOR
+
+
+def shared_parameters(model: Model) -> frozenset[str]:
+    """Return parameters that ranks have copies of, and gradients of different tokens."""
+    if not any(value.tensor_sharded for value in model.values.values()):
+        return frozenset()
+    return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
+
+
+def shared_views(run: UnitRun, buffer: str, shared: Container[str]) -> tuple[tuple[str, View], ...]:
+    """Return those parameters of `run` that are `shared`, and where their gradients lie.
+
+    `buffer` holds gradients of the trained parameters of the run, one after the other.
+    """
+    sizes = [each.elements for each in run.trained]
+    return tuple(
+        (each.name, View(buffer=buffer, start=start, size=each.elements))
+        for each, start in zip(run.trained, accumulate(sizes, initial=0), strict=False)
+        if each.name in shared
+    )
+
+
+def sum_over_tokens(
+    writer: ScheduleWriter, gradients: Iterable[tuple[str, View]], *, after: Iterable[Edge] = ()
+) -> list[str]:
+    """Sum gradients of parameters that ranks have copies of, each by itself and in place.
+
+    Each rank has made them of its own tokens. The first sum comes `after` others.
+    """
+    done: list[str] = []
+    for name, view in gradients:
+        path, edges = f"sum/{view.buffer}/{name}", () if done else after
+        done.append(writer.all_reduce(path, TENSOR, view, stream=COMPUTE, after=edges))
+    return done
