@@ -128,7 +128,11 @@ ScheduleCluster = Annotated[
     ),
 ]
 Check = Annotated[
-    bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
+    bool,
+    typer.Option(
+        "--check/--no-check",
+        help="Prove the schedule before it runs; a large one, on two cores, while it is simulated.",
+    ),
 ]
 
 
@@ -164,8 +168,7 @@ def run(
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
-    from zsim.api.launch import NoWayError, RefutedError
-    from zsim.api.launch import run as run_scenario
+    from zsim.api import launch
     from zsim.api.placement import placed
     from zsim.api.scenario import load
 
@@ -175,11 +178,12 @@ def run(
     loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
     try:
         with interruption_told(), progress(f"{scenario} on {backend}") as told:
-            result = run_scenario(
+            result = launch.run(
                 loaded,
                 backend=backend,
                 seed=seed,
                 check=check,
+                forks=True,
                 progress=told,
                 data=data,
                 timeout_s=timeout,
@@ -188,7 +192,7 @@ def run(
                 offload_path=offload_path,
                 device_budget=device_budget,
             )
-    except (RefutedError, NoWayError) as no:
+    except (launch.RefutedError, launch.NoWayError) as no:
         return _answer_no(loaded.title, no, as_json=json)
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
