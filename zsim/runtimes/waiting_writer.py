@@ -1,13 +1,17 @@
 """Writer of a stage whose compute stream waits for messages."""
 
-from dataclasses import replace
+from functools import cache
 
 from zsim.model.pipeline_stages import Stage
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Edge, Operation, StreamOperation
 from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.quick_init import quick_replacer
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.names import PIPELINE
+
+_with_after = cache(lambda kind: quick_replacer(kind, "after"))
+"""By class of operation, what returns one with other edges."""
 
 
 class WaitingWriter(ScheduleWriter):
@@ -38,6 +42,6 @@ class WaitingWriter(ScheduleWriter):
             self.computed = operation.id
             if self._awaited:
                 after: tuple[Edge, ...] = (*operation.after, *self._awaited)
-                operation = replace(operation, after=after)
+                operation = _with_after(type(operation))(operation, after)
                 self._awaited = []
         return super().add(operation)
