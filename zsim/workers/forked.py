@@ -32,7 +32,7 @@ COPIES = 4
 either process writes to are two then, and each makes about as much as there is."""
 
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGALRM})
-"""Signals that raise here, and end a fork."""
+"""Signals that raise or end this process, and end a fork."""
 
 PARENT_DIES = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
@@ -44,17 +44,21 @@ class ForkedAnswer(Generic[Answer]):
     With the end of the `with` block the fork is gone.
     """
 
-    def __init__(self, work: Callable[[], Answer], *, forks: bool = True) -> None:
+    def __init__(self, work: Callable[[], Answer]) -> None:
         self._work = work
-        self._forks = forks
         self._process = 0
         self._pipe: FileIO | None = None
 
     def __enter__(self) -> Self:
         """Start the fork, if there may be one."""
-        if self._forks and may_fork():
-            with suppress(OSError):  # no process or no memory for it: the work is done here
+        if may_fork():
+            try:
                 self._start()
+            except OSError:  # no process or no memory for it: the work is done here
+                pass
+            except BaseException:  # a signal that was held back: no block begins, and none ends
+                self._stop()
+                raise
         return self
 
     def __exit__(
@@ -64,10 +68,7 @@ class ForkedAnswer(Generic[Answer]):
         trace: TracebackType | None,
     ) -> None:
         """End the fork, whatever it does."""
-        if self._process:
-            with suppress(ProcessLookupError):
-                os.kill(self._process, signal.SIGKILL)
-            self._end()
+        self._stop()
 
     def result(self) -> Answer:
         """Return the answer; raise what the function raises."""
@@ -94,6 +95,12 @@ class ForkedAnswer(Generic[Answer]):
         finally:
             os.close(write)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _stop(self) -> None:
+        if self._process:
+            with suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)
+            self._end()
 
     def _end(self) -> int:
         """Wait until the fork has ended; return how."""

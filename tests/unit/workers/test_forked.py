@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import pytest
@@ -81,6 +81,21 @@ def test_a_fork_that_ends_without_an_answer_is_replaced(end: Callable[[], object
 def test_a_fork_ends_with_what_it_ran_beside(error: type[BaseException]) -> None:
     with pytest.raises(error), ForkedAnswer(signal.pause):
         raise error
+    assert not has_children()
+
+
+def test_a_signal_that_comes_as_a_fork_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = signal.pthread_sigmask
+
+    def interrupted(how: int, signals: Iterable[int]) -> set[int]:
+        found = mask(how, signals)
+        if how == signal.SIG_SETMASK:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    with pytest.raises(KeyboardInterrupt), ForkedAnswer(signal.pause):
+        pass
     assert not has_children()
 
 
