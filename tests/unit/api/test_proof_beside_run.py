@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import are_gone, noted_forks
 
 import zsim
 from zsim.api import launch
@@ -145,9 +146,9 @@ def test_who_ends_a_run_need_not_wait_for_its_proof(
     def ends(*_: object, **__: object) -> None:
         raise error
 
+    forks = noted_forks(monkeypatch)
     monkeypatch.setattr(launch, "findings_of", stopped)
     monkeypatch.setattr("zsim_des.SimBackend.run", ends)
     with pytest.raises(error):
         zsim.run("tiny", forks=True)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert are_gone(forks)

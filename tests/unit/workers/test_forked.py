@@ -5,9 +5,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 import pytest
+from forks import are_gone, noted_forks
 
 from zsim.limits import TimeLimitError
 from zsim.workers.forked import ForkedAnswer, may_fork
@@ -27,23 +27,21 @@ def alone_with_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
 
 
-def has_children() -> bool:
-    """Return whether this process has a child, ended or not, whose end nobody has waited for."""
-    with suppress(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-        return True
-    return False
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the forks of a test."""
+    return noted_forks(monkeypatch)
 
 
-def test_an_answer_comes_from_a_fork_that_is_gone_afterwards() -> None:
+def test_an_answer_comes_from_a_fork_that_is_gone_afterwards(forks: list[int]) -> None:
     with ForkedAnswer(lambda: (os.getpid(), "x" * 10**6)) as forked:
         process, text = forked.result()
     assert process != os.getpid()
     assert len(text) == 10**6  # more than a pipe holds
-    assert not has_children()
+    assert are_gone(forks)
 
 
-def test_what_a_fork_fails_at_is_done_here_and_raises_here() -> None:
+def test_what_a_fork_fails_at_is_done_here_and_raises_here(forks: list[int]) -> None:
     here = os.getpid()
 
     def work() -> int:
@@ -59,7 +57,7 @@ def test_what_a_fork_fails_at_is_done_here_and_raises_here() -> None:
 
     with ForkedAnswer(fails) as forked, pytest.raises(LookupError, match="no answer"):
         forked.result()
-    assert not has_children()
+    assert are_gone(forks)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +76,15 @@ def test_a_fork_that_ends_without_an_answer_is_replaced(end: Callable[[], object
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimitError, MemoryError])
-def test_a_fork_ends_with_what_it_ran_beside(error: type[BaseException]) -> None:
+def test_a_fork_ends_with_what_it_ran_beside(error: type[BaseException], forks: list[int]) -> None:
     with pytest.raises(error), ForkedAnswer(signal.pause):
         raise error
-    assert not has_children()
+    assert are_gone(forks)
 
 
-def test_a_signal_that_comes_as_a_fork_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_comes_as_a_fork_starts_leaves_none(
+    forks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mask = signal.pthread_sigmask
 
     def interrupted(how: int, signals: Iterable[int]) -> set[int]:
@@ -96,17 +96,17 @@ def test_a_signal_that_comes_as_a_fork_starts_leaves_none(monkeypatch: pytest.Mo
     monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
     with pytest.raises(KeyboardInterrupt), ForkedAnswer(signal.pause):
         pass
-    assert not has_children()
+    assert are_gone(forks)
 
 
-def test_a_limit_on_time_holds_while_a_fork_is_waited_for() -> None:
+def test_a_limit_on_time_holds_while_a_fork_is_waited_for(forks: list[int]) -> None:
     with (
         pytest.raises(TimeLimitError),
         limited(time_s=0.2, memory_bytes=None),
         ForkedAnswer(signal.pause) as forked,
     ):
         forked.result()
-    assert not has_children()
+    assert are_gone(forks)
 
 
 def test_a_fork_has_a_share_of_the_memory_and_none_left_is_told_here() -> None:
