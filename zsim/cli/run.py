@@ -34,6 +34,7 @@ from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
     from zsim.api.run_result import RunResult
+    from zsim.api.scenario import LoadedScenario
 
 Timeout = Annotated[
     float | None,
@@ -168,17 +169,15 @@ def run(
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
-    from zsim.api import launch
-    from zsim.api.placement import placed
-    from zsim.api.scenario import load
+    from zsim.api.launch import NoWayError, RefutedError
+    from zsim.api.launch import run as run_scenario
 
     _need_outputs(trace, chakra, timeline, (picture, figure), report, witness=witness)
     trained = _need_tokens(tokens, price, prices)
-    loaded = load(scenario, settings, ranks=ranks, steps=steps)
-    loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
+    loaded = _placed(scenario, settings, ranks, steps, node, cluster, backend)
     try:
         with interruption_told(), progress(f"{scenario} on {backend}") as told:
-            result = launch.run(
+            result = run_scenario(
                 loaded,
                 backend=backend,
                 seed=seed,
@@ -192,7 +191,7 @@ def run(
                 offload_path=offload_path,
                 device_budget=device_budget,
             )
-    except (launch.RefutedError, launch.NoWayError) as no:
+    except (RefutedError, NoWayError) as no:
         return _answer_no(loaded.title, no, as_json=json)
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
@@ -200,6 +199,23 @@ def run(
     with answer_before(_files(result, trace, chakra, timeline, (picture, figure), report)):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _placed(
+    scenario: str,
+    settings: list[str] | None,
+    ranks: int | None,
+    steps: int | None,
+    node: str | None,
+    cluster: str | None,
+    backend: str,
+) -> "LoadedScenario":
+    """Return the scenario with its settings, on the hardware that is asked for."""
+    from zsim.api.placement import placed
+    from zsim.api.scenario import load
+
+    loaded = load(scenario, settings, ranks=ranks, steps=steps)
+    return placed(loaded, node=node, cluster=cluster, backend=backend)
 
 
 def _with_remedies(result: "RunResult") -> "RunResult":
