@@ -1,12 +1,17 @@
-"""CPU time in which pipelines of many micro-batches are made, proved and simulated.
+"""Time in which pipelines of many micro-batches are made, proved and simulated.
 
     python -m benchmarks.pipeline
 
 Llama of 80 layers (the shape of Llama 2 70B, sequences of 1,024 tokens) as nanotron trains it, and
 of 64 as Megatron-LM does too, whose stages have as many layers; two steps, recorded. Values and
-order are proved. In processor time of one process, after import.
+order are proved. Each case in a process of its own, as a command is, after import: each part in
+processor time; then from the scenario to the result by the clock on all cores that there are,
+proved beside the simulation: with values, as of a schedule in a file, and without, as
+`zsim run SCENARIO` does.
 """
 
+import multiprocessing
+import os
 import time
 from dataclasses import dataclass, field
 
@@ -44,23 +49,50 @@ TARGET_S = 5.0
 
 
 def main() -> None:
-    """Print a line for each case."""
-    zsim.run(_tables(Case("megatron", 2, 2)))  # imports
+    """Print lines for each case."""
+    context = multiprocessing.get_context("spawn")
     for case in CASES:
-        begin = time.process_time()
-        job = zsim.load(_tables(case)).job
-        made = time.process_time()
-        found = check(job.schedule, job.model)
-        proved = time.process_time()
-        zsim.run(job, check=False)
-        end = time.process_time()
-        count = sum(len(program.by_id) for program in job.schedule.programs)
-        print(
-            f"{case}, {count:,} operations: "
-            f"made in {made - begin:.2f} s, proved in {proved - made:.2f} s, "
-            f"simulated in {end - proved:.2f} s, {end - begin:.2f} s in all, "
-            f"target {TARGET_S:g} s, {len(found)} findings"
-        )
+        for work in (_print_parts, _print_clocked):
+            process = context.Process(target=work, args=(case,))
+            process.start()
+            process.join()
+
+
+def _print_parts(case: Case) -> None:
+    """Print the processor time that each part takes."""
+    _import_all()
+    begin = time.process_time()
+    job = zsim.load(_tables(case)).job
+    made = time.process_time()
+    found = check(job.schedule, job.model)
+    proved = time.process_time()
+    zsim.run(job, check=False)
+    end = time.process_time()
+    count = sum(len(program.by_id) for program in job.schedule.programs)
+    print(
+        f"{case}, {count:,} operations: "
+        f"made in {made - begin:.2f} s, proved in {proved - made:.2f} s, "
+        f"simulated in {end - proved:.2f} s, {end - begin:.2f} s in all, "
+        f"target {TARGET_S:g} s, {len(found)} findings"
+    )
+
+
+def _print_clocked(case: Case) -> None:
+    """Print what it takes on all cores, with values proved and without."""
+    _import_all()
+    begin = time.perf_counter()
+    zsim.run(zsim.load(_tables(case)).job, forks=True)
+    proved = time.perf_counter()
+    zsim.run(_tables(case), forks=True)
+    end = time.perf_counter()
+    print(
+        f"  by the clock, on {len(os.sched_getaffinity(0))} cores: {proved - begin:.2f} s, "
+        f"{end - proved:.2f} s as zsim run, which proves no values"
+    )
+
+
+def _import_all() -> None:
+    zsim.run(_tables(Case("megatron", 2, 2)))
 
 
 def _tables(case: Case) -> dict[str, object]:

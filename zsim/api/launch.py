@@ -1,9 +1,10 @@
 """`zsim.run`: prove the schedule, run it on a backend, return what happened."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
@@ -30,15 +31,24 @@ from zsim.backend.backend import (
 from zsim.backend.document import Document
 from zsim.cluster.cluster import Cluster, unknown_cluster
 from zsim.files.source import Source
+from zsim.limits import TimeLimitError
 from zsim.mistake import MistakeError, mistakes
+from zsim.proof import Finding
 from zsim.proof import check as findings_of
 from zsim.trace.trace import Trace
+from zsim.workers.forked import ForkedAnswer
 from zsim.workers.memory_bound import unbounded_memory
 
 __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 
 PHASES: Final = 2
 """Parts of a run before its first step, each about as long: its schedule is made, and proved."""
+
+FORKED_MIN: Final = 20_000
+"""Operations from which on a proof takes longer than a fork: some 0.1 s."""
+
+Ran = tuple[Trace, Trace | None, float]
+"""What was recorded, the same without faults and neighbours, and the seconds that both took."""
 
 
 class RefutedError(ValueError):
@@ -79,6 +89,7 @@ def run(
     backend: str = SIMULATOR,
     seed: int = 0,
     check: bool = True,
+    forks: bool = False,
     progress: Progress | None = None,
     **options: Unpack[BackendOptions],
 ) -> RunResult:
@@ -90,6 +101,8 @@ def run(
         backend: "sim" simulates, "torch" trains on real ranks, "null" only records.
         seed: of all that is drawn.
         check: whether the schedule is proved first.
+        forks: whether a large schedule may be proved in a fork of this process, while it is
+            simulated here: where there are two cores, memory for both, and no other threads.
         progress: told how much of the run is done, and of how much.
         options: what only some backends take, as in `BackendOptions`.
 
@@ -104,30 +117,27 @@ def run(
     traits = _traits(backend)
     loaded, source = _source(scenario, changes, traits)
     settings = _settings({**options, "decision": source.decision})
-    told = progress or tell_nobody
     job = source.job()
-    phases = PHASES + job.steps * (2 if source.faults or source.neighbours else 1)
-    told(1, phases)
+    (progress or tell_nobody)(1, phases := _phases(source, job))
     how = _How(name=backend, settings=settings, seed=seed)
     made = how.backend(source, _after(PHASES, progress, phases))
     if traits.is_real:
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
-    elif (too_large := made.refusal(job)) is not None:  # before its proof, which takes longer
-        raise MistakeError(too_large)
-    if check:
-        _need_proof(source, job, traits)
-    told(PHASES, phases)
-    begin = perf_counter()
-    # Real ranks inherit the bound on memory, and CUDA reserves more than it uses.
-    with mistakes(BackendError), unbounded_memory() if traits.is_real else nullcontext():
-        recorded = made.run(job, seed=seed)
-        healthy = how.healthy(source, job, _after(PHASES + job.steps, progress, phases))
+    ran = partial(how.recorded, made, source, job, progress)
+    proof = partial(_findings, source, job, traits)
+    if check and forks and traits.predicts and _is_large(job):
+        recorded, healthy, wall_time_s = _beside(proof, made, job, ran)
+    else:
+        _need_accepted(made, job)  # before its proof, which takes longer
+        if check:
+            _need_none(job, proof())
+        recorded, healthy, wall_time_s = ran()
     return RunResult(
         title=source.title,
         scenario=loaded,
         job=job,
         recorded=recorded,
-        wall_time_s=perf_counter() - begin,
+        wall_time_s=wall_time_s,
         healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
         look_for_remedies=lambda trace: how.remedies(loaded, trace),
         look_for_band=lambda: how.band_s(source, job),
@@ -166,15 +176,56 @@ def _source(
     return loaded, loaded.source
 
 
-def _need_proof(source: Source, job: Job, traits: BackendTraits) -> None:
-    """Raise unless the schedule is proved.
+def _findings(source: Source, job: Job, traits: BackendTraits) -> tuple[Finding, ...]:
+    """Return what is wrong with a schedule.
 
     No figure of a simulation depends on values, and zsim's own schedules are tested for them.
     """
     compares = source.scenario is None or traits.is_real
-    findings = findings_of(job.schedule, job.model, compares=compares)
+    return findings_of(job.schedule, job.model, compares=compares)
+
+
+def _need_none(job: Job, findings: tuple[Finding, ...]) -> None:
+    """Raise unless the schedule is proved."""
     if findings:
         raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
+
+
+def _is_large(job: Job) -> bool:
+    """Return whether a proof takes longer than it takes to fork."""
+    programs = job.schedule.programs
+    return sum(len(each.setup) + len(each.step) for each in programs) >= FORKED_MIN
+
+
+def _beside(
+    proof: Callable[[], tuple[Finding, ...]], made: Backend, job: Job, ran: Callable[[], Ran]
+) -> Ran:
+    """Return what `ran` does beside a proof, unless there are findings: then it counts for nothing.
+
+    Where it fails, the schedule may be why: findings come first, as where it is proved before.
+    """
+    with ForkedAnswer(proof) as forked:
+        _need_accepted(made, job)
+        try:
+            found = ran()
+        except TimeLimitError:
+            raise
+        except Exception:
+            _need_none(job, forked.result())
+            raise
+        _need_none(job, forked.result())
+    return found
+
+
+def _need_accepted(made: Backend, job: Job) -> None:
+    """Raise unless a backend that runs nothing real takes a job."""
+    if not made.traits.is_real and (refused := made.refusal(job)) is not None:
+        raise MistakeError(refused)
+
+
+def _phases(source: Source, job: Job) -> int:
+    """Return how many parts a run has that are told of."""
+    return PHASES + job.steps * (2 if source.faults or source.neighbours else 1)
 
 
 def _after(before: int, progress: Progress | None, every: int) -> Progress | None:
@@ -196,6 +247,18 @@ class _How:
             return self._with(self.settings, progress)
         injected = {"faults": source.faults, "neighbours": source.neighbours}
         return self._with({**self.settings, **injected}, progress)
+
+    def recorded(self, made: Backend, source: Source, job: Job, progress: Progress | None) -> Ran:
+        """Run a job that is proved, or is being proved."""
+        phases = _phases(source, job)
+        (progress or tell_nobody)(PHASES, phases)
+        begin = perf_counter()
+        # Real ranks inherit the bound on memory, and CUDA reserves more than it uses.
+        is_real = made.traits.is_real
+        with mistakes(BackendError), unbounded_memory() if is_real else nullcontext():
+            recorded = made.run(job, seed=self.seed)
+            healthy = self.healthy(source, job, _after(PHASES + job.steps, progress, phases))
+        return recorded, healthy, perf_counter() - begin
 
     def healthy(self, source: Source, job: Job, progress: Progress | None) -> Trace | None:
         """Return the run without faults and neighbours; None where there are none."""

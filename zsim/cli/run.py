@@ -34,6 +34,7 @@ from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
     from zsim.api.run_result import RunResult
+    from zsim.api.scenario import LoadedScenario
 
 Timeout = Annotated[
     float | None,
@@ -128,7 +129,11 @@ ScheduleCluster = Annotated[
     ),
 ]
 Check = Annotated[
-    bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
+    bool,
+    typer.Option(
+        "--check/--no-check",
+        help="Prove the schedule before it runs; a large one, on two cores, while it is simulated.",
+    ),
 ]
 
 
@@ -166,13 +171,10 @@ def run(
     """Run a scenario: does it fit, how long is a step, and why."""
     from zsim.api.launch import NoWayError, RefutedError
     from zsim.api.launch import run as run_scenario
-    from zsim.api.placement import placed
-    from zsim.api.scenario import load
 
     _need_outputs(trace, chakra, timeline, (picture, figure), report, witness=witness)
     trained = _need_tokens(tokens, price, prices)
-    loaded = load(scenario, settings, ranks=ranks, steps=steps)
-    loaded = placed(loaded, node=node, cluster=cluster, backend=backend)
+    loaded = _placed(scenario, settings, ranks, steps, node, cluster, backend)
     try:
         with interruption_told(), progress(f"{scenario} on {backend}") as told:
             result = run_scenario(
@@ -180,6 +182,7 @@ def run(
                 backend=backend,
                 seed=seed,
                 check=check,
+                forks=True,
                 progress=told,
                 data=data,
                 timeout_s=timeout,
@@ -196,6 +199,23 @@ def run(
     with answer_before(_files(result, trace, chakra, timeline, (picture, figure), report)):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _placed(
+    scenario: str,
+    settings: list[str] | None,
+    ranks: int | None,
+    steps: int | None,
+    node: str | None,
+    cluster: str | None,
+    backend: str,
+) -> "LoadedScenario":
+    """Return the scenario with its settings, on the hardware that is asked for."""
+    from zsim.api.placement import placed
+    from zsim.api.scenario import load
+
+    loaded = load(scenario, settings, ranks=ranks, steps=steps)
+    return placed(loaded, node=node, cluster=cluster, backend=backend)
 
 
 def _with_remedies(result: "RunResult") -> "RunResult":

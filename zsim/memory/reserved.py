@@ -6,6 +6,7 @@ for all uses before it gives up, as in PyTorch.
 """
 
 from itertools import accumulate, takewhile
+from weakref import finalize
 
 from zsim.cluster.cluster import Cluster
 from zsim.memory.caching import UNLIMITED, CachingAllocator
@@ -107,8 +108,23 @@ def needed_bytes(program: Program, pool: Pool) -> int:
     """Return the least that a rank holds of a pool at its peak, however long its host waits.
 
     That is what `torch.cuda.max_memory_allocated` says of the tensors, of which no other stream
-    has to be waited for.
+    has to be waited for. It is kept while `program` is alive: where memory is full it is asked of
+    the worst case, and of what was simulated.
     """
+    key = id(program)
+    if key not in _NEEDED:
+        finalize(program, _NEEDED.pop, key, None).atexit = False
+    known = _NEEDED.setdefault(key, {})
+    if pool not in known:
+        known[pool] = _needed_bytes(program, pool)
+    return known[pool]
+
+
+_NEEDED: dict[int, dict[Pool, int]] = {}
+"""By identity of a program that is alive, what a rank needs of each pool."""
+
+
+def _needed_bytes(program: Program, pool: Pool) -> int:
     at_once = book(program, 2, returns=AtOnce() if program.defers else None)
     if pool.discipline is Discipline.EXACT:
         return peak_bytes(at_once, pool.name)

@@ -77,6 +77,31 @@ def quick_maker(kind: type[Made]) -> Callable[..., Made]:
     return found
 
 
+def quick_replacer(kind: type[Made], *names: str) -> Callable[..., Made]:
+    """Return a function that copies an object of a frozen class with slots, with other fields.
+
+    It takes the object, then the fields `names` in order. `dataclasses.replace`, which asks each
+    time which fields there are, takes ten times as long.
+    """
+    opened = _opened(kind)
+    known: dict[str, Any] = {"_new": opened.__new__, "_open": opened, "_kind": kind}
+    every = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if unknown := set(names).difference(every):
+        raise TypeError(f"{kind.__name__}: takes no {sorted(unknown)}")
+    stored = [f"  self.{name} = {name if name in names else f'old.{name}'}" for name in every]
+    lines = [
+        f"def replaced(old, {', '.join(names)}):",
+        "  self = _new(_open)",
+        *stored,
+        "  self.__class__ = _kind",
+        *(["  self.__post_init__()"] if hasattr(kind, "__post_init__") else []),
+        "  return self",
+    ]
+    exec("\n".join(lines), known)  # as above
+    found: Callable[..., Made] = known["replaced"]
+    return found
+
+
 def _opened(kind: type) -> type:
     """Return a class with the same slots whose objects take any value."""
     own = {key: kind.__dict__[key] for key in ("__slots__", "__module__")}

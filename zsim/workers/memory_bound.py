@@ -31,6 +31,9 @@ RESERVE_BYTES: Final = 32 * 2**20
 STACK_BYTES: Final = 2**19
 """Stack of a thread that does little: it counts as memory used, and the usual one has 8 MiB."""
 
+WATCH_NAME: Final = "memory"
+"""Name of the thread that looks how much is used."""
+
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -101,7 +104,7 @@ class _Watch:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._enough = max(most - min(RESERVE_BYTES, most // 8), self._half_way(_used_bytes()))
+        self._enough = max(most - min(RESERVE_BYTES, most // 8), self._half_way(used_bytes()))
         self._owner = threading.get_ident()
         self._ended = threading.Event()
         self._raising = threading.Lock()
@@ -109,7 +112,7 @@ class _Watch:
     def start(self) -> None:
         """Look from now on, until the end."""
         with small_stacks():
-            threading.Thread(target=self._look, name="memory", daemon=True).start()
+            threading.Thread(target=self._look, name=WATCH_NAME, daemon=True).start()
 
     def end(self) -> None:
         """Raise nothing any more, but for what is raised already, which comes at once."""
@@ -117,9 +120,9 @@ class _Watch:
             self._ended.set()
 
     def _look(self) -> None:
-        used = _used_bytes()
+        used = used_bytes()
         while not self._ended.wait(max(LOOK_S, (self._enough - used) / FILLED_BYTES_PER_S)):
-            used = _used_bytes()
+            used = used_bytes()
             with self._raising:
                 if used > self._enough and not self._ended.is_set():
                     self._enough = self._half_way(used)
@@ -140,6 +143,6 @@ def _raise_memory_error(thread: int) -> None:
     )
 
 
-def _used_bytes() -> int:
+def used_bytes() -> int:
     """Return what counts against RLIMIT_DATA: private writable memory, without the main stack."""
     return int(Path("/proc/self/statm").read_bytes().split()[5]) * PAGE_BYTES

@@ -10,11 +10,17 @@ from dataclasses import dataclass, replace
 
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.pipeline_stages import Chunk, Stage
+from zsim.schedule.quick_init import quick_replacer
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward, Held
 from zsim.zero.visit_order import Made, UnitVisit, ValueInstance, visits
+
+_numbered = quick_replacer(UnitVisit, "unit")
+_renamed_unit = quick_replacer(Unit, "segments")
+_renamed_segment = quick_replacer(Segment, "inputs", "outputs")
+_renamed_value = quick_replacer(Value, "name")
 
 
 class SlotForwardBackward(ForwardBackward):
@@ -145,9 +151,10 @@ def chunk_slots(
                     chunk,
                     renaming.model(chunk.model),
                     keeps_given=keeps_received,
+                    reads_batch=chunk in reading[:1],
                     keeps_batch=chunk in reading[1:],
                 )
-                own.append(replace(made_slot, reads_batch=chunk in reading[:1]))
+                own.append(made_slot)
     return made
 
 
@@ -157,10 +164,13 @@ def _slot(
     own: Model,
     *,
     keeps_given: bool,
+    reads_batch: bool,
     keeps_batch: bool,
 ) -> ChunkSlot:
     """Return a slot of a chunk whose model with the names of the slot is `own`."""
-    once = [replace(visit, unit=chunk.first + visit.unit) for visit in visits(own, passes.strategy)]
+    once = visits(own, passes.strategy)
+    if chunk.first:
+        once = tuple([_numbered(visit, chunk.first + visit.unit) for visit in once])
     sent = None if chunk.sent is None else own.loss
     # what forward made of `sent` goes when it has been sent
     stay = (*((sent,) if sent else ()), *(own.given if keeps_given else ()))
@@ -175,7 +185,7 @@ def _slot(
         backward=tuple(visit for visit in once if visit.backward),
         given=own.given[0] if own.given else None,
         sent=sent,
-        reads_batch=chunk.reads_batch,
+        reads_batch=reads_batch,
     )
 
 
@@ -207,16 +217,16 @@ class _Renaming:
     def _unit(self, unit: Unit) -> Unit:
         found = self._units.get(id(unit))
         if found is None:
-            found = replace(unit, segments=tuple(map(self._segment, unit.segments)))
+            found = _renamed_unit(unit, tuple(map(self._segment, unit.segments)))
             self._units[id(unit)] = found
         return found
 
     def _segment(self, segment: Segment) -> Segment:
-        return replace(
+        return _renamed_segment(
             segment,
-            inputs=tuple([f"{name}{self._suffix}" for name in segment.inputs]),
-            outputs=tuple(map(self._value, segment.outputs)),
+            tuple([f"{name}{self._suffix}" for name in segment.inputs]),
+            tuple(map(self._value, segment.outputs)),
         )
 
     def _value(self, value: Value) -> Value:
-        return replace(value, name=f"{value.name}{self._suffix}")
+        return _renamed_value(value, f"{value.name}{self._suffix}")

@@ -163,6 +163,11 @@ class Rank:
     def _issue(self, stretch: IssueStretch, instance: ProgramRun) -> None:
         """Put the entries of a stretch on their streams."""
         begin_ps = issuing_ps = self._host_ps
+        if not stretch.acts:  # most of what a host has between two requests for memory
+            if self._durations is None:
+                self._host_ps += stretch.length_ps
+            instance.issuing.append((issuing_ps, self._host_ps))
+            return
         offsets_ps = stretch.offsets_ps
         if self._durations is None and self._watcher is None:
             self._host_ps += stretch.length_ps

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 import pytest
 
 from zsim.schedule.operation import Copy, Operand, Read, Role, View
-from zsim.schedule.quick_init import quick_init, quick_maker
+from zsim.schedule.quick_init import quick_init, quick_maker, quick_replacer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,22 @@ def test_a_maker_makes_the_same_and_refuses_the_same(made: Quick | View | Operan
         quick_maker(Quick)(-1, 2)
     with pytest.raises(TypeError):
         quick_maker(Quick)(1)
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_replacer_copies_as_replace_does_and_refuses_the_same(
+    made: Quick | View | Operand | Copy,
+) -> None:
+    name = fields(made)[0].name
+    found = quick_replacer(type(made), name)(made, getattr(made, name))
+    assert (found, type(found), hash(found)) == (made, type(made), hash(made))
+    with pytest.raises(FrozenInstanceError):
+        setattr(found, name, None)
+    assert quick_replacer(Quick, "two", "one")(Quick(1), 5, 4) == Quick(4, two=5)
+    with pytest.raises(ValueError, match="one -1"):
+        quick_replacer(Quick, "one")(Quick(1), -1)
+    with pytest.raises(TypeError, match=r"Quick: takes no \['four'\]"):
+        quick_replacer(Quick, "one", "four")
 
 
 def test_a_class_below_it_has_its_own_fields() -> None:

@@ -43,7 +43,8 @@ class MicroBatchList:
     """Operations of a micro-batch in the step of one role, as values see them.
 
     Attributes:
-        said: what they say; equal where they differ in slots of buffers alone.
+        said: what they say; equal where they differ in slots of buffers alone, or in when these are
+            given back: what is own is touched while it is taken, and at no other time.
         own: buffers that the micro-batch takes, and gives back.
         read: others, of which it reads.
         adds: copies that add to others.
@@ -128,6 +129,7 @@ class ListReader:
         numbers.clear()
         alive.clear()
         said: list[Hashable] = []
+        freed: list[int] = []
         for operation in operations:
             if type(operation) is Allocate:
                 name = operation.buffer
@@ -135,10 +137,11 @@ class ListReader:
                 said += (Allocate, numbers.setdefault(name, len(numbers)), self._buffer(name))
             elif type(operation) is Free:
                 name = operation.buffer
-                said += (Free, numbers.get(name, name))
                 if name in alive:
                     alive.remove(name)
+                    freed.append(numbers[name])
                 else:
+                    said += (Free, numbers.get(name, name))
                     found.changed.add(name)
             elif type(operation) is not HostWait:
                 self._touch(operation, found)
@@ -146,7 +149,7 @@ class ListReader:
                     said += self._computed(operation)
                 else:
                     said += self._moved(operation)
-        found.said = tuple(said)
+        found.said = (*said, Free, *sorted(freed))
         found.changed |= alive  # taken, and not given back
         found.own = numbers.keys() - alive
         return found
