@@ -8,7 +8,6 @@ ADDS = frozenset(
         "fsdp2.reshard_after_forward",
         "fsdp2.gradient_sync",
         "fsdp2.forward_prefetch",
-        "nanotron.tp_recompute_allgather",
     }
 )
 """Options whose other values gather sooner or free later than their defaults do.

@@ -62,16 +62,20 @@ SLOW = frozenset({"deepspeed", "nanotron"})
 """Runtimes whose schedules take several times as long to simulate as others."""
 
 
-TENSOR_MODES: Mapping[str, Changes] = {
-    "megatron": {"zero.megatron.sequence_parallel": True},
-    "nanotron": {"zero.nanotron.tp_mode": "reduce_scatter"},
+TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
+    "megatron": (
+        {"zero.megatron.sequence_parallel": True},
+        {"zero.megatron.sequence_parallel": True, "zero.megatron.tp_comm_overlap": True},
+    ),
+    "nanotron": ({"zero.nanotron.tp_mode": "reduce_scatter"},),
 }
-"""How a runtime cuts hidden states by tokens over the tensor axis, which takes less memory."""
+"""How a runtime cuts hidden states by tokens over the tensor axis, which takes less memory, and has
+products run beside their collectives."""
 
-COMPILED_TENSOR_MODES: Mapping[str, Changes] = {
-    "fsdp2": {"zero.fsdp2.enable_async_tensor_parallel": True},
+COMPILED_TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
+    "fsdp2": ({"zero.fsdp2.enable_async_tensor_parallel": True},),
 }
-"""How one fuses products with collectives of the tensor axis, where blocks are compiled."""
+"""How products run beside collectives of the tensor axis only where blocks are compiled."""
 
 
 CONTEXTS = (2, 4, 8)
@@ -290,7 +294,7 @@ class SettingSpace:
         if shares:
             parallel["parallel.context"] = degrees.context
         for mode, micro in product(modes, micros):
-            if share % micro:
+            if share % micro or not _may_checkpoint(base, mode):
                 continue
             changes = {
                 **base,
@@ -323,12 +327,12 @@ class SettingSpace:
 
     def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
         """Return the ways in which a tensor axis works, unless a setting says which."""
-        other = TENSOR_MODES.get(runtime, {})
+        others = TENSOR_MODES.get(runtime, ())
         if self.compiles:
-            other = COMPILED_TENSOR_MODES.get(runtime, other)
-        if tensor == 1 or not other or any(key in self.fixed for key in other):
+            others = (*others, *COMPILED_TENSOR_MODES.get(runtime, ()))
+        if tensor == 1 or any(key in self.fixed for each in others for key in each):
             return ({},)
-        return ({}, other)
+        return ({}, *others)
 
     def _pipelines(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
         return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)
@@ -366,6 +370,11 @@ class SettingSpace:
 
     def _numbers(self, key: str, values: Sequence[int]) -> Sequence[int]:
         return (int(cast("int", self.fixed[key])),) if key in self.fixed else values
+
+
+def _may_checkpoint(base: Changes, mode: str) -> bool:
+    """Tell whether blocks can be run again: not modelled with Megatron-LM's `tp_comm_overlap`."""
+    return mode != "full" or not base.get("zero.megatron.tp_comm_overlap", False)
 
 
 def _may_be(choice: Changes) -> bool:
