@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from zsim.scenario.deepspeed_values import read_pair, read_whole
-from zsim.scenario.megatron_arguments import Arguments, with_arguments
+from zsim.scenario.megatron_arguments import with_arguments
+from zsim.scenario.named_arguments import Arguments
 from zsim.scenario.section_options import SectionOptions, on_world
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.yaml_text import yaml_sections

@@ -18,12 +18,10 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     if strategy.parallel.pipeline > 1:
         return pipeline.schedule(model, strategy)
-    layers = strategy.options(Megatron).num_layers_per_virtual_pipeline_stage
-    if layers is not None:
-        raise ModelError(
-            f"zero.megatron.num_layers_per_virtual_pipeline_stage: {layers} needs "
-            "parallel.pipeline > 1"
-        )
+    options = strategy.options(Megatron)
+    for name in options.split_options:
+        value = str(getattr(options, name)).lower()
+        raise ModelError(f"zero.megatron.{name}: {value} needs parallel.pipeline > 1")
     return megatron.schedule(model, strategy)
 
 
