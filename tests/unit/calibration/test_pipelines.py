@@ -12,7 +12,7 @@ from zsim.api.forecast import forecast
 from zsim.api.judged_figures import figure_runs, judged_figure
 from zsim.api.paper_validation import validate_papers
 from zsim.calibration.judged_rows import rounded
-from zsim.calibration.paper_figures import FigureQuantity, parse
+from zsim.calibration.paper_figures import FigureQuantity, PaperError, parse
 from zsim.calibration.training_verdict import RunForecast
 from zsim.files.installed import published_papers
 from zsim.prediction.evidence import flat, judged_runs
@@ -95,6 +95,17 @@ def test_a_published_rate_says_how_long_a_step_took() -> None:
     of_tokens = 96 * 6144 * 4 * 64**2 * (1 + 64 / (6 * 64) + 256 / (16 * 4 * 64))
     assert rated.step_s == rounded(of_tokens / 16 / 0.25e12)
     assert judged_figure(("a, b", "", FigureQuantity.STEP_TIME, seconds.runs[1])) is None
+
+
+def test_rows_with_certain_values_have_settings_that_others_have_not() -> None:
+    keys = 'keys = ["parallel.pipeline"]'
+    when = 'when = [{ if = ["parallel.pipeline=2"], set = ["zero.stage=0"] }]'
+    seconds, rates = parse(TIMED.replace(keys, f"{keys}\n{when}", 1)).figures
+    runs = (*seconds.runs, *rates.runs)
+    stages = [cast("dict[str, object]", run.ways[0]["zero"])["stage"] for run in runs]
+    assert stages == [0, 1, 1]
+    with pytest.raises(PaperError, match=r"seconds: when: no row has parallel\.pipeline=3"):
+        parse(TIMED.replace(keys, f"{keys}\n{when.replace('=2', '=3')}", 1))
 
 
 def key(publication: str, settings: Mapping[str, object]) -> tuple[str, str]:
