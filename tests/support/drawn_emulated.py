@@ -185,6 +185,41 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
 
 
 @st.composite
+def split_layers(draw: st.DrawFn, runtime: Megatron, stages: int) -> tuple[Megatron, int]:
+    """Options that split layers over stages evenly or not, and how many layers there are."""
+    is_interleaved = runtime.num_layers_per_virtual_pipeline_stage is not None
+    chunks = draw(st.integers(2, 2 if stages > 2 else 3)) if is_interleaved else 1
+    kind = draw(st.sampled_from(["even", "ends", "counted", "laid out"]))
+    if kind == "even":
+        return runtime, stages * draw(st.integers(1, 2))
+    if kind == "counted":
+        embedding, loss = draw(st.sampled_from([(True, True), (True, False), (False, True)]))
+        each = draw(st.integers(1 if is_interleaved else 2, 2))
+        if is_interleaved:
+            each *= chunks
+        counted = runtime.but(
+            account_for_embedding_in_pipeline_split=embedding,
+            account_for_loss_in_pipeline_split=loss,
+        )
+        return counted, stages * each - embedding - loss
+    plain = runtime.but(num_layers_per_virtual_pipeline_stage=None)
+    if kind == "laid out":
+        ends = st.integers(0, 2)
+        between = draw(
+            st.lists(st.integers(1, 2), min_size=stages * chunks - 2, max_size=stages * chunks - 2)
+        )
+        sizes = [draw(ends), *between, draw(ends)]
+        assume(sum(sizes))
+        layout = "|".join("t" * size for size in sizes)
+        return plain.but(pipeline_model_parallel_layout=f"E{layout}L"), sum(sizes)
+    first, each = (draw(st.integers(1, 2)) * chunks for _ in range(2))
+    unlike = plain.but(num_layers_in_first_pipeline_stage=first)
+    if is_interleaved:
+        unlike = unlike.but(num_virtual_stages_per_pipeline_rank=chunks)
+    return unlike, first + each * (stages - 1)
+
+
+@st.composite
 def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A transformer and a strategy that splits it over the stages of a pipeline."""
     optimizers: list[SGD | Adam] = [SGD(), Adam(), Adam(learning_rate=LEARNING_RATE)]
@@ -205,6 +240,12 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
             scatter_gather_tensors_in_pipeline=scatters and not overlaps,
         )
     runtime, stage = draw(staged(runtime))
+    layers = st.integers(stages, stages + 2)
+    if isinstance(runtime, Megatron):
+        runtime, count = draw(split_layers(runtime, stages))
+        layers = st.just(count)
+    elif isinstance(runtime, FSDP2) and runtime.is_interleaved:
+        layers = st.integers(chunks := stages * runtime.chunks_of_stage, chunks + 1)
     splits = runtime.splits_backward
     checkpointing = Checkpointing.NONE if splits else draw(st.sampled_from(Checkpointing))
     if checkpointing is Checkpointing.FULL and isinstance(runtime, FSDP2) and draw(st.booleans()):
@@ -229,18 +270,13 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         known = (None, DType.FP32, strategy.train.precision.compute)
         assume(runtime.reduce_dtype in known)
     heads = 2 * strategy.parallel.tensor
-    layers = st.integers(stages, stages + 2)
-    if runtime.even_stages:
-        layers = st.sampled_from([stages, 2 * stages])
-    elif isinstance(runtime, FSDP2) and runtime.is_interleaved:
-        layers = st.integers(chunks := stages * runtime.chunks_of_stage, chunks + 1)
     shape = GPT(
         layers=draw(layers),
         hidden_size=heads * draw(st.integers(1, 2)),
         attention_heads=heads,
         sequence_length=2 * draw(st.integers(1, 2)),
         vocab_size=draw(st.integers(2, 13)),
-        tied_embeddings=runtime.even_stages and draw(st.booleans()),
+        tied_embeddings=runtime.ties_ends and draw(st.booleans()),
         execution=Execution(splits=splits and draw(st.booleans())),
     )
     model = fitting(shape, strategy)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -15,6 +15,7 @@ from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFail
 from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.mistake import MistakeError
+from zsim.runtimes.megatron.layer_split import stages_in
 from zsim.units import PICOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ OBJECTS_KEPT = 5_000_000
 """Objects that a process makes before it looks which of them are garbage: some hundred MB."""
 
 
+HIDDEN = 1e-3
+"""Share by which a micro-batch may take less than the busiest stage needs, and is as the others."""
+
 RUN_FAULTS = (MistakeError, BackendError, RunFailedError, NoWayError, ValueError)
 """Why a run has no forecast, each in one line."""
 
@@ -44,6 +48,20 @@ class _Timer(Protocol):
     def step_ends_ps(self, job: Job, *, waits: bool) -> tuple[int, ...]:
         """Return picoseconds after which each step has ended."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """The forecast of a run, and what tells whether more micro-batches go on as these did.
+
+    Attributes:
+        waits: whether a host waits for memory in its last step.
+        busiest_turn_s: seconds of a micro-batch on the busiest stage; 0 without a pipeline.
+    """
+
+    forecast: RunForecast
+    waits: bool
+    busiest_turn_s: float
 
 
 Ways = Sequence[Mapping[str, object]]
@@ -170,10 +188,21 @@ def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
         steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
         return (steps if isinstance(steps, int) else stages), 1
     options = zero.get("megatron") if isinstance(zero, dict) else None
-    key = "num_layers_per_virtual_pipeline_stage"
-    if isinstance(options, dict) and options.get(key) is not None:
+    if isinstance(options, dict) and _takes_turns(options, stages):
         return 3 * stages, stages
     return stages + 1, 1
+
+
+def _takes_turns(options: Mapping[str, object], stages: int) -> bool:
+    """Return whether stages of Megatron-LM have several chunks by what the options say."""
+    layout = options.get("pipeline_model_parallel_layout")
+    if isinstance(layout, str):
+        try:
+            return len(stages_in(layout)) > stages
+        except ValueError:  # which is refused once it is used
+            return False
+    keys = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+    return any(options.get(key) is not None for key in keys)
 
 
 def _extended(
@@ -182,16 +211,47 @@ def _extended(
     """Return what is predicted for `steps` micro-batches from `few` and from a `turn` less.
 
     With one turn less a rank needs no more memory: a host waits for none where it does not with
-    `few`.
+    `few`. A stage that takes longer than others but waits for its first gradient meanwhile is
+    hidden by what fills the pipeline until many micro-batches are through; then all are simulated.
     """
     try:
-        fewer = settled_source(accumulating(tables, few - turn))
-        found, waits = _run(accumulating(tables, few))
-        less_s = last_step_s(fewer.job(), fewer.simulation(), waits=waits or not found.fits)
+        made = _run(accumulating(tables, few))
+        found, waits = made.forecast, made.waits
+        less_s = _seconds(tables, few - turn, waits=waits or not found.fits)
     except RUN_FAULTS as error:
         return str(error)
     each_s = (found.step_time_s - less_s) / turn
-    return replace(found, step_time_s=found.step_time_s + (steps - few) * each_s)
+    all_s = found.step_time_s + (steps - few) * each_s
+    if each_s < made.busiest_turn_s * (1 - HIDDEN):
+        waits = waits or not found.fits
+        all_s = _of_more(tables, steps, few, turn=turn, waits=waits) or all_s
+    return replace(found, step_time_s=all_s)
+
+
+def _of_more(
+    tables: Mapping[str, object], steps: int, few: int, *, turn: int, waits: bool
+) -> float | None:
+    """Return the seconds of a step of so many micro-batches from more than `few` of them.
+
+    Where all are more than can be simulated, half of them are, or a quarter; those that follow take
+    what the last ones added. None if no more than `few` can.
+    """
+    count = steps
+    while count > few:
+        try:
+            step_s = _seconds(tables, count, waits=waits)
+            less_s = step_s if count == steps else _seconds(tables, count - turn, waits=waits)
+        except RUN_FAULTS:  # more operations than a schedule may have
+            count = count // 2 // turn * turn
+            continue
+        return step_s + (steps - count) * (step_s - less_s) / turn
+    return None
+
+
+def _seconds(tables: Mapping[str, object], steps: int, *, waits: bool) -> float:
+    """Return the time of a step of so many micro-batches."""
+    source = settled_source(accumulating(tables, steps))
+    return last_step_s(source.job(), source.simulation(), waits=waits)
 
 
 def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
@@ -252,13 +312,13 @@ def _without_time(found: "Footprint") -> RunForecast:
 
 def _simulated(tables: Mapping[str, object]) -> RunForecast | str:
     try:
-        return _run(tables)[0]
+        return _run(tables).forecast
     except RUN_FAULTS as error:
         return str(error)
 
 
-def _run(tables: Mapping[str, object]) -> tuple[RunForecast, bool]:
-    """Return the forecast of a run, and whether a host waits for memory in its last step.
+def _run(tables: Mapping[str, object]) -> _Made:
+    """Return the forecast of a run.
 
     The last one is kept: whether a run fits may be asked first.
     """
@@ -266,13 +326,15 @@ def _run(tables: Mapping[str, object]) -> tuple[RunForecast, bool]:
 
 
 @lru_cache(maxsize=1)
-def _run_of(text: str) -> tuple[RunForecast, bool]:
+def _run_of(text: str) -> _Made:
     from zsim.analysis.memory_footprint import most_kept_bytes
+    from zsim.analysis.stage_turns import busiest_turn_s
     from zsim.analysis.summary import summary
 
     source = _resolved(text)
     job = source.job()
-    found = summary(job, source.simulation().run(job, seed=0))
+    trace = source.simulation().run(job, seed=0)
+    found = summary(job, trace)
     forecast = RunForecast(
         step_time_s=found.step_time_s,
         peak_allocated_bytes=found.peak_allocated_bytes,
@@ -281,7 +343,14 @@ def _run_of(text: str) -> tuple[RunForecast, bool]:
         fits=found.fits,
         kept_bytes=most_kept_bytes(job),
     )
-    return forecast, found.memory_wait_s > 0
+    strategy = job.schedule.contract.strategy
+    assert strategy is not None
+    axes, turn = strategy.parallel, strategy.train.gradient_accumulation_steps // 2
+    return _Made(
+        forecast=forecast,
+        waits=found.memory_wait_s > 0,
+        busiest_turn_s=0.0 if axes.pipeline == 1 else busiest_turn_s(job.schedule, trace, turn),
+    )
 
 
 def last_step_s(job: Job, backend: Backend, *, waits: bool = True) -> float:

@@ -1,7 +1,7 @@
 """`zsim.largest`: the largest model that fits, and what stops the next one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
 from os import PathLike
@@ -17,7 +17,7 @@ from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.backend.backend import Job
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
-from zsim.model.pipeline_stages import fewest_layers
+from zsim.model.pipeline_stages import layer_counts
 from zsim.prediction.trust import memory_trust
 from zsim.scenario.tables import Scenario
 from zsim.schedule.describe_operation import moment
@@ -139,17 +139,18 @@ def largest(
         simulated = depends_on_time(job.schedule)
         layers = job.model.architecture.layers
         most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
+        turns = _LayerCounts(layer_counts(job.model, layers, strategy, most=most))
         search = _Search(
-            smallest=fewest_layers(job.model, layers, strategy),
-            most=most,
+            smallest=turns.first,
+            most=turns.last,
             digits=SIMULATED_DIGITS if simulated else None,
             progress=progress,
         )
         found = search.of(
-            lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
-            start=min(layers, most),
+            lambda turn: _tried(turn, jobs.of({"layers": turns.layers(turn)}), footprint_of),
+            start=turns.nearest(layers),
         )
-        return result(by="layers", found=found)
+        return result(by="layers", found=turns.named(found))
     smallest = UNITS * tables.parallel.tensor
     start = max(smallest, tables.model.parameters)
 
@@ -190,6 +191,45 @@ class _Search:
         return search_for(
             told, start=start, smallest=self.smallest, most=self.most, digits=self.digits
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerCounts:
+    """Numbers of layers that can be asked for, as whole numbers in a row.
+
+    Where each number can, they are the layers themselves.
+    """
+
+    counts: range
+
+    @property
+    def first(self) -> int:
+        """Number of the fewest layers."""
+        return max(1, self.counts.start // self.counts.step)
+
+    @property
+    def last(self) -> int:
+        """Number of the most layers."""
+        return self.first + len(self.counts) - 1
+
+    def layers(self, turn: int) -> int:
+        """Return the layers of a number."""
+        return self.counts[turn - self.first]
+
+    def nearest(self, layers: int) -> int:
+        """Return the number of as many layers as that, or of the next fewer that can be."""
+        return min(
+            max(self.first + (layers - self.counts.start) // self.counts.step, self.first),
+            self.last,
+        )
+
+    def named(self, found: Largest) -> Largest:
+        """Return what was found by its layers."""
+        fits, refused = (
+            None if each is None else replace(each, size=self.layers(each.size))
+            for each in (found.fits, found.refused)
+        )
+        return Largest(fits=fits, refused=refused)
 
 
 def _tried(size: int, job: Job, by: Callable[[Job], Footprint]) -> Tried:

@@ -7,6 +7,7 @@ arguments, nanotron a file: those of parallelism, batches and recomputation are 
 """
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -300,6 +301,17 @@ UNSAID: Final = {
 """Options of Megatron-LM whose arguments can only turn them off."""
 
 
+OF_MEGATRON: Final = {
+    "num_layers_per_virtual_pipeline_stage": "num-layers-per-virtual-pipeline-stage",
+    "num_virtual_stages_per_pipeline_rank": "num-virtual-stages-per-pipeline-rank",
+    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
+    "pipeline_model_parallel_layout": "pipeline-model-parallel-layout",
+    "cpu_offloading_num_layers": "cpu-offloading-num-layers",
+}
+"""Arguments of Megatron-LM that have the value of an option."""
+
+
 def _megatron(asked: ConfigQuestion) -> str:
     found = [
         f"--tensor-model-parallel-size {asked.number('parallel.tensor')}",
@@ -315,12 +327,11 @@ def _megatron(asked: ConfigQuestion) -> str:
         found.append(f"--context-parallel-size {context}")
         if asked.changes.get("parallel.context_exchange") == "all_gather":
             found.append("--cp-comm-type all_gather")  # its default is p2p, the ring
-    layers = asked.options.get("num_layers_per_virtual_pipeline_stage")
-    if layers is not None:
-        found.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
-    stored = asked.options.get("cpu_offloading_num_layers")
-    if stored:
-        found.append(f"--cpu-offloading-num-layers {stored}")
+    found += [
+        f"--{argument} {shlex.quote(str(value))}"
+        for option, argument in OF_MEGATRON.items()
+        if (value := asked.options.get(option))
+    ]
     if asked.options.get("overlap_p2p_comm") is False:
         found.append("--no-overlap-p2p-communication")
     if not asked.options.get("gradient_accumulation_fusion"):

@@ -1,8 +1,9 @@
 """Figures of a paper, with what was published of each run, and predictions beside them.
 
 A file has the tables that all runs share, and figures; each row of a figure sets the keys that the
-figure names. What is compared is throughput, the largest model that fits, or a figure of hardware,
-whose keys are those of `zsim.calibration.host_figures` and need no scenario.
+figure names, and rows with certain values what `when` says of these. What is compared is
+throughput, the largest model that fits, or a figure of hardware, whose keys are those of
+`zsim.calibration.host_figures` and need no scenario.
 """
 
 import tomllib
@@ -96,6 +97,11 @@ class _FigureRow(_FigureTable):
     decimals: Annotated[int, Field(ge=-9, le=9)] | None = None
 
 
+class _RowSettings(_FigureTable):
+    given: Annotated[tuple[str, ...], Field(alias="if", min_length=1)]
+    settings: Annotated[tuple[str, ...], Field(alias="set", min_length=1)]
+
+
 class _Figure(_FigureTable):
     name: str
     quantity: FigureQuantity
@@ -103,6 +109,7 @@ class _Figure(_FigureTable):
     keys: tuple[str, ...]
     rows: Annotated[tuple[_FigureRow, ...], Field(min_length=1)]
     settings: Annotated[tuple[str, ...], Field(alias="set")] = ()
+    when: tuple[_RowSettings, ...] = ()
     otherwise: tuple[str, ...] = ()
     among: tuple[tuple[int, int, int], ...] = ()
     ordered: bool = False
@@ -194,11 +201,15 @@ def parse(text: str) -> Paper:
 
 def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
     runs: list[PaperRun] = []
+    unused = list(table.when)
     for row in table.rows:
         if len(row.values) != len(table.keys):
             raise PaperError(f"{table.name}: {row.label}: {len(table.keys)} values are needed")
         given = dict(zip(table.keys, row.values, strict=True))
         own = [f"{key}={_toml(value)}" for key, value in given.items()]
+        cases = [case for case in table.when if {*case.given} <= {*own}]
+        unused = [case for case in unused if case not in cases]
+        own += [setting for case in cases for setting in case.settings]
         title = f"title={table.name}: {row.label}"
         ways: list[Mapping[str, object]] = [given]
         if table.quantity.needs_scenario:
@@ -215,6 +226,8 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
                 decimals=row.decimals,
             )
         )
+    if unused:
+        raise PaperError(f"{table.name}: when: no row has {' and '.join(unused[0].given)}")
     return PaperFigure(
         name=table.name,
         quantity=table.quantity,

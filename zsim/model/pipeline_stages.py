@@ -7,17 +7,13 @@ times the hidden size, embedding and norms nothing (`get_block_compute_costs`; i
 values to have as many heads as queries). Norm, logits, their cast and the loss are blocks of their
 own, so that a stage may be left with the loss alone, and is sent logits.
 
-Megatron-LM (2026-08) gives every stage as many layers (`get_num_layers_to_build` of
-`transformer/transformer_block.py`), the first one the embedding as well, the last one the head. A
-stage may have several chunks of layers, which alternate with those of other stages: the layers of
-chunk c of stage s come after those of chunk c of the stages before it (virtual stages, Narayanan
-et al. 2021, section 2.2.2).
-
-torchtitan (0.2.2) has as many stages on each rank, dealt out in the same turns. Embedding and head
-count for some layers, and stages that come first have one more where it does not go round
-(`generate_llm_fqn_per_model_part` of `distributed/pipeline_parallel.py`).
+Megatron-LM and torchtitan deal out layers by their number (`layers_of_stages` of their options),
+the first stage having the embedding as well, the last one the head. A stage may have several chunks
+of layers, which alternate with those of other stages: the layers of chunk c of stage s come after
+those of chunk c of the stages before it (virtual stages, Narayanan et al. 2021, section 2.2.2).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -119,33 +115,26 @@ def places(model: Model, count: int) -> list[int]:
     return _dealt([cost(model, index) for index in range(len(model.units))], count)
 
 
-def fewest_layers(model: Model, layers: int, strategy: Strategy) -> int:
-    """Return the fewest of the `layers` of `model` that fill the stages."""
-    count, even = strategy.parallel.pipeline, _even(strategy)
-    if even is not None:
-        return count * (even.layers_of_chunk or 1)
-    weighed = _weighed(strategy)
-    if weighed is not None:
-        ends = weighed.layers_at_ends or (0, 0)
-        return max(1, count * weighed.chunks_of_stage * max(1, *ends) - sum(ends))
+def layer_counts(model: Model, layers: int, strategy: Strategy, *, most: int) -> range:
+    """Return numbers of layers, `most` at most, with which the `layers` of `model` fill the stages.
+
+    They begin with the fewest, and go on by as many as the stages take more together.
+    """
+    count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
     costs = [cost(model, index) for index in range(len(model.units))]
-    return next(
-        few
-        for few in range(1, layers + 1)
-        if _dealt(costs[: 1 + few] + costs[1 + layers :], count)[-1] == count - 1
-    )
 
+    def fills(many: int) -> bool:
+        try:
+            if _layers_of_stages(runtime, many, count) is not None:
+                return True
+        except ValueError:
+            return False
+        own = costs[1:2] * many
+        return _dealt([costs[0], *own, *costs[1 + layers :]], count)[-1] == count - 1
 
-def _even(strategy: Strategy) -> RuntimeOptions | None:
-    """Return the options of a runtime that deals out layers evenly; None of another."""
-    runtime = strategy.zero.emulate
-    return runtime if runtime is not None and runtime.even_stages else None
-
-
-def _weighed(strategy: Strategy) -> RuntimeOptions | None:
-    """Return the options of a runtime whose ends count for layers; None of another."""
-    runtime = strategy.zero.emulate
-    return runtime if runtime is not None and runtime.layers_at_ends is not None else None
+    filling = (many for many in range(1, most + 1) if fills(many))
+    fewest = next(filling, layers)
+    return range(fewest, most + 1, next(filling, most + 1) - fewest)
 
 
 def _dealt(costs: Sequence[int], count: int) -> list[int]:
@@ -159,57 +148,63 @@ def _dealt(costs: Sequence[int], count: int) -> list[int]:
     return found
 
 
-def even_places(model: Model, count: int, layers_of_chunk: int | None) -> list[int]:
-    """Return the virtual stage of each unit, with as many layers on each.
+def placed(model: Model, sizes: Sequence[int]) -> list[int]:
+    """Return the virtual stage of each unit, where each has so many layers.
 
-    Chunk c of stage s is number c * `count` + s. Layers are what checkpointing treats alone.
-
-    Raises:
-        ModelError: layers cannot be dealt out so.
+    Layers are what checkpointing treats alone. What is before all of them is on the first stage,
+    what is after them on the last.
     """
-    layers = [block[0].name for block in model.checkpointed_together if block[0].checkpoint]
-    of_chunk = layers_of_chunk or max(1, len(layers) // count)
-    chunks = len(layers) // (count * of_chunk)
-    if not chunks or chunks * count * of_chunk != len(layers):
-        by = f" x {of_chunk} of a virtual stage" if layers_of_chunk else ""
-        raise ModelError(
-            f"model.layers: {len(layers)} must be a multiple of parallel.pipeline = {count}{by}"
-        )
+    ends = list(accumulate(sizes))
     found: list[int] = []
     begun = 0
-    names = set(layers)
-    for unit in model.units:
-        begun += unit.name in names
-        found.append(min(max(begun - 1, 0) // of_chunk, chunks * count - 1))
+    for block in model.checkpointed_together:
+        if block[0].checkpoint:
+            begun += 1
+            place = bisect_left(ends, begun)
+        elif not begun:
+            place = 0
+        else:
+            place = len(ends) - 1 if begun == ends[-1] else found[-1]
+        found += [place] * len(block)
     return found
 
 
-def weighed_places(model: Model, count: int, ends: tuple[int, int]) -> list[int]:
-    """Return the virtual stage of each unit among `count`, where `ends` count for so many layers.
+def _layers_of_stages(
+    runtime: RuntimeOptions | None, layers: int, stages: int
+) -> tuple[int, ...] | None:
+    """Return the layers of each virtual stage; None where blocks are dealt out by what they cost.
 
     Raises:
-        ModelError: there are too few layers.
+        ValueError: they cannot be dealt out so.
     """
-    layers = [block[0].name for block in model.checkpointed_together if block[0].checkpoint]
-    first, last = ends
-    each, more = divmod(len(layers) + first + last, count)
-    if each < max(1, first, last):
+    return None if runtime is None else runtime.layers_of_stages(layers=layers, stages=stages)
+
+
+def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
+    """Return the virtual stage of each unit of a model under a strategy.
+
+    Raises:
+        ModelError: layers cannot be dealt out so, or a stage would have no unit.
+    """
+    count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
+    layers = sum(block[0].checkpoint for block in model.checkpointed_together)
+    try:
+        sizes = _layers_of_stages(runtime, layers, count)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    if sizes is None:
+        found = places(model, count)
+        if found[-1] != count - 1:
+            raise ModelError(
+                f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
+                f"{len(model.units)} blocks of the model fill"
+            )
+        return found
+    found = placed(model, sizes)
+    if empty := sorted({*range(len(sizes))}.difference(found)):
         raise ModelError(
-            f"model.layers: {len(layers)} are too few for {count} stages of a pipeline, of which "
-            f"the first has {first} less and the last {last} less"
+            f"parallel.pipeline: stage {empty[0]} of {len(sizes)} would have no unit of the model"
         )
-    sizes = [each + (stage < more) for stage in range(count)]
-    sizes[0] -= first
-    sizes[-1] -= last
-    ends_at = list(accumulate(sizes))
-    found: list[int] = []
-    begun, names = 0, set(layers)
-    for unit in model.units:
-        begun += unit.name in names
-        if unit.name in names:
-            found.append(next(stage for stage, end in enumerate(ends_at) if begun <= end))
-        else:  # the embedding is on the first stage, what follows all layers on the last
-            found.append(found[-1] if 0 < begun < len(layers) else 0 if not begun else count - 1)
     return found
 
 
@@ -217,25 +212,14 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     """`model` split over the stages of a strategy.
 
     Raises:
-        ModelError: a stage would have no unit, layers are not dealt out evenly, or more than one
-            value would have to be handed on.
+        ModelError: a stage would have no unit, layers cannot be dealt out, or more than one value
+            would have to be handed on.
     """
-    count, even = strategy.parallel.pipeline, _even(strategy)
-    if even is not None:
-        found = even_places(model, count, even.layers_of_chunk)
-    elif (weighed := _weighed(strategy)) is not None:
-        ends = weighed.layers_at_ends or (0, 0)
-        found = weighed_places(model, count * weighed.chunks_of_stage, ends)
-    else:
-        found = places(model, count)
-        if found[-1] != count - 1:
-            raise ModelError(
-                f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
-                f"{len(model.units)} blocks of the model fill"
-            )
-    in_v = (runtime := strategy.zero.emulate) is not None and runtime.stages_in_v
+    count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
+    found = virtual_stages(model, strategy)
+    in_v = runtime is not None and runtime.stages_in_v
     ranks = [_rank_of(place, count, in_v=in_v) for place in found]
-    tied = _tied(model, ranks, ends=even is not None)
+    tied = _tied(model, ranks, ends=runtime is not None and runtime.ties_ends)
     made: list[list[Chunk]] = [[] for _ in range(count)]
     given: Value | None = None
     for place in range(found[-1] + 1):

@@ -7,20 +7,15 @@ prints of a script. What comes before the name of a Python file is the launcher'
 it, are the scenario's. Arguments that are not modelled are named.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from math import isfinite
-
 from zsim.scenario.command_line import words_by_name
-from zsim.scenario.said_options import Said, put, said_tables, validated
-from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.megatron_stage_arguments import stage_options
+from zsim.scenario.named_arguments import Arguments
+from zsim.scenario.said_options import put, said_tables, validated
+from zsim.scenario.tables import Scenario
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 
 FIELD = "zero.megatron_arguments"
-
-DIGITS = 19
-"""Of a whole number at most."""
 
 WITHOUT_EFFECT = (
     *("adlr", "async-save", "ckpt", "data", "decay", "dist-ckpt", "distributed", "eval", "exit"),
@@ -46,11 +41,6 @@ REFUSED = {
     "no-position-embedding": "a model without positions",
     "optimizer-cpu-offload": "its optimizer on the host",
     "fine-grained-activation-offloading": "activations of modules on the host",
-    "decoder-first-pipeline-num-layers": "stages of unlike layers",
-    "decoder-last-pipeline-num-layers": "stages of unlike layers",
-    "account-for-embedding-in-pipeline-split": "stages of unlike layers",
-    "account-for-loss-in-pipeline-split": "stages of unlike layers",
-    "pipeline-model-parallel-layout": "stages of unlike layers",
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
 }
 """Arguments with which another model, or another runtime, would be trained."""
@@ -62,10 +52,10 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     Raises:
         ScenarioError: they are no arguments, say what is not modelled, or contradict the scenario.
     """
-    return with_arguments(scenario, Arguments(words_by_name(text, field=FIELD)))
+    return with_arguments(scenario, Arguments(words_by_name(text, field=FIELD), field=FIELD))
 
 
-def with_arguments(scenario: Scenario, arguments: "Arguments") -> tuple[Scenario, tuple[str, ...]]:
+def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, tuple[str, ...]]:
     """Return the same of arguments that stand in a file of any form.
 
     Raises:
@@ -89,83 +79,6 @@ def with_arguments(scenario: Scenario, arguments: "Arguments") -> tuple[Scenario
     rest = (name for name in arguments.given if not name.startswith(WITHOUT_EFFECT))
     read = validated(scenario, tables, arguments.said, source=arguments.field)
     return read, tuple(map(arguments.called, rest))
-
-
-class Arguments:
-    """Arguments that nobody has taken yet, and what those that were taken say.
-
-    Attributes:
-        given: values of each argument by its name.
-        said: fields of a scenario that were said.
-        field: the key of the scenario that names their file.
-    """
-
-    def __init__(
-        self,
-        given: dict[str, list[str]],
-        *,
-        field: str = FIELD,
-        names: Mapping[str, str] | None = None,
-    ) -> None:
-        """Take arguments, and what they are called in a file that has other `names` for them."""
-        self.given = given
-        self.said: dict[str, Said] = {}
-        self.field = field
-        self._names = names or {}
-
-    def called(self, name: str) -> str:
-        """Return what an argument is called in its file."""
-        return self._names.get(name, f"--{name}")
-
-    def wrong(self, name: str, why: str) -> ScenarioError:
-        """Return the error of an argument, in the words of its file."""
-        return ScenarioError(f"{self.field}: {self.called(name)}: {why}")
-
-    def flag(self, name: str) -> bool:
-        """Take an argument without a value."""
-        values = self.given.pop(name, None)
-        if values:
-            raise self.wrong(name, f"{values[0]!r} must not be there: it is a flag")
-        return values is not None
-
-    def word(self, name: str, default: str, allowed: Sequence[str] = ()) -> str:
-        """Take an argument with one value, one of `allowed` unless they are none."""
-        if name not in self.given:
-            return default
-        value = self._value(name)
-        if allowed and value not in allowed:
-            raise self.wrong(name, f"{value!r} must be {' or '.join(allowed)}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        """Take a finite number."""
-        if name not in self.given:
-            return default
-        value = self._value(name)
-        with suppress(ValueError):
-            if isfinite(found := float(value)):
-                return found
-        raise self.wrong(name, f"{value!r} must be a number")
-
-    def whole(self, name: str, default: int | None = None) -> int | None:
-        """Take a whole number of at least 1."""
-        if name not in self.given:
-            return default
-        value = self._value(name)
-        if value.isdecimal() and int(value[:DIGITS]) > 0 and len(value) < DIGITS:
-            return int(value)
-        raise self.wrong(name, f"{value!r} must be a whole number of at least 1")
-
-    def say(self, field: str, value: object, option: str) -> None:
-        """Say a field of the scenario, as `option` has it; nothing if the value is None."""
-        if value is not None:
-            self.said[field] = Said(self.called(option), value)
-
-    def _value(self, name: str) -> str:
-        values = self.given.pop(name)
-        if len(values) != 1:
-            raise self.wrong(name, f"has {len(values)} values, must have one")
-        return values[0]
 
 
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather"}  # `cp_comm_type` of Transformer Engine
@@ -362,30 +275,6 @@ def _runtime(arguments: Arguments) -> None:
     whole = "no-scatter-gather-tensors-in-pipeline"
     if arguments.flag(whole):  # without it, the version decides: see the option
         options["scatter_gather_tensors_in_pipeline"] = (whole, False)
-    _virtual_stages(arguments, options)
+    options |= dict(stage_options(arguments))
     for field, (name, value) in options.items():
         arguments.say(f"zero.megatron.{field}", value, name)
-
-
-def _virtual_stages(arguments: Arguments, options: dict[str, tuple[str, object]]) -> None:
-    """Put the layers of a virtual stage into `options`, given as they are or by virtual stages."""
-    field = "num_layers_per_virtual_pipeline_stage"
-    by_layers, by_stages = field.replace("_", "-"), "num-virtual-stages-per-pipeline-rank"
-    each, chunks = arguments.whole(by_layers), arguments.whole(by_stages)
-    overlaps = not arguments.flag("no-overlap-p2p-communication")
-    stages = arguments.said["parallel.pipeline"].value
-    layers = arguments.said["model.layers"].value if "model.layers" in arguments.said else None
-    size = "microbatch-group-size-per-virtual-pipeline-stage"
-    group = arguments.whole(size)
-    if each is not None and chunks is not None:
-        raise arguments.wrong(by_layers, f"contradicts {arguments.called(by_stages)}")
-    if chunks is not None:
-        if not isinstance(layers, int) or not isinstance(stages, int) or layers % (stages * chunks):
-            raise arguments.wrong(by_stages, f"{chunks} must divide the layers of a stage")
-        each = layers // (stages * chunks)
-    if each is None or (isinstance(stages, int) and layers == each * stages):
-        return  # one chunk, where messages never overlap
-    if group is not None and group != stages:
-        raise arguments.wrong(size, f"{group} is not modelled, only {stages}")
-    options[field] = (by_layers if chunks is None else by_stages, each)
-    options["overlap_p2p_comm"] = ("no-overlap-p2p-communication", overlaps)

@@ -12,7 +12,8 @@ from functools import partial
 
 from zsim.model.transformer.overlapped_layers import SPLITS
 from zsim.scenario.deepspeed_values import read_flag, read_pair, read_whole
-from zsim.scenario.megatron_arguments import Arguments, with_arguments
+from zsim.scenario.megatron_arguments import with_arguments
+from zsim.scenario.named_arguments import Arguments
 from zsim.scenario.section_options import SectionOptions, on_world
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.yaml_text import yaml_sections

@@ -57,7 +57,7 @@ class RuntimeOptions(Table):
         usual_stage: the one that a scenario has if it names none; None asks for one.
         has_replicas: whether states may be sharded over some ranks and replicated over others.
         has_pipeline: whether units can be split over stages of a pipeline.
-        even_stages: whether every stage has as many layers.
+        ties_ends: whether the first and the last stage may have one embedding, which is tied.
         checkpoints_every_nth: whether of several blocks in a row one alone can be checkpointed.
         takes_frozen: whether there may be parameters that are not trained.
         trains_narrow: whether parameters in bf16 are trained themselves (`pure_bf16`).
@@ -76,7 +76,7 @@ class RuntimeOptions(Table):
     usual_stage: ClassVar[int | None] = None
     has_replicas: ClassVar[bool] = True
     has_pipeline: ClassVar[bool] = False
-    even_stages: ClassVar[bool] = False
+    ties_ends: ClassVar[bool] = False
     checkpoints_every_nth: ClassVar[bool] = False
     takes_frozen: ClassVar[bool] = False
     trains_narrow: ClassVar[bool] = False
@@ -163,21 +163,6 @@ class RuntimeOptions(Table):
         return FileAccess()
 
     @property
-    def layers_of_chunk(self) -> int | None:
-        """Return the layers of a virtual stage of a pipeline; None if stages have one chunk."""
-        return None
-
-    @property
-    def chunks_of_stage(self) -> int:
-        """Return how many chunks a stage of a pipeline has, where layers do not say it."""
-        return 1
-
-    @property
-    def layers_at_ends(self) -> tuple[int, int] | None:
-        """Return for how many layers embedding and head count; None if stages are cut otherwise."""
-        return None
-
-    @property
     def splits_backward(self) -> bool:
         """True if stages of a pipeline make gradients of inputs first, those of weights later."""
         return False
@@ -196,6 +181,18 @@ class RuntimeOptions(Table):
         """Return whether all parameters of a stage are gathered from its first forward on."""
         del chunks
         return False
+
+    def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...] | None:
+        """Return how many layers each virtual stage of a pipeline has, in the order of the model.
+
+        So many as a multiple of `stages` are there, since each stage has as many. None if blocks
+        are dealt out by what they cost.
+
+        Raises:
+            ValueError: layers cannot be dealt out so; the message starts with the field.
+        """
+        del layers, stages
+        return None
 
     def cuts_messages(self, *, tensor: int) -> bool:
         """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""

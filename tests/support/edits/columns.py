@@ -8,7 +8,12 @@ from emulated_strategies import strategy as emulating
 from fitting import fitting
 
 from edits.court import Court
-from edits.pipelines import of_fsdp2_pipelines, of_megatron_pipelines, of_pipelines
+from edits.pipelines import (
+    of_fsdp2_pipelines,
+    of_megatron_pipelines,
+    of_pipelines,
+    of_unlike_stages,
+)
 from edits.updates import ADAM, GIVEN, MOMENTUM, NO_DECAY, SCALE
 from zsim.model.architecture import GPT, Llama, LoRA
 from zsim.model.gpt import gpt
@@ -32,6 +37,8 @@ CALLED_AGAIN = "blocks called again"
 """The column of models with one block that is called twice."""
 TIED = "megatron pipelines"
 """The column of models whose first and last stage have one embedding."""
+UNLIKE = "megatron unlike stages"
+"""The column of stages with unlike numbers of layers."""
 FLOAT8 = "fsdp2 float8"
 """The column of models whose weights are gathered in 8-bit floats."""
 IN_PARTS = "fsdp2 in parts"
@@ -224,6 +231,7 @@ def strategies() -> dict[str, list[Strategy]]:
         **of_runtimes(),
         "pipelines": of_pipelines(),
         TIED: of_megatron_pipelines(),
+        UNLIKE: of_unlike_stages(),
         "fsdp2 pipelines": of_fsdp2_pipelines(),
         MOVED: of_checkpoints(),
         FLOAT8: of_float8(),
@@ -306,7 +314,7 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
             DEEP,
             layers=4 if deep else 1,
             dropout=shape.dropout,
-            tied_embeddings=column == TIED,
+            tied_embeddings=column in {TIED, UNLIKE},
         ),
         strategy,
     )

@@ -85,6 +85,56 @@ def of_megatron_pipelines() -> list[Strategy]:
     ]
 
 
+def of_unlike_stages() -> list[Strategy]:
+    """Stages of Megatron-LM with unlike numbers of layers: ends, alone, in chunks, without shards.
+
+    All are of a model with four layers.
+    """
+    base = Strategy(
+        parallel=Parallel(pipeline=3, data=2),
+        zero=Zero(stage=1, emulate=Megatron(num_layers_in_last_pipeline_stage=2)),
+        train=Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
+    )
+    overlapped = Megatron(
+        bucket_size=40,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        pipeline_model_parallel_layout="Et|tt|t|L",
+    )
+    return [
+        base.but({"train.precision": Precision.BF16}),
+        base.but(
+            {
+                "parallel.pipeline": 2,
+                "parallel.tensor": 2,
+                "zero.stage": 0,
+                "zero.emulate": Megatron(
+                    num_layers_in_first_pipeline_stage=1, sequence_parallel=True
+                ),
+                "train.precision": Precision.FP16,
+                "activations.checkpointing": Checkpointing.FULL,
+            }
+        ),
+        base.but(
+            {
+                "parallel.pipeline": 4,
+                "parallel.data": 1,
+                "zero.emulate": Megatron(pipeline_model_parallel_layout="E|ttt|t|L"),
+                "train.optimizer": GIVEN,
+                "train.clip_norm": None,
+            }
+        ),
+        base.but(
+            {
+                "parallel.pipeline": 2,
+                "zero.emulate": overlapped,
+                "train.precision": Precision.BF16,
+                "train.gradient_accumulation_steps": 2,
+            }
+        ),
+    ]
+
+
 def of_fsdp2_pipelines() -> list[Strategy]:
     """Stages that reduce once: blocks kept and freed, replicas, tokens cut, chunks, zero bubble."""
     kept = FSDP2(reshard_after_forward=False, reduce_dtype=DType.FP32)

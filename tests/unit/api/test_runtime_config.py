@@ -74,6 +74,52 @@ def test_arguments_of_megatron_are_read_back_as_the_same_strategy(tmp_path: Path
         assert load(read).strategy == load(changed(TABLES, {**changes, **said})).strategy
 
 
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"num_layers_in_first_pipeline_stage": 3}, "--decoder-first-pipeline-num-layers 3"),
+        ({"num_layers_in_last_pipeline_stage": 6}, "--decoder-last-pipeline-num-layers 6"),
+        (
+            {
+                "num_virtual_stages_per_pipeline_rank": 2,
+                "num_layers_in_last_pipeline_stage": 6,
+                "overlap_p2p_comm": False,
+            },
+            "--num-virtual-stages-per-pipeline-rank 2",
+        ),
+        (
+            {"account_for_embedding_in_pipeline_split": True},
+            "--account-for-embedding-in-pipeline-split",
+        ),
+        (
+            {"pipeline_model_parallel_layout": "Et*3|(t*3|)*3,L"},
+            "--pipeline-model-parallel-layout 'Et*3|(t*3|)*3,L'",
+        ),
+    ],
+)
+def test_how_megatron_splits_layers_is_read_back(
+    options: dict[str, object], argument: str, tmp_path: Path
+) -> None:
+    changes = {
+        "parallel.pipeline": 4,
+        "parallel.data": 4,
+        "parallel.replicate": 1,
+        "zero.emulate": "megatron",
+        "zero.stage": 1,
+        "train.micro_batch_size": 2,
+        "train.gradient_accumulation_steps": SEQUENCES // 8,
+        "activations.checkpointing": "none",
+        **{f"zero.megatron.{name}": value for name, value in options.items()},
+    }
+    path = tmp_path / "arguments.txt"
+    path.write_text(config_text(asked(changes)), "utf-8")
+    assert argument in path.read_text("utf-8")
+    degrees = {key: value for key, value in changes.items() if key.startswith("parallel.")}
+    read = changed({**TABLES, "train": {}, "zero": {"megatron_arguments": str(path)}}, degrees)
+    model = changed(TABLES, changes)
+    assert load(read).strategy.zero == load(model).strategy.zero
+
+
 def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
     same = 0

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -12,10 +12,11 @@ from zsim.api.forecast import forecast
 from zsim.api.judged_figures import figure_runs, judged_figure
 from zsim.api.paper_validation import validate_papers
 from zsim.calibration.judged_rows import rounded
-from zsim.calibration.paper_figures import FigureQuantity, parse
+from zsim.calibration.paper_figures import FigureQuantity, PaperError, parse
 from zsim.calibration.training_verdict import RunForecast
 from zsim.files.installed import published_papers
 from zsim.prediction.evidence import flat, judged_runs
+from zsim.runtimes.megatron.options import Megatron
 
 TIMED = """
 publication = "nobody, nowhere"
@@ -97,11 +98,22 @@ def test_a_published_rate_says_how_long_a_step_took() -> None:
     assert judged_figure(("a, b", "", FigureQuantity.STEP_TIME, seconds.runs[1])) is None
 
 
+def test_rows_with_certain_values_have_settings_that_others_have_not() -> None:
+    keys = 'keys = ["parallel.pipeline"]'
+    when = 'when = [{ if = ["parallel.pipeline=2"], set = ["zero.stage=0"] }]'
+    seconds, rates = parse(TIMED.replace(keys, f"{keys}\n{when}", 1)).figures
+    runs = (*seconds.runs, *rates.runs)
+    stages = [cast("dict[str, object]", run.ways[0]["zero"])["stage"] for run in runs]
+    assert stages == [0, 1, 1]
+    with pytest.raises(PaperError, match=r"seconds: when: no row has parallel\.pipeline=3"):
+        parse(TIMED.replace(keys, f"{keys}\n{when.replace('=2', '=3')}", 1))
+
+
 def key(publication: str, settings: Mapping[str, object]) -> tuple[str, str]:
     return publication, str(sorted((name, str(value)) for name, value in settings.items()))
 
 
-def test_every_published_pipeline_is_in_the_table_of_judged_runs_or_is_refused() -> None:
+def test_every_published_pipeline_is_in_the_table_of_judged_runs() -> None:
     ships = Counter(
         (*key(run.citation, run.settings), rounded(run.step_s)) for run in judged_runs()
     )
@@ -111,21 +123,47 @@ def test_every_published_pipeline_is_in_the_table_of_judged_runs_or_is_refused()
         if tomllib.loads(text).get("pipelines")
     }
     assert len(of_pipelines) >= 4
-    refused: list[str] = []
     asked: Counter[tuple[str, str, float]] = Counter()
     for citation, _, quantity, run in figure_runs():
         if citation in of_pipelines and quantity is FigureQuantity.STEP_TIME:
             tables = {name: each for name, each in run.ways[0].items() if name != "title"}
-            if is_uneven(run.ways[0]):
-                refused.append(run.label)
-            else:
-                asked[*key(citation, flat(tables)), rounded(run.published)] += 1
+            asked[*key(citation, flat(tables)), rounded(run.published)] += 1
     assert asked
-    assert refused
     assert not asked - ships
 
 
-def is_uneven(tables: Mapping[str, object]) -> bool:
-    """Return whether stages would have unlike numbers of layers, which Megatron-LM refuses."""
-    model, parallel = (cast("dict[str, Any]", tables[name]) for name in ("model", "parallel"))
-    return bool(model["layers"] % parallel.get("pipeline", 1))
+def runs_on_stages(paper: str) -> Iterator[tuple[str, int, int, tuple[int, ...]]]:
+    """Yield label, layers and stages of runs with a pipeline, and the layers of each stage."""
+    for figure in parse(published_papers()[paper]).figures:
+        for run in figure.runs:
+            tables = cast("dict[str, dict[str, Any]]", run.ways[0])
+            stages, layers = tables["parallel"].get("pipeline", 1), tables["model"]["layers"]
+            if stages > 1:
+                options = Megatron().but(**tables["zero"].get("megatron", {}))
+                sizes = options.layers_of_stages(layers=layers, stages=stages)
+                yield run.label, layers, stages, sizes
+
+
+def test_aleph_alpha_s_layers_are_split_as_their_trainer_does_if_nothing_is_said() -> None:
+    # pipe_partition_uniform, the default (Aleph-Alpha/scaling at 737f8558): embedding, layers, norm
+    # and head are items alike, of which the first parts have one more.
+    for _, layers, stages, sizes in runs_on_stages("aleph_alpha_layouts"):
+        each, more = divmod(layers + 3, stages)
+        items = [each + (stage < more) for stage in range(stages)]
+        assert sizes == (items[0] - 1, *items[1:-1], items[-1] - 2)
+
+
+def test_layers_before_bloom_are_split_as_deepspeed_did() -> None:
+    # partition_balanced of DeepSpeed in February 2022: parts are filled from the front up to the
+    # smallest weight with which all fit. Layers weigh 1, and from the runs of 106 layers on
+    # embedding and head as well (`type:transformer|embedding`).
+    unlike = 0
+    for label, layers, stages, sizes in runs_on_stages("bloom_prequel"):
+        counted = label == "02-28" or layers == 106
+        weight = layers + 2 * counted
+        most = -(-weight // stages)
+        parts = [most] * (weight // most) + ([weight % most] if weight % most else [])
+        assert len(parts) == stages
+        assert sizes == (parts[0] - counted, *parts[1:-1], parts[-1] - counted)
+        unlike += len({*sizes}) > 1
+    assert unlike == 29

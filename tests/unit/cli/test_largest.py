@@ -117,3 +117,39 @@ def test_a_schedule_has_no_largest_model(
     assert answer(["plan", "tiny", "--schedule", str(path)]) == 0
     assert answer(["largest", str(path)]) == 2
     assert "the largest model is that of a scenario" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "fewest", "step"),
+    [
+        ("grad_reduce_in_fp32=true", 4, 4),
+        ("num_layers_in_first_pipeline_stage=1", 4, 3),  # three more on the other stages
+        ("num_virtual_stages_per_pipeline_rank=2", 8, 8),
+        ("account_for_embedding_in_pipeline_split=true", 3, 4),
+    ],
+)
+def test_layers_of_a_pipeline_are_such_as_its_stages_can_have(
+    option: str, fewest: int, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["zero.stage=1", "zero.emulate=megatron", "parallel.pipeline=4", "parallel.data=1"]
+    changes += [f"zero.megatron.{option}", "train.steps=1", 'cluster.gpu_memory="60 MB"']
+    changes += ["train.gradient_accumulation_steps=4", "zero.bucket_elements=500_000_000"]
+    changes += [f"model.layers={fewest}"]
+    settings = [word for change in changes for word in ("--set", change)]
+    found = largest(capsys, "tiny_llama", *settings)
+    layers, following = found["layers"], found["next"]
+    assert isinstance(layers, int)
+    assert isinstance(following, dict)
+    assert following["layers"] == layers + step
+    assert (layers - fewest) % step == 0
+
+
+def test_a_layout_that_says_how_many_layers_there_are_has_no_other_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes = ["zero.stage=1", "zero.emulate=megatron", "parallel.pipeline=2", "parallel.data=1"]
+    changes += ["zero.megatron.pipeline_model_parallel_layout=Et*3|t*2L", "model.layers=5"]
+    changes += ["zero.bucket_elements=500_000_000"]
+    settings = [word for change in changes for word in ("--set", change)]
+    found = largest(capsys, "tiny_llama", *settings)
+    assert (found["layers"], found["next"]) == (5, None)

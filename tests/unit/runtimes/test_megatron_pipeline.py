@@ -13,7 +13,7 @@ from uniform_stages import CHUNK_PS, saved_peak, uniform_step_ps
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.model.model import ModelError
-from zsim.model.pipeline_stages import even_places
+from zsim.model.pipeline_stages import virtual_stages
 from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import one_forward_one_backward
@@ -95,7 +95,7 @@ def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it() -> No
     strategy = strategy_of(4, 6)
     model = model_of(strategy)
     of_stage = Counter[int]()
-    for unit, stage in zip(model.units, even_places(model, 4, None), strict=True):
+    for unit, stage in zip(model.units, virtual_stages(model, strategy), strict=True):
         of_stage[stage] += sum(-(-each.saved_bytes // 2) * 2 for each in unit.segments)
     for stage, program in enumerate(make_schedule(model, strategy).programs):
         assert saved_peak(program) == (4 - stage) * of_stage[stage]

@@ -80,11 +80,39 @@ def test_a_file_is_read_beside_the_scenario_and_what_is_left_is_told_once(
         ("", {}),
         ("--no-overlap-p2p-communication", {}),  # which one chunk never has
         ("--num-layers-per-virtual-pipeline-stage 2", {"num_layers_per_virtual_pipeline_stage": 2}),
-        ("--num-virtual-stages-per-pipeline-rank 4", {"num_layers_per_virtual_pipeline_stage": 2}),
+        ("--num-virtual-stages-per-pipeline-rank 4", {"num_virtual_stages_per_pipeline_rank": 4}),
+        ("--num-virtual-stages-per-pipeline-rank 1", {}),
         ("--num-layers-per-virtual-pipeline-stage 8", {}),
         (
             "--num-layers-per-virtual-pipeline-stage 4 --no-overlap-p2p-communication",
             {"num_layers_per_virtual_pipeline_stage": 4, "overlap_p2p_comm": False},
+        ),
+        (
+            "--decoder-first-pipeline-num-layers 6 --decoder-last-pipeline-num-layers=10"
+            " --num-virtual-stages-per-pipeline-rank 2",
+            {
+                "num_layers_in_first_pipeline_stage": 6,
+                "num_layers_in_last_pipeline_stage": 10,
+                "num_virtual_stages_per_pipeline_rank": 2,
+            },
+        ),
+        (
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            {
+                "account_for_embedding_in_pipeline_split": True,
+                "account_for_loss_in_pipeline_split": True,
+            },
+        ),
+        (
+            "--pipeline-model-parallel-layout 'Et*8|(t*8|)*2,t*8L' --no-overlap-p2p-communication",
+            {"pipeline_model_parallel_layout": "Et*8|(t*8|)*2,t*8L"},
+        ),
+        (
+            "--pipeline-model-parallel-layout 'Et*4|(t*4|)*6,t*4L' --no-overlap-p2p-communication",
+            {
+                "pipeline_model_parallel_layout": "Et*4|(t*4|)*6,t*4L",
+                "overlap_p2p_comm": False,
+            },
         ),
     ],
 )
@@ -93,7 +121,7 @@ def test_stages_of_a_pipeline_are_read(words: str, options: dict[str, object]) -
     assert found.parallel.pipeline == 4
     runtime = found.zero.model_dump()["megatron"]
     for name, kept in Megatron().model_dump().items():
-        if name.startswith(("num_", "overlap_p2p")):
+        if name.startswith(("num_", "overlap_p2p", "account_", "pipeline_")):
             assert runtime.get(name, kept) == options.get(name, kept)
 
 
@@ -147,12 +175,22 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
         (f"{SHAPE} --context-parallel-size 2 --cp-comm-type a2a", "a2a is not modelled"),
         (f"{SHAPE} --context-parallel-size 2 --cp-comm-type b2b", "'b2b' must be p2p or all_"),
         (
-            f"{SHAPE} --pipeline-model-parallel-layout E|t|L",
-            "stages of unlike layers: not modelled",
+            f"{SHAPE} --pipeline-model-parallel-layout Et|x|tL",
+            "--pipeline-model-parallel-layout: 'x' must be E, t, L,",
         ),
         (
-            f"{SHAPE} --num-virtual-stages-per-pipeline-rank 7",
-            "7 must divide the layers of a stage",
+            f"{SHAPE} --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1"
+            " --account-for-loss-in-pipeline-split",
+            "--decoder-first-pipeline-num-layers: contradicts account_for_loss_in_pipeline_split",
+        ),
+        (
+            f"{SHAPE} --pipeline-model-parallel-size 2 --decoder-last-pipeline-num-layers 0",
+            "--decoder-last-pipeline-num-layers: '0' must be a whole number of at least 1",
+        ),
+        (
+            f"{SHAPE} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"
+            " --microbatch-group-size-per-virtual-pipeline-stage 4",
+            "4 is not modelled, only 2",
         ),
         (f"{SHAPE} --num-experts 8", "--num-experts: experts: not modelled"),
         (
@@ -177,6 +215,12 @@ def test_what_cannot_be_is_one_line_with_the_argument(words: str, why: str) -> N
     assert said.startswith("zero.megatron_arguments: ")
     assert why in said
     assert "\n" not in said
+
+
+def test_what_counts_for_a_layer_is_nothing_without_a_pipeline() -> None:
+    words = f"{SHAPE} --account-for-embedding-in-pipeline-split"
+    assert read(words) == read(SHAPE)
+    assert left(words) == ()
 
 
 def test_without_the_distributed_optimizer_it_is_stage_0() -> None:

@@ -50,6 +50,8 @@ from zsim_torch.supervise.ranks import RankPool
 
 FOUR_BLOCKS = replace(SMALL_GPT, layers=4)
 CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)
+LAID_OUT = Megatron(pipeline_model_parallel_layout="E|ttt|t|L")
+FIRST_OF_ONE = Megatron(num_layers_in_first_pipeline_stage=1)
 FSDP2_CHUNKS = FSDP2(reshard_after_forward=False, pipeline_schedule=PipelineSchedule.INTERLEAVED)
 FSDP2_SPLIT = FSDP2_CHUNKS.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 MOVING = FSDP2(reshard_after_forward=False, offload_wrapper=True)
@@ -121,6 +123,12 @@ TWO_RANKS = {
     "Megatron-LM, 2 stages of 2 chunks": AxesCase(
         FOUR_BLOCKS, on(MEGATRON, pipeline=2, emulate=CHUNKS), witness=True
     ),
+    "Megatron-LM, 2 stages of 1 and 3 blocks": AxesCase(
+        FOUR_BLOCKS, on(MEGATRON, pipeline=2, emulate=FIRST_OF_ONE, clip_norm=0.1), witness=True
+    ),
+    "Megatron-LM, 2 stages of 2 unlike chunks": AxesCase(
+        FOUR_BLOCKS, on(MEGATRON, pipeline=2, emulate=LAID_OUT), poison=True
+    ),
     "FSDP2, 2 stages": AxesCase(SMALL_LLAMA, on(FSDP2_OF_STAGES, pipeline=2), poison=True),
     "FSDP2, 2 stages of 2 chunks": AxesCase(
         FOUR_BLOCKS,
@@ -186,6 +194,14 @@ FOUR_RANKS = {
         TIED_GPT,
         on(MEGATRON, tensor=2, pipeline=2, stage=0, emulate=PARTS, clip_norm=0.1),
         witness=True,
+    ),
+    "Megatron-LM, 2 stages, tied, the first of one block, 2 replicas": AxesCase(
+        replace(TIED_GPT, layers=3),
+        on(MEGATRON, data=2, pipeline=2, emulate=FIRST_OF_ONE, clip_norm=0.1),
+        witness=True,
+    ),
+    "Megatron-LM, 4 stages, embedding and loss alone": AxesCase(
+        FOUR_BLOCKS, on(MEGATRON, pipeline=4, emulate=LAID_OUT), poison=True
     ),
     "Megatron-LM, stage 0, 2 stages, 2 replicas": AxesCase(
         SMALL_GPT,
@@ -343,10 +359,11 @@ def assert_as_one_process(cases: Mapping[str, AxesCase], ranks: int) -> dict[str
 
 
 def alone(case: AxesCase) -> Strategy:
-    """The strategy of a case without axes, and without chunks of stages."""
+    """The strategy of a case without axes, and without what splits layers over stages."""
     runtime = case.strategy.zero.emulate
     if isinstance(runtime, Megatron):
-        runtime = runtime.but(num_layers_per_virtual_pipeline_stage=None)
+        fields = Megatron.model_fields
+        runtime = runtime.but(**{name: fields[name].default for name in runtime.split_options})
     elif isinstance(runtime, FSDP2):  # stages reduce once, whatever is said
         runtime = runtime.but(
             pipeline_schedule=PipelineSchedule.ONE_FORWARD_ONE_BACKWARD, gradient_sync=Sync.LAST

@@ -209,10 +209,25 @@ class FSDP2(RuntimeOptions):
         """Return the chunks of a stage: two if nothing is said, as torchtitan has."""
         return self.pipeline_stages_per_rank or (2 if self.is_interleaved else 1)
 
-    @property
-    def layers_at_ends(self) -> tuple[int, int]:
-        """Return for how many layers embedding and head count."""
-        return self.first_stage_less_layers, self.last_stage_less_layers
+    def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...]:
+        """Return how many of the layers each virtual stage of a pipeline has.
+
+        Raises:
+            ValueError: there are too few.
+        """
+        # generate_llm_fqn_per_model_part of torchtitan 0.2.2, distributed/pipeline_parallel.py
+        first, last = self.first_stage_less_layers, self.last_stage_less_layers
+        count = stages * self.chunks_of_stage
+        each, more = divmod(layers + first + last, count)
+        if each < max(1, first, last):
+            raise ValueError(
+                f"model.layers: {layers} are too few for {count} stages of a pipeline, of which "
+                f"the first has {first} less and the last {last} less"
+            )
+        found = [each + (stage < more) for stage in range(count)]
+        found[0] -= first
+        found[-1] -= last
+        return tuple(found)
 
     @property
     def whole_logits(self) -> bool:

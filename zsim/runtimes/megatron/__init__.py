@@ -17,14 +17,13 @@ def need(model: Model, strategy: Strategy) -> None:
     Raises:
         ModelError: they do not.
     """
-    layers = strategy.options(Megatron).num_layers_per_virtual_pipeline_stage
     if strategy.parallel.pipeline > 1:
         pipeline.need(stages(model, strategy), strategy)
-    elif layers is not None:
-        raise ModelError(
-            f"zero.megatron.num_layers_per_virtual_pipeline_stage: {layers} needs "
-            "parallel.pipeline > 1"
-        )
+        return
+    options = strategy.options(Megatron)
+    for name in options.split_options:
+        value = str(getattr(options, name)).lower()
+        raise ModelError(f"zero.megatron.{name}: {value} needs parallel.pipeline > 1")
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:

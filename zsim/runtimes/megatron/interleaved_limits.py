@@ -16,17 +16,17 @@ def need_interleaved(strategy: Strategy) -> None:
         # upstream takes a last group that is larger, with another group size
         raise ModelError(
             f"train.gradient_accumulation_steps: {micro_batches} must be a multiple of "
-            f"parallel.pipeline = {count} with num_layers_per_virtual_pipeline_stage"
+            f"parallel.pipeline = {count} with several chunks of layers on a stage"
         )
     options = strategy.options(Megatron)
     if count == 2 and not options.overlap_p2p_comm:
         # validate_args: a batch would have several sends between the same two ranks
         raise ModelError(
-            "zero.megatron.overlap_p2p_comm: false needs parallel.pipeline > 2 with "
-            "num_layers_per_virtual_pipeline_stage"
+            "zero.megatron.overlap_p2p_comm: false needs parallel.pipeline > 2 with several chunks "
+            "of layers on a stage"
         )
     if options.overlap_p2p_comm and options.cuts_messages(tensor=strategy.parallel.tensor):
         raise ModelError(
             "zero.megatron.scatter_gather_tensors_in_pipeline: true needs overlap_p2p_comm = false "
-            "with num_layers_per_virtual_pipeline_stage"
+            "with several chunks of layers on a stage"
         )

@@ -8,10 +8,23 @@ from pydantic import model_validator
 
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
+from zsim.runtimes.megatron.layer_split import LayerSplit, stages_in
 from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.execution import ContextExchange, TokenFusion
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
+
+VIRTUAL_STAGES = "num_virtual_stages_per_pipeline_rank"
+ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+SPLITS = (
+    "num_layers_per_virtual_pipeline_stage",
+    VIRTUAL_STAGES,
+    *ENDS,
+    *COUNTED,
+    "pipeline_model_parallel_layout",
+)
+"""Options that split layers over the stages of a pipeline, and are nothing without one."""
 
 
 class Megatron(RuntimeOptions):
@@ -36,6 +49,15 @@ class Megatron(RuntimeOptions):
             has it.
         num_layers_per_virtual_pipeline_stage: with a pipeline, layers of a chunk: each stage has
             several, which alternate with those of other stages (interleaved); None is one.
+        num_virtual_stages_per_pipeline_rank: the same, as how many chunks each stage has.
+        num_layers_in_first_pipeline_stage: with a pipeline, layers of the first stage; those of the
+            other stages are as many as each other's (`--decoder-first-pipeline-num-layers`).
+        num_layers_in_last_pipeline_stage: the same of the last one.
+        account_for_embedding_in_pipeline_split: with a pipeline, the embedding counts for a layer:
+            the first stage has one less.
+        account_for_loss_in_pipeline_split: the same of the loss and the last stage.
+        pipeline_model_parallel_layout: with a pipeline, what each stage has, stages of several
+            chunks in turns: E is the embedding, t a layer, L the loss, such as "Et*3|(tt|)*2,tL".
         overlap_p2p_comm: with several chunks, send and receive while compute goes on; false waits
             (`--no-overlap-p2p-communication`).
         scatter_gather_tensors_in_pipeline: with a pipeline and a tensor axis, each tensor rank
@@ -50,7 +72,7 @@ class Megatron(RuntimeOptions):
     stages = (0, 1)
     usual_stage = 1
     has_pipeline = True
-    even_stages = True
+    ties_ends = True
     has_context = True
     layers_option = "cpu_offloading_num_layers"
     stored_least = (
@@ -68,14 +90,37 @@ class Megatron(RuntimeOptions):
     tp_comm_overlap: Flag = False
     tp_comm_overlap_cfg: OverlapMethods = DEFAULT_METHODS
     num_layers_per_virtual_pipeline_stage: Count | None = None
+    num_virtual_stages_per_pipeline_rank: Count | None = None
+    num_layers_in_first_pipeline_stage: Count | None = None
+    num_layers_in_last_pipeline_stage: Count | None = None
+    account_for_embedding_in_pipeline_split: Flag = False
+    account_for_loss_in_pipeline_split: Flag = False
+    pipeline_model_parallel_layout: str | None = None
     overlap_p2p_comm: Flag = True
     scatter_gather_tensors_in_pipeline: Flag = False
     cpu_offloading_num_layers: Whole = 0
 
+    def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...]:
+        """Return how many of the layers each virtual stage of a pipeline has.
+
+        Raises:
+            ValueError: they cannot be dealt out so.
+        """
+        split = LayerSplit(
+            first=self.num_layers_in_first_pipeline_stage,
+            last=self.num_layers_in_last_pipeline_stage,
+            embedding=self.account_for_embedding_in_pipeline_split,
+            loss=self.account_for_loss_in_pipeline_split,
+            layers_of_chunk=self.num_layers_per_virtual_pipeline_stage,
+            chunks=self.num_virtual_stages_per_pipeline_rank,
+            layout=self.pipeline_model_parallel_layout,
+        )
+        return split.sizes(layers, stages)
+
     @property
-    def layers_of_chunk(self) -> int | None:
-        """Return the layers of a virtual stage of a pipeline; None if stages have one chunk."""
-        return self.num_layers_per_virtual_pipeline_stage
+    def split_options(self) -> tuple[str, ...]:
+        """Return the options that are given of those that split layers over stages."""
+        return tuple(name for name in SPLITS if getattr(self, name) not in (None, False))
 
     @property
     def cuts_tokens(self) -> bool:
@@ -100,7 +145,27 @@ class Megatron(RuntimeOptions):
             refuse([refusal("tp_comm_overlap", None, "true needs sequence_parallel = true")])
         if self.tp_comm_overlap_cfg != DEFAULT_METHODS and not self.tp_comm_overlap:
             refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
+        self._need_one_split()
         return self
+
+    def _need_one_split(self) -> None:
+        """Check that layers are split over stages in one way."""
+        # validate_args of training/arguments.py, __post_init__ of TransformerConfig
+        given = self.split_options
+        ends, counted = {*given} & {*ENDS}, {*given} & {*COUNTED}
+        for name, others in (
+            ("pipeline_model_parallel_layout", {*given} - {"pipeline_model_parallel_layout"}),
+            ("num_layers_per_virtual_pipeline_stage", {*given} & {*ENDS, VIRTUAL_STAGES}),
+            (next(iter(sorted(ends)), ""), counted),
+        ):
+            if name in given and others:
+                other = next(each for each in given if each in others)
+                refuse([refusal(name, None, f"contradicts {other}: allowed is one of the two")])
+        if self.pipeline_model_parallel_layout is not None:
+            try:
+                stages_in(self.pipeline_model_parallel_layout)
+            except ValueError as error:
+                refuse([refusal("pipeline_model_parallel_layout", None, str(error))])
 
     def cuts_messages(self, *, tensor: int) -> bool:
         """Return whether each tensor rank sends a part of a hidden state."""
