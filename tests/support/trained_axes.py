@@ -97,6 +97,17 @@ def on(
     return made.but(changes)
 
 
+BESIDE = on(
+    MEGATRON,
+    tensor=2,
+    emulate=Megatron(
+        sequence_parallel=True, tp_comm_overlap=True, gradient_accumulation_fusion=True
+    ),
+    clip_norm=0.1,
+)
+"""Linear layers beside collectives of their tokens."""
+
+
 def sharing(made: Strategy, data: int, context: int, **zero: object) -> Strategy:
     """`made` on ranks that share sequences, and gather each other's keys and values."""
     changes: dict[str, object] = {

@@ -16,7 +16,7 @@ from zsim.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class BackwardMoment:
     """The moment in which a backward of a stage begins.
 
     Attributes:
@@ -28,7 +28,7 @@ class Moment:
     has_gradients: bool
 
 
-def moments(stage: Stage, strategy: Strategy) -> Iterator[Moment]:
+def moments(stage: Stage, strategy: Strategy) -> Iterator[BackwardMoment]:
     """Yield when the first backward of `stage` begins, and when the first with all gradients."""
     times, runtime = strategy.train.gradient_accumulation_steps, strategy.zero.emulate
     count, chunks = strategy.parallel.pipeline, len(stage.chunks)
@@ -38,30 +38,30 @@ def moments(stage: Stage, strategy: Strategy) -> Iterator[Moment]:
     splits = runtime is not None and runtime.splits_backward
     turn, behind = times // max(1, times // count), count - 1 - stage.index
     if chunks == 1:
-        ahead, collected, turns = behind + 1, 1, _Turns(chunks=1, turn=times, times=times)
+        ahead, collected, turns = behind + 1, 1, _ChunkTurns(chunks=1, turn=times, times=times)
     else:
         ahead = (chunks - 1) * turn + (1 if splits else 2) * behind + 1
         collected = (chunks - 1) * turn + 1 + (stage.index if splits else 0)
-        turns = _Turns(chunks=chunks, turn=turn, times=times)
+        turns = _ChunkTurns(chunks=chunks, turn=turn, times=times)
     yield turns.moment(0, ahead=ahead)
     if times >= (2 if chunks == 1 else 2 * turn):  # else the last chunk has reduced its own by then
         yield turns.moment(collected, ahead=ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turns:
+class _ChunkTurns:
     """Chunks of a stage, of which each takes `turn` of all `times` micro-batches in turn."""
 
     chunks: int
     turn: int
     times: int
 
-    def moment(self, done: int, *, ahead: int) -> Moment:
+    def moment(self, done: int, *, ahead: int) -> BackwardMoment:
         """Return the moment after so many backwards, with `ahead` forwards more if there are."""
         forwards = self._of_chunks(min(ahead + done, self.chunks * self.times))
         backwards = self._of_chunks(done)[::-1]
         left = [begun - ended for begun, ended in zip(forwards, backwards, strict=True)]
-        return Moment(in_flight=left, has_gradients=done > 0)
+        return BackwardMoment(in_flight=left, has_gradients=done > 0)
 
     def _of_chunks(self, tasks: int) -> list[int]:
         """Return how many of the first tasks are of each chunk, that which begins first."""
@@ -72,8 +72,8 @@ class _Turns:
         ]
 
 
-def _in_v(stages: int, index: int, times: int) -> Iterator[Moment]:
+def _in_v(stages: int, index: int, times: int) -> Iterator[BackwardMoment]:
     first = 2 * stages - index - 1
-    yield Moment(in_flight=(min(first, times), min(index + 1, times)), has_gradients=False)
+    yield BackwardMoment(in_flight=(min(first, times), min(index + 1, times)), has_gradients=False)
     if times > first + 1:  # one round of all tasks has been by then
-        yield Moment(in_flight=(first + 1, index), has_gradients=True)
+        yield BackwardMoment(in_flight=(first + 1, index), has_gradients=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.closed_form.in_flight import Moment, moments
+from zsim.closed_form.in_flight import BackwardMoment, moments
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import stages
 from zsim.runtimes.fsdp2.options import PipelineSchedule
@@ -23,10 +23,10 @@ from zsim.schedule.operation import Compute, walk
 from zsim.strategy.strategy import Strategy
 
 
-def moments_in(order: Sequence[object], chunks: int) -> list[Moment]:
+def moments_in(order: Sequence[object], chunks: int) -> list[BackwardMoment]:
     """Return the first backward in `order`, and each that comes while all chunks have gradients."""
     parts = any(isinstance(each, WeightTask) for each in order)
-    begun, collecting, found = Counter[int](), set[int](), list[Moment]()
+    begun, collecting, found = Counter[int](), set[int](), list[BackwardMoment]()
     for each in order:
         match each:
             case Task(direction=Direction.FORWARD):
@@ -35,7 +35,7 @@ def moments_in(order: Sequence[object], chunks: int) -> list[Moment]:
                 has_all = len(collecting) == chunks
                 if has_all or not found:
                     left = [begun[chunk] for chunk in range(chunks)]
-                    found.append(Moment(in_flight=left, has_gradients=has_all))
+                    found.append(BackwardMoment(in_flight=left, has_gradients=has_all))
                 begun[each.chunk] -= 1
                 collecting |= set() if parts else {each.chunk}
             case WeightTask():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_training import BOUND, distance
 from trained_axes import (
+    BESIDE,
     CUT,
     DEEP_LLAMA,
     EVERY_SECOND,
@@ -63,14 +64,6 @@ FUSED = on(
     clip_norm=0.1,
 )
 """Modules are not compiled here: what is fused is gathered, multiplied and scattered in turn."""
-BESIDE = on(
-    MEGATRON,
-    tensor=2,
-    emulate=Megatron(
-        sequence_parallel=True, tp_comm_overlap=True, gradient_accumulation_fusion=True
-    ),
-    clip_norm=0.1,
-)
 TWO_RANKS = {
     "stage 3, tensor 2": AxesCase(
         SMALL_LLAMA, on(PLAIN, tensor=2, stage=3, bucket_elements=200, clip_norm=0.1)
