@@ -15,13 +15,16 @@ QUANTITIES = list(JudgedQuantity)
 TENSOR = "Megatron, tensor, 16 bits, a100, 0.94 ms of host a unit, several nodes"
 PIPELINES = "Megatron, tensor, pipeline, 16 bits, a100, 0.94 ms of host a unit, several nodes"
 STAGES = "Megatron, pipeline, 16 bits, a100, 0.94 ms of host a unit, several nodes"
+CONTEXT = (
+    "Megatron, tensor, pipeline, context, 16 bits, h100, 0.94 ms of host a unit, several nodes"
+)
 PLAYBOOK = {
     f"Nanotron, {axes}, 16 bits, h100, kernels as alone, 0.28 ms of host a segment, several nodes"
     for axes in ("pipeline", "tensor, pipeline")
 }
 REJECTED = {
     (JudgedQuantity.STEP_TIME, LeftOut.SWEEP): {TENSOR, PIPELINES},
-    (JudgedQuantity.STEP_TIME, LeftOut.PUBLICATION): {TENSOR, PIPELINES, STAGES, *PLAYBOOK},
+    (JudgedQuantity.STEP_TIME, LeftOut.PUBLICATION): {TENSOR, STAGES, CONTEXT, *PLAYBOOK},
 }
 """Kinds whose coverage is rejected, which docs/validation.md tells of."""
 
