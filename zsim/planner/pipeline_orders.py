@@ -10,6 +10,9 @@ MEGATRON_CHUNK = "zero.megatron.num_layers_per_virtual_pipeline_stage"
 FSDP2_ORDERS = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 """With two chunks of layers on each stage, as many as there are by default."""
 
+IN_TWO_PARTS = frozenset(FSDP2_ORDERS[1:])
+"""Those whose backwards are in two parts."""
+
 LAYERS_OF_CHUNK = (4, 2, 1)
 """Layers of a chunk of Megatron-LM, as in NVIDIA's recipes for H100 (github.com/NVIDIA/
 dgxc-benchmarking, v25.02). Smaller chunks leave stages idle for less time and send more often."""
@@ -55,3 +58,14 @@ def orders(runtime: str, *, pipeline: int, layers: int, fixed: Changes) -> tuple
 def order_of(changes: Changes) -> object:
     """Return the name of the order among changes; None for the default."""
     return next((changes[name] for name, _ in _ORDERS.values() if name in changes), None)
+
+
+def goes_with(changes: Changes, *, checkpoints: str, context: int) -> bool:
+    """Tell whether what a group changes is modelled with checkpoints and ranks of a sequence.
+
+    A backward of two parts runs nothing again and shares no sequence (`zsim.runtimes.fsdp2`), and
+    products of Megatron-LM that run beside collectives are of blocks that are not run again.
+    """
+    if changes.get(FSDP2_SCHEDULE) in IN_TWO_PARTS:
+        return checkpoints == "none" and context == 1
+    return checkpoints != "full" or not changes.get("zero.megatron.tp_comm_overlap", False)

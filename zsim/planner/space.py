@@ -11,7 +11,7 @@ from typing import cast
 
 from zsim.planner.fleet import Changes, Degrees, Fleet
 from zsim.planner.knob_effects import ADDS, GATHERING_LESS, LEANER
-from zsim.planner.pipeline_orders import order_of, orders
+from zsim.planner.pipeline_orders import goes_with, order_of, orders
 from zsim.planner.runtime_knobs import KNOBS, no_knobs
 
 CHECKPOINTING = ("none", "operations", "full")
@@ -294,7 +294,7 @@ class SettingSpace:
         if shares:
             parallel["parallel.context"] = degrees.context
         for mode, micro in product(modes, micros):
-            if share % micro or not _may_checkpoint(base, mode):
+            if share % micro or not goes_with(base, checkpoints=mode, context=degrees.context):
                 continue
             changes = {
                 **base,
@@ -370,11 +370,6 @@ class SettingSpace:
 
     def _numbers(self, key: str, values: Sequence[int]) -> Sequence[int]:
         return (int(cast("int", self.fixed[key])),) if key in self.fixed else values
-
-
-def _may_checkpoint(base: Changes, mode: str) -> bool:
-    """Tell whether blocks can be run again: not modelled with Megatron-LM's `tp_comm_overlap`."""
-    return mode != "full" or not base.get("zero.megatron.tp_comm_overlap", False)
 
 
 def _may_be(choice: Changes) -> bool:

@@ -72,6 +72,8 @@ def test_an_order_is_of_groups_whose_knobs_leave_it_what_it_needs() -> None:
     assert all(KEPT.items() <= each.setting(0).items() for each in ordered)
     assert all(each.knobs == ({},) for each in ordered)
     assert all(each.changes["parallel.pipeline"] != 1 for each in ordered)
+    parted = [each for each in ordered if each.changes[FSDP2_SCHEDULE] != "Interleaved1F1B"]
+    assert {each.changes["activations.checkpointing"] for each in parted} == {"none"}
     plain = [each for each in found if each not in ordered]
     assert not {each.family for each in ordered} & {each.family for each in plain}
 
