@@ -17,6 +17,7 @@ from zsim.api.setting_bound import SettingBound
 from zsim.api.setting_trial import Bounder, SettingOutcome, tried
 from zsim.api.tried_setting import TriedSetting
 from zsim.calibration.setting_choice import TIGHT
+from zsim.planner.pipeline_orders import MEGATRON_CHUNK
 from zsim.planner.search import Search, SettingBranch, Trial
 from zsim.planner.space import RefusedSettings, SettingGroup
 from zsim.workers.crew import cores, processes
@@ -110,9 +111,9 @@ def _bounded(question: Question) -> _Pool:
             settings += each.count
             continue
         settings += len(each.knobs)
-        smaller = full.get(_without_batch(each))
+        smaller = full.get(_without_batch(each)) or full.get(_without_batch(each, chunks=False))
         bound = smaller or bounder.bound_of_defaults(each, partial(_scenario, question, each))
-        if bound.is_full:  # the bound on memory grows with the micro-batch
+        if bound.is_full:  # the bound on memory grows with the micro-batch, and with chunks
             full[_without_batch(each)] = bound
         if not bound.why_not and question.is_late(bound.kernels_s):
             bound = SettingBound(why_not="takes longer than --within even by its bound")
@@ -129,10 +130,15 @@ def _scenario(question: Question, group: SettingGroup, number: int) -> dict[str,
     return question.scenario(group.setting(number))
 
 
-def _without_batch(group: SettingGroup) -> object:
-    """Return what groups have in common that differ in their micro-batch alone."""
+def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
+    """Return what groups have in common that differ in their micro-batch alone.
+
+    Without `chunks` those of Megatron-LM may differ, too.
+    """
     return group.fleet.gpus, tuple(
-        (key, value) for key, value in group.changes.items() if not key.startswith("train.")
+        (key, value)
+        for key, value in group.changes.items()
+        if not key.startswith("train.") and (chunks or key != MEGATRON_CHUNK)
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.closed_form.in_flight import BackwardMoment, moments
+from zsim.closed_form.memory_bounds import device_bytes
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import stages
 from zsim.runtimes.fsdp2.options import PipelineSchedule
@@ -20,6 +21,7 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.runtimes.stage_actions import Direction, Reduce, Task
 from zsim.schedule.operation import Compute, walk
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
 
 
@@ -93,3 +95,18 @@ def test_schedules_of_megatron_begin_as_many(
     model = megatron_pipelines.model_of(strategy, shape)
     expected = [sum(next(moments(stage, strategy)).in_flight) for stage in stages(model, strategy)]
     assert forwards_before_backward(model, strategy) == expected
+
+
+@pytest.mark.parametrize("checkpointing", Checkpointing)
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 2), (2, 8), (4, 4), (4, 12)])
+def test_a_stage_of_several_chunks_holds_no_less_than_one_of_one(
+    checkpointing: Checkpointing, pipeline: int, micro_batches: int
+) -> None:
+    held: list[int] = []
+    for of_chunk in (None, 2, 1):
+        options = Megatron(num_layers_per_virtual_pipeline_stage=of_chunk)
+        strategy = megatron_pipelines.strategy_of(pipeline, micro_batches, options)
+        strategy = strategy.but({"activations.checkpointing": checkpointing})
+        shape = replace(megatron_pipelines.SHAPE, layers=4 * pipeline)
+        held.append(device_bytes(megatron_pipelines.model_of(strategy, shape), strategy))
+    assert held[0] <= min(held)
