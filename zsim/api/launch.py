@@ -48,7 +48,7 @@ FORKED_MIN: Final = 20_000
 """Operations from which on a proof takes longer than a fork: some 0.1 s."""
 
 Ran = tuple[Trace, Trace | None, float]
-"""What was recorded, the same without faults and neighbours, and the seconds that both took."""
+"""Record of a run, the same without faults and neighbours, and the seconds that both took."""
 
 
 class RefutedError(ValueError):

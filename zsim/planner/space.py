@@ -69,13 +69,13 @@ TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
     ),
     "nanotron": ({"zero.nanotron.tp_mode": "reduce_scatter"},),
 }
-"""How a runtime cuts hidden states by tokens over the tensor axis, which takes less memory, and has
+"""Ways to cut hidden states by tokens over the tensor axis, which takes less memory, and to have
 products run beside their collectives."""
 
 COMPILED_TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
     "fsdp2": ({"zero.fsdp2.enable_async_tensor_parallel": True},),
 }
-"""How products run beside collectives of the tensor axis only where blocks are compiled."""
+"""Ways to do so only where blocks are compiled."""
 
 
 CONTEXTS = (2, 4, 8)

@@ -1,4 +1,4 @@
-"""What arguments of Megatron-LM say of the stages of a pipeline: their layers, chunks and messages.
+"""Stages of a pipeline by arguments of Megatron-LM: their layers, chunks and messages.
 
 Defaults and what has no effect are those of `validate_args` (`training/arguments.py`, 2026-08).
 """

@@ -80,7 +80,7 @@ OFF = {
 """Flags of Megatron-LM that stand for a false key; these are false by default, unlike there."""
 
 METHODS = "model.ub_tp_comm_overlap_cfg"
-"""How products run beside collectives in userbuffers (`ub_cfgs` of Transformer Engine)."""
+"""Ways of products to run beside collectives in userbuffers (`ub_cfgs` of Transformer Engine)."""
 
 WITHOUT_EFFECT = (
     *("defaults", "name", "run.", "exp_manager.", "s3_checkpointing.", "hydra.", "trainer."),

@@ -4,7 +4,7 @@ The `__init__` of a frozen dataclass stores each field by a call of `object.__se
 most of what it costs to make one: a schedule of a trillion parameters has 60,000 of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -61,20 +61,7 @@ def quick_maker(kind: type[Made]) -> Callable[..., Made]:
     That takes a third of the time: for where a hundred thousand are made in one place.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    opened = _opened(kind)
-    known: dict[str, Any] = {"_new": opened.__new__, "_open": opened, "_kind": kind}
-    stored = [f"  self.{name} = {name}" for name in names]
-    lines = [
-        f"def make({', '.join(names)}):",
-        "  self = _new(_open)",
-        *stored,
-        "  self.__class__ = _kind",
-        *(["  self.__post_init__()"] if hasattr(kind, "__post_init__") else []),
-        "  return self",
-    ]
-    exec("\n".join(lines), known)  # as above
-    found: Callable[..., Made] = known["make"]
-    return found
+    return _maker(kind, names, [f"  self.{name} = {name}" for name in names])
 
 
 def quick_replacer(kind: type[Made], *names: str) -> Callable[..., Made]:
@@ -83,14 +70,19 @@ def quick_replacer(kind: type[Made], *names: str) -> Callable[..., Made]:
     It takes the object, then the fields `names` in order. `dataclasses.replace`, which asks each
     time which fields there are, takes ten times as long.
     """
-    opened = _opened(kind)
-    known: dict[str, Any] = {"_new": opened.__new__, "_open": opened, "_kind": kind}
     every = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if unknown := set(names).difference(every):
         raise TypeError(f"{kind.__name__}: takes no {sorted(unknown)}")
-    stored = [f"  self.{name} = {name if name in names else f'old.{name}'}" for name in every]
+    stored = [f"  self.{name} = {name if name in names else f'_old.{name}'}" for name in every]
+    return _maker(kind, ["_old", *names], stored)
+
+
+def _maker(kind: type[Made], taken: Sequence[str], stored: Sequence[str]) -> Callable[..., Made]:
+    """Return a function of what is `taken` that makes an object by the lines `stored`."""
+    opened = _opened(kind)
+    known: dict[str, Any] = {"_new": opened.__new__, "_open": opened, "_kind": kind}
     lines = [
-        f"def replaced(old, {', '.join(names)}):",
+        f"def make({', '.join(taken)}):",
         "  self = _new(_open)",
         *stored,
         "  self.__class__ = _kind",
@@ -98,7 +90,7 @@ def quick_replacer(kind: type[Made], *names: str) -> Callable[..., Made]:
         "  return self",
     ]
     exec("\n".join(lines), known)  # as above
-    found: Callable[..., Made] = known["replaced"]
+    found: Callable[..., Made] = known["make"]
     return found
 
 

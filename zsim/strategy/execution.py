@@ -38,7 +38,7 @@ class Loss(StrEnum):
 
 
 class TokenFusion(StrEnum):
-    """What fuses products of a block with collectives of its tokens over a tensor axis."""
+    """Mechanism that fuses products with collectives of their tokens over a tensor axis."""
 
     COMPILER = "compiler"
     """PyTorch's asynchronous tensor parallelism (`micro_pipeline_tp_pass`)."""

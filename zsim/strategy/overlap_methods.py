@@ -36,7 +36,7 @@ class ByKernel(Table):
 
 
 class OverlapMethods(Table):
-    """How each product of a block runs beside a collective, by Transformer Engine's names."""
+    """Ways of each product of a block to run beside a collective, by Transformer Engine's names."""
 
     qkv_fprop: RingExchange = RingExchange()
     qkv_dgrad: ByKernel = ByKernel()

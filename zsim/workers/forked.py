@@ -28,7 +28,7 @@ from zsim.workers.memory_bound import WATCH_NAME, bounded_memory, used_bytes
 Answer = TypeVar("Answer")
 
 COPIES = 4
-"""How often what this process has in memory must fit into what it may have for a fork: pages that
+"""Times that the memory of this process must fit into what it may have for a fork: pages that
 either process writes to are two then, and each makes about as much as there is."""
 
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGALRM})

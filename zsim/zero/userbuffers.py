@@ -20,13 +20,13 @@ class UserbufferUse(StrEnum):
     """Products of a segment that have such a buffer, by what is in it."""
 
     INPUT = "input"
-    """What the first layers read: `qkv_fprop`, `fc1_fprop`."""
+    """Tokens that the first layers read: `qkv_fprop`, `fc1_fprop`."""
     INPUT_AGAIN = "input_again"
     """The same, gathered for the gradients of weights: `qkv_dgrad`, `fc1_dgrad`."""
     INPUT_GRADIENT = "input_gradient"
     """The gradient of it, which is scattered: `qkv_wgrad`, `fc1_wgrad`."""
     OUTPUT = "output"
-    """What the last layer makes, which is scattered: `proj_fprop`, `fc2_fprop`."""
+    """Tokens that the last layer makes, which are scattered: `proj_fprop`, `fc2_fprop`."""
     OUTPUT_GRADIENT = "output_gradient"
     """The gradient of it, gathered: `proj_dgrad`, `fc2_dgrad`."""
 

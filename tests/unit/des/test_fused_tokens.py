@@ -1,17 +1,14 @@
 """Products that are fused with copies of tokens: both go on at once, part by part."""
 
 from dataclasses import replace
-from fractions import Fraction
 from functools import cache
 
 import pytest
 from fitting import fitting
+from wide_products import WIDE, cluster, events, run
 
 from zsim.backend.backend import Job
-from zsim.cluster.cluster import Cluster
 from zsim.compute.roofline import kernel_ps
-from zsim.files.installed import topology
-from zsim.model.architecture import Llama
 from zsim.model.kernel import FusedPart
 from zsim.proof import against_trace
 from zsim.runtimes.fsdp2.options import FSDP2
@@ -20,8 +17,7 @@ from zsim.schedule.operation import Compute
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim.trace.trace import Event, Trace
-from zsim_des.simulation import SimBackend
+from zsim.trace.trace import Trace
 
 RANKS = 4
 FUSED = Strategy(
@@ -29,20 +25,9 @@ FUSED = Strategy(
     zero=Zero(stage=3, emulate=FSDP2(enable_async_tensor_parallel=True)),
     train=Train(precision=Precision.BF16, compile=True),
 )
-WIDE = Llama(layers=2, hidden_size=1024, attention_heads=8, sequence_length=2048, vocab_size=512)
 GATHER, PRODUCT, SCATTER = (
     f"step/forward/mb0/block1/forward1{end}" for end in ("/gather/block1/ln1", "", "/scatter")
 )
-
-
-def cluster(*, links: float = 1.0, share: float = 0.0) -> Cluster:
-    """One node whose GPUs have links so many times as fast, kernels that give way so much."""
-    found = topology("dgx_a100_infiniband", None, 1)
-    link = found.switch_link
-    faster = replace(link, bytes_per_s=int(link.bytes_per_s * links))
-    return replace(
-        found, switch_link=faster, gpu=replace(found.gpu, collective_share=Fraction(share))
-    )
 
 
 @cache
@@ -52,14 +37,6 @@ def job(*, fused: bool = True, links: float = 1.0, share: float = 0.0) -> Job:
     model = fitting(replace(WIDE, execution=strategy.execution), strategy, sequences=2)
     made = make_schedule(model, strategy)
     return Job(schedule=made, model=model, cluster=cluster(links=links, share=share), steps=1)
-
-
-def run(of: Job) -> Trace:
-    return SimBackend().run(of, seed=0)
-
-
-def events(trace: Trace) -> dict[str, Event]:
-    return {each.operation: each for each in trace.ranks[0].events}
 
 
 def product(of: Job) -> Compute:

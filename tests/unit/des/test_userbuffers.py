@@ -1,17 +1,15 @@
 """Products of Megatron-LM's tensor ranks beside collectives of tokens: both go on at once."""
 
 from dataclasses import replace
-from fractions import Fraction
 from functools import cache
 
 import pytest
 from fitting import fitting
+from wide_products import WIDE, cluster, events, run
 
 from zsim.backend.backend import Job
-from zsim.cluster.cluster import Cluster
 from zsim.compute.roofline import kernel_ps
 from zsim.files.installed import kernel_profile, topology
-from zsim.model.architecture import Llama
 from zsim.model.kernel import FusedPart, Kernel, matmul
 from zsim.proof import against_trace
 from zsim.runtimes.megatron.options import Megatron
@@ -21,8 +19,6 @@ from zsim.strategy.overlap_methods import ByKernel, OverlapMethods
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim.trace.trace import Event, Trace
-from zsim_des.simulation import SimBackend
 
 RANKS = 4
 OVERLAPPED = Megatron(sequence_parallel=True, tp_comm_overlap=True)
@@ -41,22 +37,11 @@ BESIDE = Strategy(
     zero=Zero(stage=0, emulate=OVERLAPPED),
     train=Train(precision=Precision.BF16),
 )
-WIDE = Llama(layers=2, hidden_size=1024, attention_heads=8, sequence_length=2048, vocab_size=512)
 PRODUCT = "step/backward/mb0/block1/backward4"
 GRADIENT, READ, SCATTER = (
     f"{PRODUCT}/{end}"
     for end in ("gather/block1/down/gradient", "gather/block1/ln2", "scatter/block1/ln2")
 )
-
-
-def cluster(*, links: float = 1.0, share: float = 0.0) -> Cluster:
-    """One node whose GPUs have links so many times as fast, kernels that give way so much."""
-    found = topology("dgx_a100_infiniband", None, 1)
-    link = found.switch_link
-    faster = replace(link, bytes_per_s=int(link.bytes_per_s * links))
-    return replace(
-        found, switch_link=faster, gpu=replace(found.gpu, collective_share=Fraction(share))
-    )
 
 
 @cache
@@ -65,14 +50,6 @@ def job(which: str = "leaving", *, links: float = 1.0, share: float = 0.0) -> Jo
     model = fitting(replace(WIDE, execution=strategy.execution), strategy)
     made = make_schedule(model, strategy)
     return Job(schedule=made, model=model, cluster=cluster(links=links, share=share), steps=1)
-
-
-def run(of: Job) -> Trace:
-    return SimBackend().run(of, seed=0)
-
-
-def events(trace: Trace) -> dict[str, Event]:
-    return {each.operation: each for each in trace.ranks[0].events}
 
 
 def kernels(of: Job) -> tuple[Kernel, ...]:

@@ -5,7 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edits.programs import everywhere, rewritten
+from early_parts import (
+    gathered_before_it_is_there,
+    never_shared,
+    read_too_early,
+    rewritten_everywhere,
+    scattered_before_it_is_made,
+)
 from exact_training import STEPS, trained
 from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
@@ -21,7 +27,6 @@ from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.operation import (
     AllGather,
     CollectiveOperation,
-    Compute,
     Copy,
     Free,
     Operation,
@@ -178,49 +183,14 @@ def test_other_options_that_it_does_not_go_with_are_named(
         FSDP2(enable_async_tensor_parallel=True, **options)
 
 
-def rewritten_everywhere(
-    made: Schedule, change: Callable[[Operation], Operation | None]
-) -> Schedule:
-    def each(operation: Operation) -> tuple[Operation, ...]:
-        found = change(operation)
-        return () if found is None else (found,)
-
-    return everywhere(made, lambda program: rewritten(program, each))
-
-
 def in_parts(operation: Operation, kind: type[CollectiveOperation]) -> bool:
     return isinstance(operation, kind) and operation.in_parts
-
-
-def read_too_early(operation: Operation) -> Operation:
-    if isinstance(operation, Compute):
-        after = tuple(edge for edge in operation.after if "/gather/" not in str(edge))
-        return replace(operation, after=after)
-    return operation
 
 
 def freed_too_early(operation: Operation) -> Operation:
     if isinstance(operation, Free) and operation.buffer.endswith("/summands"):
         return replace(operation, uses=())
     return operation
-
-
-def copied_before_it_is_there(operation: Operation) -> Operation:
-    if isinstance(operation, AllGather) and operation.in_parts:
-        return replace(operation, after=())
-    return operation
-
-
-def scattered_before_it_is_made(operation: Operation) -> Operation:
-    if isinstance(operation, ReduceScatter) and operation.in_parts:
-        return replace(operation, after=())
-    return operation
-
-
-def never_shared(operation: Operation) -> Operation | None:
-    if operation.id.endswith("/share"):
-        return None
-    return copied_before_it_is_there(operation)
 
 
 def from_one_place(operation: Operation) -> Operation:
@@ -257,7 +227,7 @@ def test_a_collective_in_parts_is_fused_with_a_compute(
         rewritten_everywhere(made, change)
 
 
-@pytest.mark.parametrize("change", [copied_before_it_is_there, never_shared])
+@pytest.mark.parametrize("change", [gathered_before_it_is_there, never_shared])
 def test_copies_of_what_is_not_there_yet_are_found(
     change: Callable[[Operation], Operation | None],
 ) -> None:

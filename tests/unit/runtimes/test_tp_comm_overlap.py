@@ -4,7 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from edits.programs import everywhere, rewritten
+from early_parts import (
+    gathered_before_it_is_there,
+    never_shared,
+    read_too_early,
+    rewritten_everywhere,
+    scattered_before_it_is_made,
+)
 from exact_training import STEPS, trained
 from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
@@ -229,44 +235,11 @@ def test_gradients_that_products_add_are_copied_by_no_kernel() -> None:
     assert launches(fused=False) == {1}
 
 
-def rewritten_everywhere(
-    made: Schedule, change: Callable[[Operation], Operation | None]
-) -> Schedule:
-    def each(operation: Operation) -> tuple[Operation, ...]:
-        found = change(operation)
-        return () if found is None else (found,)
-
-    return everywhere(made, lambda program: rewritten(program, each))
-
-
-def read_too_early(operation: Operation) -> Operation:
-    if isinstance(operation, Compute):
-        after = tuple(edge for edge in operation.after if "/gather/" not in str(edge))
-        return replace(operation, after=after)
-    return operation
-
-
 def summed_too_early(operation: Operation) -> Operation:
     if isinstance(operation, Compute | Copy):
         after = tuple(edge for edge in operation.after if "/scatter" not in str(edge))
         return replace(operation, after=after)
     return operation
-
-
-def scattered_before_it_is_made(operation: Operation) -> Operation:
-    if isinstance(operation, ReduceScatter) and operation.in_parts:
-        return replace(operation, after=())
-    return operation
-
-
-def gathered_before_it_is_there(operation: Operation) -> Operation:
-    if isinstance(operation, AllGather) and operation.in_parts:
-        return replace(operation, after=())
-    return operation
-
-
-def never_shared(operation: Operation) -> Operation | None:
-    return None if operation.id.endswith("/share") else gathered_before_it_is_there(operation)
 
 
 def own_part_of_another(operation: Operation) -> Operation:

@@ -1,4 +1,4 @@
-"""What a fork works out is what this process would, whatever becomes of the fork."""
+"""Answers of a fork are those of this process, whatever becomes of the fork."""
 
 import os
 import signal

@@ -61,7 +61,7 @@ def _without_repeats(pattern: re.Pattern[str], text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSplit:
-    """What options say of the layers of stages.
+    """Layers of stages, as options say them.
 
     Attributes:
         first, last: layers of the first and of the last stage; None is as many as any other has.
