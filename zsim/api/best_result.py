@@ -303,7 +303,9 @@ class BestResult(BestPages, AnswerInFacts):
         parts = [super().text()]
         if self.ten:
             count = "ten" if len(self.ten) == SHOWN else len(self.ten)
-            parts += ["", f"The {count} best, each with its best knobs:", self._table(self.ten)]
+            of = f"the {len(self.answers):,} settings that were simulated and fit"
+            head = f"The {count} best of {of}, each with its best knobs:"
+            parts += ["", head, self._table(self.ten)]
         if len(self.front) > 1:
             parts += ["", "Less memory takes more time:", self._table(self.front[:SHOWN])]
         if self.losses:

@@ -163,8 +163,12 @@ def _says(each: RankedSetting) -> str:
 
 def _ten(found: BestFindings) -> Section:
     return Section(
-        title="The ten best" if len(found.ten) == 10 else f"The {len(found.ten)} best",
-        sentences=(f"Each is the best of its runtime, degrees and batch. {found.ties}",),
+        title="The best of those simulated",
+        sentences=(
+            f"Of {len(found.fitting):,} settings that were simulated and fit, the {len(found.ten)} "
+            "best, each of another runtime, degrees or batch. Settings that cannot be the best "
+            f"were not simulated, though they may be faster than some of these. {found.ties}",
+        ),
         table=_table(found.ten),
     )
 
