@@ -69,7 +69,7 @@ def judged_figure(asked: Asked) -> JudgedRun | None:
             if found.fits or tables is run.ways[-1]:
                 made = found if isinstance(found, RunForecast) else forecast_of(tables)
                 step_s = run.published if rate is None else found.step_time_s * rate / run.published
-                return _row(tables, made, step_s, publication=publication, sweep=sweep)
+                return _row(run, tables, made, step_s, publication=publication, sweep=sweep)
     except FAULTS:
         return None
     return None
@@ -85,6 +85,7 @@ def _published(
 
 
 def _row(
+    run: PaperRun,
     tables: Mapping[str, object],
     made: RunForecast,
     step_s: float,
@@ -92,7 +93,7 @@ def _row(
     publication: str,
     sweep: str,
 ) -> JudgedRun | None:
-    """Return the row of a run whose step took `step_s` as published."""
+    """Return the row of `run`, whose step took `step_s` as published."""
     of_run = scenario_features(tables)
     if not isinstance(of_run, RunFeatures):
         return None
@@ -102,8 +103,8 @@ def _row(
         sweep=sweep,
         step_s=rounded(step_s),
         predicted_step_s=rounded(made.step_time_s),
-        peak_bytes=None,
-        predicted_peak_bytes=None,
+        peak_bytes=run.peak_bytes,
+        predicted_peak_bytes=None if run.peak_bytes is None else made.peak_reserved_bytes,
         features=of_run,
         settings=flat({name: table for name, table in tables.items() if name != "title"}),
     )

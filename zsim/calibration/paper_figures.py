@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zsim.calibration.network_verdict import Errors, errors_of
+from zsim.calibration.run_rows import GIB
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
 
@@ -95,6 +96,7 @@ class _FigureRow(_FigureTable):
     values: tuple[bool | int | str, ...]
     fitted: bool = False
     decimals: Annotated[int, Field(ge=-9, le=9)] | None = None
+    peak_gib: Annotated[float, Field(gt=0)] | None = None
 
 
 class _RowSettings(_FigureTable):
@@ -139,6 +141,8 @@ class PaperRun:
             scenarios what the row sets, by key.
         fitted: it was used to fit a constant, and does not judge.
         decimals: those with which it was printed, where a formula must give the very digits.
+        peak_bytes: what the allocator reserved at the peak of the step that `published` has the
+            time of, on the GPU that reserved most; None where it was not published.
     """
 
     label: str
@@ -146,6 +150,7 @@ class PaperRun:
     ways: tuple[Mapping[str, object], ...]
     fitted: bool
     decimals: int | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +210,8 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
     for row in table.rows:
         if len(row.values) != len(table.keys):
             raise PaperError(f"{table.name}: {row.label}: {len(table.keys)} values are needed")
+        if row.peak_gib is not None and table.quantity is not FigureQuantity.STEP_TIME:
+            raise PaperError(f"{table.name}: {row.label}: peak_gib needs quantity = step time")
         given = dict(zip(table.keys, row.values, strict=True))
         own = [f"{key}={_toml(value)}" for key, value in given.items()]
         cases = [case for case in table.when if {*case.given} <= {*own}]
@@ -224,6 +231,7 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
                 ways=tuple(ways),
                 fitted=row.fitted,
                 decimals=row.decimals,
+                peak_bytes=None if row.peak_gib is None else round(row.peak_gib * GIB),
             )
         )
     if unused:

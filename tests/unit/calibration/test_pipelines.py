@@ -98,6 +98,22 @@ def test_a_published_rate_says_how_long_a_step_took() -> None:
     assert judged_figure(("a, b", "", FigureQuantity.STEP_TIME, seconds.runs[1])) is None
 
 
+def test_a_published_peak_is_judged_beside_the_time_of_its_step() -> None:
+    two = "published = 0.5, values = [2]"
+    peaked = TIMED.replace(two, f"{two}, peak_gib = 1.5")
+    (run, without), _ = (figure.runs for figure in parse(peaked).figures)
+    made = forecast(run.ways[0])
+    judged = judged_figure(("a, b", "", FigureQuantity.STEP_TIME, run))
+    assert judged is not None
+    assert isinstance(made, RunForecast)
+    assert (judged.step_s, judged.peak_bytes) == (0.5, 3 << 29)
+    assert judged.predicted_peak_bytes == made.peak_reserved_bytes
+    assert without.peak_bytes is None
+    rate = "published = 0.25, values = [2]"
+    with pytest.raises(PaperError, match=r"rates: two stages: peak_gib needs quantity = step time"):
+        parse(TIMED.replace(rate, f"{rate}, peak_gib = 1.5"))
+
+
 def test_rows_with_certain_values_have_settings_that_others_have_not() -> None:
     keys = 'keys = ["parallel.pipeline"]'
     when = 'when = [{ if = ["parallel.pipeline=2"], set = ["zero.stage=0"] }]'
