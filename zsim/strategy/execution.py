@@ -108,6 +108,9 @@ class Execution:
             backward runs, as a training loop does that keeps them in a variable.
         whole_logits: with a tensor axis, logits of the whole vocabulary are gathered: every rank
             computes the loss of all (`disable_loss_parallel` of torchtitan).
+        composes_loss: with a tensor axis, the loss over parts of the vocabulary is made of one
+            operator after the other, each into memory of its own (`loss_parallel` of
+            torch.distributed.tensor.parallel).
         whole_embedding: with hidden states cut by tokens over a tensor axis, each rank has the
             whole token embedding, and looks up all tokens.
         splits: backward is in two parts: what the loss saves is not kept for the second.
@@ -137,6 +140,7 @@ class Execution:
     norms: Norms = Norms.FUSED
     holds_logits: bool = False
     whole_logits: bool = False
+    composes_loss: bool = False
     whole_embedding: bool = False
     splits: bool = False
     gathers_each: bool = False

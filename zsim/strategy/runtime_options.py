@@ -118,6 +118,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def composes_loss(self) -> bool:
+        """True if the loss over parts of the vocabulary is one operator after the other."""
+        return False
+
+    @property
     def whole_embedding(self) -> bool:
         """True if each rank of the tensor axis has the whole token embedding."""
         return False

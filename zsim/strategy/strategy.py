@@ -280,6 +280,7 @@ class Strategy(Table):
             norms=self.train.norms,
             holds_logits=self.train.holds_logits,
             whole_logits=self.gathers_logits,
+            composes_loss=runtime is not None and runtime.composes_loss,
             whole_embedding=runtime is not None and runtime.whole_embedding,
             gathers_each=runtime is not None and runtime.gathers_each,
             rearranges=runtime is not None and runtime.rearranges,

@@ -369,7 +369,10 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = 
     Backward holds two gradients: of the logarithm of the softmax, and of the logits, which are in
     the wide format, unless the loss is narrow. In place, the gradient takes the place of the
     softmax (Megatron-LM, `vocab_parallel_cross_entropy`). Logits that a caller holds are there as
-    if they were saved.
+    if they were saved. Composed, forward writes logits in the wide format, reads them for their
+    maximum, subtracts, exponentiates, sums and subtracts (`_log_softmax`, torch 2.13,
+    torch/distributed/tensor/parallel/loss.py), and backward fills, exponentiates, adds, multiplies
+    and casts (`_nll_loss_and_log_softmax_backward`): each holds one tensor more than a kernel does.
     """
     own = _area(size, logits)
     dtype = size.dtype if size.shape.execution.loss is Loss.NARROW else size.wide
@@ -383,11 +386,13 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = 
     def kernel(streams: int, *, backward: bool = False) -> Kernel:
         return streaming(KernelKind.CROSS_ENTROPY, own, dtype, streams=streams, backward=backward)
 
+    composed = size.cut and not whole and size.shape.execution.composes_loss
     return Operator(
         reads=(logits,),
         makes=target,
-        backward_scratch=0 if size.in_place_loss else kept.size_bytes,
+        forward_scratch=kept.size_bytes if composed else 0,
+        backward_scratch=0 if size.in_place_loss else (1 + composed) * kept.size_bytes,
         saves=(kept, targets, last, *((logits,) if size.shape.execution.holds_logits else ())),
-        forward=(kernel(3),),
-        backward=(kernel(2, backward=True),),
+        forward=(kernel(9 if composed else 3),),
+        backward=(kernel(9 if composed else 2, backward=True),),
     )

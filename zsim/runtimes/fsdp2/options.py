@@ -235,6 +235,11 @@ class FSDP2(RuntimeOptions):
         return self.disable_loss_parallel
 
     @property
+    def composes_loss(self) -> bool:
+        """True if `loss_parallel` computes the loss over parts of the vocabulary."""
+        return self.enable_sequence_parallel and not self.disable_loss_parallel
+
+    @property
     def cuts_tokens(self) -> bool:
         """True if hidden states are cut by tokens over the tensor axis."""
         return self.enable_sequence_parallel
