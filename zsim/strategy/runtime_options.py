@@ -215,9 +215,9 @@ class RuntimeOptions(Table):
             optimizer=optimizer,
         )
 
-    def gradient_bytes(self, *, compute: DType, data: int) -> int:
+    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
         """Return the bytes for gradients that each element of a parameter takes all the time."""
-        del compute, data
+        del stage, compute, data
         return 0
 
     def alignment(self, *, stage: int, data: int) -> int:

@@ -207,13 +207,14 @@ class OptimizerStep:
         """Measure the gradients of `trained` on this rank, and write the number to `target`."""
         operands = [(Role.GRADIENT, item.measured) for item in trained]
         elements = sum(item.measured.size for item in trained)
+        layouts = [item.layout for item in trained]
         return writer.compute(
             f"{name}/measure",
             action,
             [*operands, (Role.OUTPUT, writer.all(target))],
             stream=self.processor,
             after=self.after,
-            kernels=(self._kernel(elements, reads=1, writes=0),),
+            kernels=self.kernels(elements, layouts, reads=1, writes=0),
         )
 
     def measured_by(self, _item: UpdatedTensor, /) -> str:
@@ -305,11 +306,11 @@ class OptimizerStep:
             writer.copy("widen", gradient, cast, stream=self.processor, after=after)
             gradient, after = writer.all(cast), ()
         if self.strategy.train.precision is Precision.FP16:
-            self._change(writer, Action.UNSCALE, gradient, after=after)
+            self._change(writer, Action.UNSCALE, gradient, item.layout, after=after)
             after = ()
         if norm is not None:
             ready = (*after, f"step/update/{self.norm_ready}")
-            self._change(writer, Action.CLIP, gradient, norm=norm, after=ready)
+            self._change(writer, Action.CLIP, gradient, item.layout, norm=norm, after=ready)
             after = ()
         updated = self._apply(writer, item, gradient, after)
         if cast is not None:
@@ -328,6 +329,7 @@ class OptimizerStep:
         writer: ScheduleWriter,
         action: Action,
         gradient: View,
+        layout: Layout,
         *,
         norm: str | None = None,
         after: tuple[Edge, ...] = (),
@@ -346,7 +348,7 @@ class OptimizerStep:
             operands,
             stream=self.processor,
             after=after,
-            kernels=(self._kernel(gradient.size, reads=1, writes=1),),
+            kernels=self.kernels(gradient.size, [layout], reads=1, writes=1),
             scalars=(LOSS_SCALE,) if strategy.train.precision is Precision.FP16 else (),
             rule=rule,
         )
@@ -372,25 +374,52 @@ class OptimizerStep:
                 [_of(part, each, item.layout, writer) for each in operands],
                 stream=self.processor,
                 after=() if updated else after,
-                kernels=(self._update_kernel(part, gradient, item),),
+                kernels=self.update_kernels(part, gradient, item),
                 scalars=(STEP,) if isinstance(part.rule, Adam) else (),
                 rule=part.rule,
             )
         if item.master is None:
             return updated
-        return writer.copy("cast", trained.view, item.parameter, stream=self.processor)
+        return writer.copy(
+            "cast",
+            trained.view,
+            item.parameter,
+            launches=self.casts(item),
+            stream=self.processor,
+        )
 
-    def _update_kernel(self, part: RuledPart, gradient: View, item: UpdatedTensor) -> Kernel:
+    def casts(self, _item: UpdatedTensor, /) -> int:
+        """Return how many launches write a tensor's parameters from their masters."""
+        return 1
+
+    def update_kernels(
+        self, part: RuledPart, gradient: View, item: UpdatedTensor
+    ) -> tuple[Kernel, ...]:
         """Return what the update of a part costs in the mean of ranks, which have more or less."""
         moments = len(item.moments)
-        return self._kernel(
+        return self.kernels(
             -(-gradient.size * part.size // max(1, item.layout.elements)),
+            [item.layout],
             reads=2 + moments,
             writes=1 + moments,
             each=flops(part.rule),
         )
 
-    def _kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
+    def kernels(
+        self,
+        elements: int,
+        layouts: Sequence[Layout],
+        *,
+        reads: int,
+        writes: int,
+        each: int = 2,
+    ) -> tuple[Kernel, ...]:
+        """Return the kernels that go over `elements` of tensors with these layouts: one."""
+        del layouts
+        return (self.kernel(elements, reads=reads, writes=writes, each=each),)
+
+    def kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
+        """Return one kernel over `elements`."""
         dtype = self.strategy.train.precision.optimizer
         return Kernel(
             kind=KernelKind.ELEMENTWISE,

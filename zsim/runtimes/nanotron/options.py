@@ -26,7 +26,7 @@ class Nanotron(RuntimeOptions):
         tp_recompute_allgather: with reduce_scatter, gather what linear layers read again in
             backward, instead of keeping it.
         ddp_bucket_cap_mb: MiB of gradients from which a bucket of PyTorch's
-            DistributedDataParallel is closed.
+            DistributedDataParallel is closed, which stage 0 has.
     """
 
     stages = (0, 1)
@@ -60,6 +60,7 @@ class Nanotron(RuntimeOptions):
             compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
         )
 
-    def gradient_bytes(self, *, compute: DType, data: int) -> int:
-        """Return those of the fp32 buffer, and with several replicas of buckets for reduction."""
-        return DType.FP32.size_bytes + (compute.size_bytes if data > 1 else 0)
+    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
+        """Return those of the fp32 buffer, and with several whole replicas of DDP's buckets."""
+        staged = data > 1 and stage == 0
+        return DType.FP32.size_bytes + (compute.size_bytes if staged else 0)
