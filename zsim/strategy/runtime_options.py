@@ -194,6 +194,11 @@ class RuntimeOptions(Table):
         del layers, stages
         return None
 
+    @property
+    def head_is_whole(self) -> bool:
+        """Return whether what follows the layers is on one stage, if blocks are dealt out."""
+        return False
+
     def cuts_messages(self, *, tensor: int) -> bool:
         """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""
         del tensor

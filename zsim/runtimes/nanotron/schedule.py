@@ -34,6 +34,7 @@ from zsim.zero.step_skeleton import Step
 from zsim.zero.token_copies import shared_parameters
 from zsim.zero.visit_order import UnitVisit
 
+
 def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return what nanotron does to train `model` on `strategy.data` ranks.
 
@@ -242,7 +243,7 @@ class NanotronStep(Step):
 
     def _reduce_all(self) -> None:
         """Average all fp32 gradients over the data axis as one, in place."""
-        # FP32GradientAccumulator.sync_gradients_across_dp (optim/gradient_accumulator.py)
+        # as FP32GradientAccumulator.sync_gradients_across_dp in optim/gradient_accumulator.py does
         writer, after = self.writer, tuple(dict.fromkeys(self._written))
         for bucket in self.buckets.all:
             path = f"reduce/{bucket.name}"

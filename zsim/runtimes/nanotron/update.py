@@ -48,5 +48,5 @@ class EachParameter(OptimizerStep):
 
     def casts(self, item: UpdatedTensor, /) -> int:
         """Return one for each parameter."""
-        # FP32GradientAccumulator.step (optim/gradient_accumulator.py)
+        # as FP32GradientAccumulator.step in optim/gradient_accumulator.py does
         return max(1, len(item.layout.pieces))
