@@ -4,8 +4,8 @@ Order of the arithmetic, as mixed-precision runtimes have it: gradients are test
 they were reduced (scaled, with fp16), cast to the optimizer's format, unscaled, clipped, applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.layout import Layout
@@ -17,19 +17,10 @@ from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import replica_group
-from zsim.zero.bucket import Buckets
 from zsim.zero.names import WORLD
 from zsim.zero.parameter_groups import RuledPart, ruled
-from zsim.zero.state import (
-    GOOD_STEPS,
-    LOSS_SCALE,
-    SKIPPED_STEPS,
-    STEP,
-    BucketState,
-    Reduced,
-    own_view,
-    updated_view,
-)
+from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
+from zsim.zero.updated_tensor import UpdatedTensor
 
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
@@ -40,33 +31,6 @@ def flops(rule: Optimizer) -> int:
     if isinstance(rule, Adam):
         return ADAM_FLOPS
     return 2 * (1 + bool(rule.momentum) + bool(rule.weight_decay) + rule.nesterov)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatedTensor:
-    """A tensor that one rank updates.
-
-    Attributes:
-        name: last part of the path of its operations.
-        layout: of the whole tensor, of which the rank updates all or its shard.
-        gradient: the reduced gradient; its buffer is freed after the update unless it is kept.
-        measured: the part of it that counts in a norm: every rank measures another one.
-        after: what completes the gradient.
-        parameter: what the update writes: what is trained, or its copy in the compute format.
-        master: what is trained, if that is not the parameter.
-        moments: as many as the optimizer keeps.
-        keeps_gradient: whether the gradient's buffer outlives the step.
-    """
-
-    name: str
-    layout: Layout
-    gradient: View
-    measured: View
-    after: tuple[Edge, ...]
-    parameter: View
-    master: View | None
-    moments: tuple[View, ...]
-    keeps_gradient: bool = False
 
 
 def _of(part: RuledPart, operand: Operand, layout: Layout, writer: ScheduleWriter) -> Operand:
@@ -83,33 +47,6 @@ Updated = Callable[[ScheduleWriter, UpdatedTensor, str], None]
 
 def nothing(_writer: ScheduleWriter, _item: UpdatedTensor, _operation: str) -> None:
     """Write nothing after an update."""
-
-
-def updated_tensors(
-    writer: ScheduleWriter,
-    strategy: Strategy,
-    buckets: Buckets,
-    *,
-    states: Sequence[BucketState],
-    reduced: Mapping[int, Reduced],
-    keeps: bool,
-) -> list[UpdatedTensor]:
-    """Return the tensor of every bucket that is trained; it `keeps` gradients beyond the step."""
-    return [
-        UpdatedTensor(
-            name=bucket.name,
-            layout=bucket.layout,
-            gradient=updated_view(writer, bucket, gradient.buffer, strategy),
-            measured=own_view(writer, bucket, gradient.buffer),
-            after=(gradient.operation,) if gradient.operation else (),
-            parameter=updated_view(writer, bucket, state.parameter, strategy),
-            master=None if state.master is None else writer.all(state.master),
-            moments=tuple(map(writer.all, state.moments)),
-            keeps_gradient=keeps,
-        )
-        for bucket, state in zip(buckets.all, states, strict=True)
-        for gradient in ([] if bucket.frozen else [reduced[bucket.index]])
-    ]
 
 
 class OptimizerStep:

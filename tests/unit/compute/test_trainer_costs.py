@@ -114,7 +114,9 @@ def test_a_message_costs_the_host_what_the_trainer_does_ahead_of_it() -> None:
         Receive(target=view, offset=-1, **named),
     ):
         assert busy.issue_ps(message) - EAGER.issue_ps(message) == 1_000
-    summed = AllReduce(source=view, target=view, reduction=Reduction.SUM, accumulate=DType.FP32, **named)
+    summed = AllReduce(
+        source=view, target=view, reduction=Reduction.SUM, accumulate=DType.FP32, **named
+    )
     assert busy.issue_ps(summed) == EAGER.issue_ps(summed)
 
 

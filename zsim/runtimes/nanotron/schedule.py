@@ -27,11 +27,11 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.names import DATA, TENSOR
-from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Holding, Reduced, persist_zeros
 from zsim.zero.step_skeleton import Step
 from zsim.zero.token_copies import shared_parameters
+from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from zsim.model.kernel import Kernel
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import View
-from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.parameter_groups import RuledPart
+from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class EachParameter(OptimizerStep):
