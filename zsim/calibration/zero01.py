@@ -46,9 +46,21 @@ with tensor 16 and 32. Tests of the network on such nodes are some ten times qui
 PIPELINE_HOST_US = 250
 """Microseconds that a collective takes of the host for each rank of the tensor axis, where stages
 of a pipeline are on several nodes: rows of 3B with tensor 2, 4 and 8 and micro-batches of one or
-two on 2 to 8 nodes, which fit. A block takes at least 4.8 ms there, and 2.4 more for each tensor
-rank, whatever the model; on one node it does not. Why is not known: of the trainer's source nothing
-is done for each tensor rank."""
+two on 2 to 8 nodes, which fit. Hugging Face's script for such benchmarks sets
+TORCH_DISTRIBUTED_DEBUG=DETAIL (`examples/mamba/run_multinode.sh` of nanotron, 77f54c10), with which
+PyTorch checks each collective on the host first: Gloo's barrier that rank 0 goes through rank by
+rank, and gathers of shapes (`ProcessGroupWrapper::runCollectiveChecks`). That the runs of a
+pipeline on several nodes had it set is inferred: on one node they did not."""
+
+MESSAGE_HOST = "280 ms"
+"""What a message takes of the host on 64 nodes. The version that the sweep's authors kept polls the
+tensors of shapes that go ahead of a message, and sleeps 0.1 s where one has not arrived
+(`_send_meta` and `_recv_meta` of p2p.py in nanotron, branch nouamane/bench2, 67c5ebb6). There are
+two to a message, and forward has a message more, the mask of tokens: 0.3 s if each sleeps once.
+Rows of 3B on 64 nodes with 2, 4 and 8 stages, which fit, say 0.28. All rows of 3B and 80B on 64
+nodes that have more than one stage are as slow as that."""
+
+POLLED_NODES = 64
 
 STEPS = 1
 """Steps of a pipeline that are simulated, which takes long: the host waits at the end of each, so
@@ -93,6 +105,11 @@ class _Zero01Row(RunRow):
 
     def ways(self) -> tuple[dict[str, object], ...]:
         """Return options of nanotron, the first way first; with one rank all are the same."""
+        if self.pp > 1:
+            return tuple({**each, "keep_head_whole": True} for each in self._tensor_ways())
+        return self._tensor_ways()
+
+    def _tensor_ways(self) -> tuple[dict[str, object], ...]:
         if self.tp == 1:
             return (ALL_REDUCE,)
         if self.pp > 1:
@@ -163,9 +180,12 @@ class _Zero01Row(RunRow):
 
     def _host(self) -> dict[str, object]:
         """Return what collectives take of the host, where it is more than the profile says."""
-        if self.pp == 1 or self.tp == 1 or self._nodes == 1:
-            return {}
-        return {"host_per_collective": f"{PIPELINE_HOST_US * self.tp} us"}
+        found: dict[str, object] = {}
+        if self.pp > 1 and self._nodes == POLLED_NODES:
+            found["host_per_message"] = MESSAGE_HOST
+        if self.pp > 1 and self.tp > 1 and self._nodes > 1:
+            found["host_per_collective"] = f"{PIPELINE_HOST_US * self.tp} us"
+        return found
 
     def _model(self) -> dict[str, object]:
         # Where the table is not sure, as many as of queries: tensor 16 and 32 cannot cut fewer.

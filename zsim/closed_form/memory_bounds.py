@@ -77,7 +77,7 @@ def _states(model: Model, strategy: Strategy) -> int:
     runtime = strategy.zero.emulate
     if runtime is not None:
         parameters += trained * runtime.gradient_bytes(
-            compute=precision.compute, data=strategy.parallel.data
+            stage=stage, compute=precision.compute, data=strategy.parallel.data
         )
     if _leaves_device(strategy):
         return parameters

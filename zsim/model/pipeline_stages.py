@@ -5,7 +5,9 @@ stage at hand, and the next one begins once the cost so far is more than the sta
 should have. Costs are matrices: a layer costs the elements of its own, the head the vocabulary
 times the hidden size, embedding and norms nothing (`get_block_compute_costs`; it takes keys and
 values to have as many heads as queries). Norm, logits, their cast and the loss are blocks of their
-own, so that a stage may be left with the loss alone, and is sent logits.
+own, so that a stage may be left with the loss alone, and is sent logits. With `head_is_whole` of
+its options they never part: where they would, the last stage has them and the others the layers;
+and a stage is full that has just its share.
 
 Megatron-LM and torchtitan deal out layers by their number (`layers_of_stages` of their options),
 the first stage having the embedding as well, the last one the head. A stage may have several chunks
@@ -110,9 +112,23 @@ def cost(model: Model, index: int) -> int:
     return model.count_of(each for each in model.units[index].parameters if len(each.shape) > 1)
 
 
-def places(model: Model, count: int) -> list[int]:
+def places(model: Model, count: int, *, head_is_whole: bool = False) -> list[int]:
     """Return the stage of each unit in nanotron."""
-    return _dealt([cost(model, index) for index in range(len(model.units))], count)
+    costs = [cost(model, index) for index in range(len(model.units))]
+    return _places(costs, count, head_is_whole=head_is_whole)
+
+
+def _places(costs: Sequence[int], count: int, *, head_is_whole: bool) -> list[int]:
+    """Return the stage of each unit by what they cost; the head is the last that costs anything."""
+    found = _dealt(costs, count, full_at_share=head_is_whole)
+    head = max((place for place, each in enumerate(costs) if each), default=0)
+    if not head_is_whole or found[head] == found[-1] or found[-1] != count - 1:
+        return found
+    layers = head
+    while layers and not costs[layers - 1]:  # the norm before it
+        layers -= 1
+    dealt = _dealt(costs[:layers], count - 1, full_at_share=True)
+    return dealt + [count - 1] * (len(costs) - layers)
 
 
 def layer_counts(model: Model, layers: int, strategy: Strategy, *, most: int) -> range:
@@ -130,20 +146,26 @@ def layer_counts(model: Model, layers: int, strategy: Strategy, *, most: int) ->
         except ValueError:
             return False
         own = costs[1:2] * many
-        return _dealt([costs[0], *own, *costs[1 + layers :]], count)[-1] == count - 1
+        found = _places(
+            [costs[0], *own, *costs[1 + layers :]], count, head_is_whole=_head_is_whole(runtime)
+        )
+        return set(found) == set(range(count))
 
     filling = (many for many in range(1, most + 1) if fills(many))
     fewest = next(filling, layers)
     return range(fewest, most + 1, next(filling, most + 1) - fewest)
 
 
-def _dealt(costs: Sequence[int], count: int) -> list[int]:
+def _dealt(costs: Sequence[int], count: int, *, full_at_share: bool) -> list[int]:
+    """Return the stage of each unit; the share of a stage is an equal part of the whole cost."""
     total, so_far, stage = sum(costs), 0, 0
     found: list[int] = []
     for each in costs:
         found.append(stage)
         so_far += each
-        if so_far * count > total * (stage + 1):
+        share = total * (stage + 1)
+        is_full = full_at_share and so_far * count == share and stage < count - 1
+        if so_far * count > share or is_full:
             stage += 1
     return found
 
@@ -180,6 +202,10 @@ def _layers_of_stages(
     return None if runtime is None else runtime.layers_of_stages(layers=layers, stages=stages)
 
 
+def _head_is_whole(runtime: RuntimeOptions | None) -> bool:
+    return runtime is not None and runtime.head_is_whole
+
+
 def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
     """Return the virtual stage of each unit of a model under a strategy.
 
@@ -193,10 +219,10 @@ def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
     except ValueError as error:
         raise ModelError(str(error)) from None
     if sizes is None:
-        found = places(model, count)
-        if found[-1] != count - 1:
+        found = places(model, count, head_is_whole=_head_is_whole(runtime))
+        if len(filled := set(found)) != count:
             raise ModelError(
-                f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
+                f"parallel.pipeline: {count} stages are more than the {len(filled)} that the "
                 f"{len(model.units)} blocks of the model fill"
             )
         return found

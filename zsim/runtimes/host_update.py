@@ -8,7 +8,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.zero.offloaded_optimizer import HostOptimizerStep
-from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class BlockingHostStep(HostOptimizerStep):

@@ -142,10 +142,14 @@ def resolve(
     )
 
 
+HOST_TIMES = ("host_per_segment", "host_per_unit", "host_per_collective", "host_per_message")
+"""Keys of `[compute]` that add to what a profile says of the host."""
+
+
 def _kernel_profile(table: ComputeTable, kernels: KernelConstants) -> KernelProfile | None:
     """Return the constants of kernels that are asked for; None where none are."""
     if table.profile is None:
-        for name in ("host_per_segment", "host_per_unit", "host_per_collective"):
+        for name in HOST_TIMES:
             if getattr(table, name) is not None:
                 raise ScenarioError(f"compute.{name}: needs a profile, whose costs it adds to")
         return None
@@ -171,6 +175,8 @@ def _timed(
         collective_ps = trainer.collective_ps
     if collective_ps is not None:
         costs["collective_ps"] = collective_ps
+    if table.host_per_message is not None:
+        costs["message_ps"] = table.host_per_message
     launch = replace(profile.launch, **costs)
     training = profile.training if table.in_training else ALONE
     return gpu.timed_by(replace(profile, launch=launch, training=training))

@@ -199,6 +199,11 @@ class RuntimeOptions(Table):
         del layers, stages
         return None
 
+    @property
+    def head_is_whole(self) -> bool:
+        """Return whether what follows the layers is on one stage, if blocks are dealt out."""
+        return False
+
     def cuts_messages(self, *, tensor: int) -> bool:
         """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""
         del tensor
@@ -220,9 +225,9 @@ class RuntimeOptions(Table):
             optimizer=optimizer,
         )
 
-    def gradient_bytes(self, *, compute: DType, data: int) -> int:
+    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
         """Return the bytes for gradients that each element of a parameter takes all the time."""
-        del compute, data
+        del stage, compute, data
         return 0
 
     def alignment(self, *, stage: int, data: int) -> int:

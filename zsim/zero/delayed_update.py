@@ -18,8 +18,8 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.names import WORLD
 from zsim.zero.offloaded_optimizer import HostOptimizerStep
-from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.state import STEP, WARM_UP
+from zsim.zero.updated_tensor import UpdatedTensor
 
 AT_ONCE = "step/at_once"
 """Path of updates of the first steps."""

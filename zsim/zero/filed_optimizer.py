@@ -14,7 +14,7 @@ from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_READ, NVME_WRITE, ScheduleWriter
 from zsim.zero.offloaded_gradients import part_of
 from zsim.zero.offloaded_optimizer import HostOptimizerStep
-from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.updated_tensor import UpdatedTensor
 
 SLOTS = "optimizer_slots"
 """The pool of slots that states of sub-groups pass through."""

@@ -20,7 +20,8 @@ from zsim.schedule.schedule_writer import (
     ScheduleWriter,
 )
 from zsim.strategy.offload import MemoryTier
-from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep
+from zsim.zero.updated_tensor import UpdatedTensor
 
 
 @dataclass(frozen=True, slots=True)

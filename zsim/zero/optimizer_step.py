@@ -4,8 +4,8 @@ Order of the arithmetic, as mixed-precision runtimes have it: gradients are test
 they were reduced (scaled, with fp16), cast to the optimizer's format, unscaled, clipped, applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.layout import Layout
@@ -17,19 +17,10 @@ from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import replica_group
-from zsim.zero.bucket import Buckets
 from zsim.zero.names import WORLD
 from zsim.zero.parameter_groups import RuledPart, ruled
-from zsim.zero.state import (
-    GOOD_STEPS,
-    LOSS_SCALE,
-    SKIPPED_STEPS,
-    STEP,
-    BucketState,
-    Reduced,
-    own_view,
-    updated_view,
-)
+from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
+from zsim.zero.updated_tensor import UpdatedTensor
 
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
@@ -40,33 +31,6 @@ def flops(rule: Optimizer) -> int:
     if isinstance(rule, Adam):
         return ADAM_FLOPS
     return 2 * (1 + bool(rule.momentum) + bool(rule.weight_decay) + rule.nesterov)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatedTensor:
-    """A tensor that one rank updates.
-
-    Attributes:
-        name: last part of the path of its operations.
-        layout: of the whole tensor, of which the rank updates all or its shard.
-        gradient: the reduced gradient; its buffer is freed after the update unless it is kept.
-        measured: the part of it that counts in a norm: every rank measures another one.
-        after: what completes the gradient.
-        parameter: what the update writes: what is trained, or its copy in the compute format.
-        master: what is trained, if that is not the parameter.
-        moments: as many as the optimizer keeps.
-        keeps_gradient: whether the gradient's buffer outlives the step.
-    """
-
-    name: str
-    layout: Layout
-    gradient: View
-    measured: View
-    after: tuple[Edge, ...]
-    parameter: View
-    master: View | None
-    moments: tuple[View, ...]
-    keeps_gradient: bool = False
 
 
 def _of(part: RuledPart, operand: Operand, layout: Layout, writer: ScheduleWriter) -> Operand:
@@ -83,33 +47,6 @@ Updated = Callable[[ScheduleWriter, UpdatedTensor, str], None]
 
 def nothing(_writer: ScheduleWriter, _item: UpdatedTensor, _operation: str) -> None:
     """Write nothing after an update."""
-
-
-def updated_tensors(
-    writer: ScheduleWriter,
-    strategy: Strategy,
-    buckets: Buckets,
-    *,
-    states: Sequence[BucketState],
-    reduced: Mapping[int, Reduced],
-    keeps: bool,
-) -> list[UpdatedTensor]:
-    """Return the tensor of every bucket that is trained; it `keeps` gradients beyond the step."""
-    return [
-        UpdatedTensor(
-            name=bucket.name,
-            layout=bucket.layout,
-            gradient=updated_view(writer, bucket, gradient.buffer, strategy),
-            measured=own_view(writer, bucket, gradient.buffer),
-            after=(gradient.operation,) if gradient.operation else (),
-            parameter=updated_view(writer, bucket, state.parameter, strategy),
-            master=None if state.master is None else writer.all(state.master),
-            moments=tuple(map(writer.all, state.moments)),
-            keeps_gradient=keeps,
-        )
-        for bucket, state in zip(buckets.all, states, strict=True)
-        for gradient in ([] if bucket.frozen else [reduced[bucket.index]])
-    ]
 
 
 class OptimizerStep:
@@ -207,13 +144,14 @@ class OptimizerStep:
         """Measure the gradients of `trained` on this rank, and write the number to `target`."""
         operands = [(Role.GRADIENT, item.measured) for item in trained]
         elements = sum(item.measured.size for item in trained)
+        layouts = [item.layout for item in trained]
         return writer.compute(
             f"{name}/measure",
             action,
             [*operands, (Role.OUTPUT, writer.all(target))],
             stream=self.processor,
             after=self.after,
-            kernels=(self._kernel(elements, reads=1, writes=0),),
+            kernels=self.kernels(elements, layouts, reads=1, writes=0),
         )
 
     def measured_by(self, _item: UpdatedTensor, /) -> str:
@@ -305,11 +243,11 @@ class OptimizerStep:
             writer.copy("widen", gradient, cast, stream=self.processor, after=after)
             gradient, after = writer.all(cast), ()
         if self.strategy.train.precision is Precision.FP16:
-            self._change(writer, Action.UNSCALE, gradient, after=after)
+            self._change(writer, Action.UNSCALE, gradient, item.layout, after=after)
             after = ()
         if norm is not None:
             ready = (*after, f"step/update/{self.norm_ready}")
-            self._change(writer, Action.CLIP, gradient, norm=norm, after=ready)
+            self._change(writer, Action.CLIP, gradient, item.layout, norm=norm, after=ready)
             after = ()
         updated = self._apply(writer, item, gradient, after)
         if cast is not None:
@@ -328,6 +266,7 @@ class OptimizerStep:
         writer: ScheduleWriter,
         action: Action,
         gradient: View,
+        layout: Layout,
         *,
         norm: str | None = None,
         after: tuple[Edge, ...] = (),
@@ -346,7 +285,7 @@ class OptimizerStep:
             operands,
             stream=self.processor,
             after=after,
-            kernels=(self._kernel(gradient.size, reads=1, writes=1),),
+            kernels=self.kernels(gradient.size, [layout], reads=1, writes=1),
             scalars=(LOSS_SCALE,) if strategy.train.precision is Precision.FP16 else (),
             rule=rule,
         )
@@ -372,25 +311,52 @@ class OptimizerStep:
                 [_of(part, each, item.layout, writer) for each in operands],
                 stream=self.processor,
                 after=() if updated else after,
-                kernels=(self._update_kernel(part, gradient, item),),
+                kernels=self.update_kernels(part, gradient, item),
                 scalars=(STEP,) if isinstance(part.rule, Adam) else (),
                 rule=part.rule,
             )
         if item.master is None:
             return updated
-        return writer.copy("cast", trained.view, item.parameter, stream=self.processor)
+        return writer.copy(
+            "cast",
+            trained.view,
+            item.parameter,
+            launches=self.casts(item),
+            stream=self.processor,
+        )
 
-    def _update_kernel(self, part: RuledPart, gradient: View, item: UpdatedTensor) -> Kernel:
+    def casts(self, _item: UpdatedTensor, /) -> int:
+        """Return how many launches write a tensor's parameters from their masters."""
+        return 1
+
+    def update_kernels(
+        self, part: RuledPart, gradient: View, item: UpdatedTensor
+    ) -> tuple[Kernel, ...]:
         """Return what the update of a part costs in the mean of ranks, which have more or less."""
         moments = len(item.moments)
-        return self._kernel(
+        return self.kernels(
             -(-gradient.size * part.size // max(1, item.layout.elements)),
+            [item.layout],
             reads=2 + moments,
             writes=1 + moments,
             each=flops(part.rule),
         )
 
-    def _kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
+    def kernels(
+        self,
+        elements: int,
+        layouts: Sequence[Layout],
+        *,
+        reads: int,
+        writes: int,
+        each: int = 2,
+    ) -> tuple[Kernel, ...]:
+        """Return the kernels that go over `elements` of tensors with these layouts: one."""
+        del layouts
+        return (self.kernel(elements, reads=reads, writes=writes, each=each),)
+
+    def kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
+        """Return one kernel over `elements`."""
         dtype = self.strategy.train.precision.optimizer
         return Kernel(
             kind=KernelKind.ELEMENTWISE,

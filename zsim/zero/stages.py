@@ -27,11 +27,12 @@ from zsim.zero.gather import GatheredParameters, ReplicatedParameters, gather_up
 from zsim.zero.offloaded_checkpoints import OffloadedCheckpoints
 from zsim.zero.offloaded_gradients import GradientsToHost
 from zsim.zero.offloaded_optimizer import HostOptimizerStep
-from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.reduce import BucketReductions
 from zsim.zero.state import Holding
 from zsim.zero.step_skeleton import Step
 from zsim.zero.twin_flow import TwinFlowStep, kept_on_device
+from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 
 

@@ -18,8 +18,9 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import PeakOf, assemble, need_fitting
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward
-from zsim.zero.optimizer_step import OptimizerStep, Updated, nothing, updated_tensors
+from zsim.zero.optimizer_step import OptimizerStep, Updated, nothing
 from zsim.zero.state import Holding, Reduced, write_setup
+from zsim.zero.updated_tensor import updated_tensors
 from zsim.zero.visit_order import UnitVisit, visits
 
 

@@ -21,7 +21,8 @@ from zsim.strategy.strategy import Strategy
 from zsim.strategy.zero_knobs import FusedBuffers
 from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.offloaded_optimizer import HostOptimizerStep
-from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep
+from zsim.zero.updated_tensor import UpdatedTensor
 
 
 def kept_on_device(buckets: Buckets, strategy: Strategy) -> frozenset[int]:

@@ -95,6 +95,24 @@ def test_collectives_of_a_pipeline_over_several_nodes_take_more_of_the_host() ->
     assert host(dp="16", tp="1", grad_accum="1") is None
 
 
+def test_messages_on_64_nodes_wait_for_what_is_polled() -> None:
+    def host(**cells: str) -> object:
+        compute = cast("dict[str, object]", run_of(**cells).scenario["compute"])
+        return compute.get("host_per_message")
+
+    assert host(pp="4", tp="16", dp="8", grad_accum="2") == "280 ms"
+    assert host(pp="2", tp="16", dp="8", grad_accum="2") is None  # 32 nodes
+    assert host(pp="1", tp="32", dp="16", grad_accum="1") is None  # nothing is handed on
+
+
+def test_stages_of_a_pipeline_keep_the_head_whole() -> None:
+    for cells in ({"tp": "1"}, {"tp": "16"}, {"model_size": "1B"}):
+        assert all(
+            cast("dict[str, Any]", way["zero"])["nanotron"]["keep_head_whole"]
+            for way in run_of(pp="2", **cells).ways
+        )
+
+
 def test_the_first_micro_batches_of_a_pipeline_say_what_all_of_them_take() -> None:
     run = run_of(
         pp="2", dp="1", tp="1", micro_batch_seqs="2", grad_accum="9", global_batch_seqs="18"

@@ -8,9 +8,20 @@ import pytest
 from zsim.api.forecast import forecast
 from zsim.calibration.training_verdict import RunForecast
 from zsim.cluster.profile.host_launch import EAGER
+from zsim.dtype import DType
 from zsim.files.source import resolved
 from zsim.scenario.tables import ScenarioError, from_tables
-from zsim.schedule.operation import Action, Compute, Copy, OperationError, View
+from zsim.schedule.operation import (
+    Action,
+    AllReduce,
+    Compute,
+    Copy,
+    OperationError,
+    Receive,
+    Reduction,
+    Send,
+    View,
+)
 
 TABLES: dict[str, Any] = {
     "title": "two nodes share every matrix",
@@ -75,6 +86,7 @@ def test_collectives_of_the_tensor_axis_wait_where_they_span_nodes() -> None:
             {"compute": {"host_per_collective": "1 ms"}},
             "compute.host_per_collective: needs a profile",
         ),
+        ({"compute": {"host_per_message": "1 ms"}}, "compute.host_per_message: needs a profile"),
         ({"network": {"tensor_wait": "1 ms"}}, "network.tensor_wait: needs a profile"),
     ],
 )
@@ -91,6 +103,31 @@ def test_a_collective_costs_the_host_what_the_scenario_says() -> None:
     )
     # The host is all that counts: 11 collectives of a micro-batch, as above.
     assert most_s - more_s == pytest.approx(11e-3, rel=0.01)
+
+
+def test_a_message_costs_the_host_what_the_trainer_does_ahead_of_it() -> None:
+    busy = replace(EAGER, message_ps=1_000)
+    view = View(buffer="x", size=1)
+    named: dict[str, Any] = {"id": "a", "stream": "compute", "group": "all", "wire": DType.BF16}
+    for message in (
+        Send(source=view, offset=1, **named),
+        Receive(target=view, offset=-1, **named),
+    ):
+        assert busy.issue_ps(message) - EAGER.issue_ps(message) == 1_000
+    summed = AllReduce(
+        source=view, target=view, reduction=Reduction.SUM, accumulate=DType.FP32, **named
+    )
+    assert busy.issue_ps(summed) == EAGER.issue_ps(summed)
+
+
+def test_messages_take_their_time_one_after_the_other() -> None:
+    stages = {"parallel": {"data": 1, "pipeline": 2}}
+    more_s, most_s = (
+        step_time_s(changed(compute={"host_per_message": each}) | stages)
+        for each in ("50 ms", "51 ms")
+    )
+    # The first stage sends while the second gets ready to receive, and the other way back.
+    assert most_s - more_s == pytest.approx(2e-3, rel=0.01)
 
 
 def test_a_unit_costs_the_host_once_however_many_segments_it_has() -> None:

@@ -12,7 +12,15 @@ from zsim.model.model import Model
 from zsim.proof import check
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import AllGather, Compute, walk
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    AllReduce,
+    Compute,
+    ReduceScatter,
+    Together,
+    walk,
+)
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
@@ -99,6 +107,64 @@ def test_cut_tokens_need_less_memory_and_gathering_again_the_least() -> None:
         return values + sum(part.saved_bytes for unit in model.units for part in unit.segments)
 
     assert saved(CUT) < saved(KEPT) < saved(Nanotron())
+
+
+def position(program: Program, part: str) -> int:
+    """Place of the last operation of a step whose id has `part`."""
+    return max(place for place, each in enumerate(program.step) if part in each.id)
+
+
+@pytest.mark.parametrize("options", [Nanotron(), CUT])
+def test_zero_1_reduces_all_gradients_as_one_after_the_last_backward(options: Nanotron) -> None:
+    """Its trainer wraps the model in DistributedDataParallel without ZeRO alone."""
+    strategy = strategy_of(options)
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    (program,) = made.programs
+    (reduced,) = (
+        each
+        for each in program.step
+        if isinstance(each, Together) and all(isinstance(one, AllReduce) for one in each.members)
+    )
+    held = {each.name: each for each in program.buffers}
+    members = [each for each in reduced.members if isinstance(each, AllReduce)]
+    summed = [held[each.whole.buffer] for each in members]
+    assert {each.dtype for each in summed} == {Precision.FP32.compute}
+    # The rank's own parameters, padded to an even number for two data ranks.
+    own = sum(each.elements for each in model.parameters)
+    assert own <= sum(each.whole.size for each in members) <= own + len(model.parameters)
+    assert position(program, "backward/mb1") < position(program, reduced.id)
+    assert not any(
+        isinstance(each, ReduceScatter) and each.group == "data" for each in walk(program.step)
+    )
+    assert not any("staging" in name for name in held)
+
+
+def test_without_zero_buckets_are_reduced_while_backward_goes_on() -> None:
+    strategy = strategy_of(Nanotron(ddp_bucket_cap_mb=1), stage=0)
+    wide = replace(SHAPE, hidden_size=256, vocab_size=2048)
+    (program,) = make_schedule(fitting(wide, strategy), strategy).programs
+    first = next(place for place, each in enumerate(program.step) if "reduce/" in each.id)
+    assert first < position(program, "backward/mb1/block0")
+    assert any("staging" in each.name for each in program.buffers)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_each_parameter_is_measured_clipped_and_updated_by_launches_of_its_own(stage: int) -> None:
+    strategy = strategy_of(Nanotron(), stage=stage)
+    model = model_of(strategy)
+    (program,) = make_schedule(model, strategy).programs
+    launches = {
+        action: sum(
+            len(each.kernels)
+            for each in program.step
+            if isinstance(each, Compute) and each.action is action
+        )
+        for action in (Action.NORM, Action.CLIP, Action.UPDATE)
+    }
+    count = len(model.parameters)
+    # An update counts its step with a kernel, too: each parameter is a group of the optimizer.
+    assert launches == {Action.NORM: count, Action.CLIP: count, Action.UPDATE: 2 * count}
 
 
 def test_replicas_and_cut_checkpoints_are_refused() -> None:

@@ -38,6 +38,7 @@ from zsim.strategy.train import Train
 SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
 KEPT = CUT.but(tp_recompute_allgather=False)
+WHOLE = Nanotron(keep_head_whole=True)
 
 
 def strategy_of(pipeline: int, micro_batches: int, options: Nanotron | None = None) -> Strategy:
@@ -76,6 +77,11 @@ def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
                 {"zero.stage": 0, "parallel.tensor": 2, "train.precision": Precision.FP16}
             ),
             SHAPE,
+        ),
+        # The rule would leave the loss to the last stage.
+        (
+            strategy_of(5, 4, WHOLE).but({"zero.stage": 0, "parallel.data": 2}),
+            replace(SHAPE, vocab_size=160),
         ),
         (
             strategy_of(4, 2).but(
@@ -168,6 +174,40 @@ def test_blocks_are_dealt_out_by_their_matrices_as_nanotron_does() -> None:
     found = places(model, 8)
     assert Counter(found) == {0: 1 + 3, 1: 3, 2: 2, 3: 3, 4: 2, 5: 3, 6: 2, 7: 2}
     assert [unit.name for unit in model.units[-4:]] == ["head0", "head1", "head2", "head3"]
+
+
+def test_the_head_stays_with_its_loss_where_it_is_kept_whole() -> None:
+    """The same model: seven stages share 16 layers, and the eighth has what follows them."""
+    shape = Llama(
+        layers=16,
+        hidden_size=32,
+        attention_heads=2,
+        sequence_length=4,
+        vocab_size=64 * 32,
+        intermediate_size=4 * 32,
+    )
+    model = model_of(strategy_of(8, 8), shape)
+    # A stage ends with the layer that makes it more than 16 / 7 = 2.3 layers, that is after 3, 5,
+    # 7, 10, 12, 14 and 16: more than 2.3, 4.6, 6.9, 9.1, 11.4, 13.7, and all of them.
+    found = places(model, 8, head_is_whole=True)
+    assert Counter(found) == {0: 1 + 3, 1: 2, 2: 2, 3: 3, 4: 2, 5: 2, 6: 2, 7: 4}
+    # In four stages nothing parts: a share is just five layers, with which a stage is full.
+    assert Counter(places(model, 4, head_is_whole=True)) == {0: 1 + 5, 1: 5, 2: 5, 3: 1 + 4}
+    assert Counter(places(model, 4)) == {0: 1 + 6, 1: 5, 2: 5, 3: 4}
+
+
+@given(st.integers(4, 40), st.integers(2, 12), st.sampled_from([6, 40, 160, 640]))
+def test_a_head_kept_whole_is_on_one_stage_and_fills_as_many_as_there_are(
+    layers: int, pipeline: int, vocabulary: int
+) -> None:
+    shape = replace(SHAPE, layers=layers, vocab_size=vocabulary)
+    model = model_of(strategy_of(2, 2), shape)
+    parted = places(model, pipeline)
+    found = places(model, pipeline, head_is_whole=True)
+    assert found == sorted(found)
+    if parted[-1] == pipeline - 1 and layers >= pipeline:
+        assert set(found) == set(range(pipeline))
+        assert found[-3] == found[-1] == pipeline - 1  # head, cast and loss
 
 
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(4, 6), (4, 2), (3, 3)])

@@ -16,7 +16,7 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.operation import Previous, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule_writer import NVME_POOL, NVME_READ, NVME_WRITE, ScheduleWriter
-from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class FiledSubGroupStep(HostSubGroupStep):

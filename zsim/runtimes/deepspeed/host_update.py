@@ -17,7 +17,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_POOL, ScheduleWriter
 from zsim.strategy.offload import MemoryTier
-from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class NormPerGroupOnHost(BlockingHostStep):

@@ -28,10 +28,11 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
-from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.parameter_groups import by_rule
 from zsim.zero.state import Holding, gather_path
 from zsim.zero.step_skeleton import Step
+from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 
 ALIGNMENT = 2  # __init__: nccl_start_alignment_factor, in elements

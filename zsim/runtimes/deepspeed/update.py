@@ -4,7 +4,8 @@ Groups are sub-groups in stage 3, and groups of parameters before it.
 """
 
 from zsim.schedule.schedule_writer import ScheduleWriter
-from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep
+from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class NormPerGroup(OptimizerStep):

@@ -192,7 +192,7 @@ class Megatron(RuntimeOptions):
             compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
         )
 
-    def gradient_bytes(self, *, compute: DType, data: int) -> int:
+    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
         """Return those of the buffer in which gradients are collected and reduced."""
-        del data
+        del stage, data
         return (DType.FP32 if self.grad_reduce_in_fp32 else compute).size_bytes

@@ -31,11 +31,11 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
 from zsim.zero.names import DATA, REPLICATE, TENSOR
-from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zeros, update_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.token_copies import shared_parameters
+from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 
 # pad_param_start and bucket_end_divisor in optimizer/param_layout.py

@@ -1,11 +1,10 @@
-"""ZeRO-1's collectives in nanotron: they take lists of tensors, which are copied one by one.
+"""ZeRO-1's gather in nanotron: it takes lists of tensors, which are copied one by one.
 
-They are given a part of each parameter for each rank. PyTorch copies each part into a flat tensor
-before the collective, or out of one after it.
+It is given a part of each parameter for each rank. What arrives in a flat tensor is copied out of
+it part by part.
 """
 
 from zsim.dtype import DType
-from zsim.schedule.operation import FreeMode, Reduction
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
@@ -16,26 +15,7 @@ GATHER = "step/update/gather"
 
 
 class Lists(StepPart):
-    """Writes these collectives."""
-
-    def reduce_scatter(self, bucket: Bucket, gradient: str, after: tuple[str, ...]) -> str:
-        """Average `gradient` over the data axis into the rank's own part; return the operation.
-
-        The flat tensor comes back when the reduction is done.
-        """
-        # distributed.reduce_scatter_coalesced (src/nanotron, 2025-02): _flatten_dense_tensors of
-        # what each rank is to get, from get_fp32_accum_hook, which does not wait
-        writer = self.writer
-        flat = self._flat(bucket, "flat", writer.buffers[gradient].dtype)
-        writer.allocate(flat)
-        launches, path = self._pieces(bucket), f"reduce/{bucket.name}"
-        name = f"flatten/{bucket.name}"
-        flattened = writer.copy(name, gradient, flat, launches=launches, after=after)
-        own = own_view(writer, bucket, gradient)
-        writer.reduce_scatter(f"{path}/member", DATA, flat, own, reduction=Reduction.AVERAGE)
-        reduced = writer.together(path, 1, after=(flattened,))
-        writer.free(flat, uses=(reduced,), mode=FreeMode.DEFERRED)
-        return reduced
+    """Writes this collective."""
 
     def all_gather(self, writer: ScheduleWriter, after: str) -> str:
         """Gather what the ranks have updated, as one; return the last copy into place."""

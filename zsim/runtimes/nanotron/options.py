@@ -26,7 +26,9 @@ class Nanotron(RuntimeOptions):
         tp_recompute_allgather: with reduce_scatter, gather what linear layers read again in
             backward, instead of keeping it.
         ddp_bucket_cap_mb: MiB of gradients from which a bucket of PyTorch's
-            DistributedDataParallel is closed.
+            DistributedDataParallel is closed, which stage 0 has.
+        keep_head_whole: no stage of a pipeline ends between the head and its loss, and one is full
+            that has just its share.
     """
 
     stages = (0, 1)
@@ -36,6 +38,7 @@ class Nanotron(RuntimeOptions):
     tp_mode: TensorMode = TensorMode.ALL_REDUCE
     tp_recompute_allgather: Flag = True
     ddp_bucket_cap_mb: Count = 25
+    keep_head_whole: Flag = False
 
     @property
     def cuts_tokens(self) -> bool:
@@ -46,6 +49,11 @@ class Nanotron(RuntimeOptions):
     def keeps_whole(self) -> bool:
         """True if what linear layers gathered is kept for backward."""
         return not self.tp_recompute_allgather
+
+    @property
+    def head_is_whole(self) -> bool:
+        """Return whether norm, head, cast and loss are on one stage, the last."""
+        return self.keep_head_whole
 
     @property
     def in_place_loss(self) -> bool:
@@ -60,6 +68,7 @@ class Nanotron(RuntimeOptions):
             compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
         )
 
-    def gradient_bytes(self, *, compute: DType, data: int) -> int:
-        """Return those of the fp32 buffer, and with several replicas of buckets for reduction."""
-        return DType.FP32.size_bytes + (compute.size_bytes if data > 1 else 0)
+    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
+        """Return those of the fp32 buffer, and with several whole replicas of DDP's buckets."""
+        staged = data > 1 and stage == 0
+        return DType.FP32.size_bytes + (compute.size_bytes if staged else 0)

@@ -16,7 +16,7 @@ Functions named in comments are those of `src/nanotron/parallel/pipeline_paralle
 
 from zsim.model.model import Model, Value
 from zsim.model.pipeline_stages import Stage, stages
-from zsim.runtimes.nanotron.schedule import NanotronStep, filled, worst_case
+from zsim.runtimes.nanotron.schedule import NanotronStep, filled
 from zsim.runtimes.nanotron.volume import VOLUME
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
@@ -50,7 +50,6 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         writers=[step.writer for step in steps],
         streams=(COMPUTE, COMMUNICATION),
         layouts=tuple(layout for step in steps for layout in step.buckets.layouts),
-        peak_of=worst_case,
     )
 
 

@@ -2,41 +2,37 @@
 
 Parameters are whole in the format of the forward, and so is a buffer of gradients in fp32 that
 lives as long as the training. Autograd's own gradients live until the end of each backward, and are
-then added to it. With several replicas the model is wrapped in PyTorch's DistributedDataParallel:
-in the last micro-batch its buckets, which live as long too, take a gradient as soon as there is
-one, and a hook adds it to the fp32 one and reduces that: all-reduced without ZeRO, reduce-scattered
-with ZeRO-1, where ranks update their part of each parameter and gather the others once all are
-updated, which nothing hides.
+then added to it. With several replicas and without ZeRO the model is wrapped in PyTorch's
+DistributedDataParallel: in the last micro-batch its buckets, which live as long too, take a
+gradient as soon as there is one, and a hook adds it to the fp32 one and all-reduces that. With
+ZeRO-1 nothing is wrapped: the whole buffer is all-reduced as one after the last backward, beside
+nothing; then ranks update their part of each parameter, and gather the others once all are updated.
 
-Functions named in comments are those of `src/nanotron` in February 2025 (0e0a27ea); the hook of
-later versions refuses ZeRO-1.
+Functions named in comments are those of `src/nanotron` in February 2025 (0e0a27ea).
 """
 
 from collections import Counter
 
 from zsim.dtype import DType
-from zsim.memory import book, peak_bytes
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.nanotron.lists import Lists
 from zsim.runtimes.nanotron.options import MIB, Nanotron
+from zsim.runtimes.nanotron.update import EachParameter
 from zsim.runtimes.nanotron.volume import VOLUME
 from zsim.schedule.operation import Reduction, StreamOperation
 from zsim.schedule.operation_list import COMPUTE
-from zsim.schedule.schedule import Kind, Program, Schedule
-from zsim.schedule.schedule_writer import POOL, ScheduleWriter
+from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.names import DATA, TENSOR
-from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Holding, Reduced, persist_zeros
 from zsim.zero.step_skeleton import Step
 from zsim.zero.token_copies import shared_parameters
+from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
-
-STEPS = 2
-"""Steps after which the worst case repeats: the host waits at the end of each."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
@@ -49,7 +45,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     need_single_calls(model, "nanotron")
     step = NanotronStep(model, strategy, filled(model, strategy))
     step.write()
-    return step.schedule(f"nanotron, ZeRO-{strategy.zero.stage}", VOLUME, peak_of=worst_case)
+    return step.schedule(f"nanotron, ZeRO-{strategy.zero.stage}", VOLUME)
 
 
 def filled(model: Model, strategy: Strategy, *, name: str = "bucket") -> Buckets:
@@ -61,20 +57,18 @@ def filled(model: Model, strategy: Strategy, *, name: str = "bucket") -> Buckets
     )
 
 
-def worst_case(program: Program) -> int:
-    """Return the most that may be held at once, whenever deferred memory returns."""
-    return peak_bytes(book(program, STEPS), POOL)
-
-
 def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
-    What several units use is a bucket of its own: it is complete with the last use.
+    What several units use is a bucket of its own: it is complete with the last use. Where nothing
+    is wrapped there is one for all others.
     """
     # DistributedTrainer._init_model (trainer.py) gives `ddp_bucket_cap_mb` to DDP, which closes a
-    # bucket before it would exceed it.
+    # bucket before it would exceed it. FP32GradientAccumulator.build_grad_buffers
+    # (optim/gradient_accumulator.py): all gradients lie in one buffer.
     cap = strategy.options(Nanotron).ddp_bucket_cap_mb
     limit = cap * MIB // strategy.train.precision.compute.size_bytes
+    cut = is_wrapped(strategy)
     apart = shared_parameters(model)
     uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
     tied = [[each] for each in model.parameters if uses[each.name] > 1]
@@ -83,7 +77,7 @@ def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
     for parameter in reversed(model.parameters):
         if parameter.name in apart or uses[parameter.name] > 1:
             continue
-        if size and size + parameter.elements > limit:
+        if cut and size and size + parameter.elements > limit:
             found.append([])
             size = 0
         found[-1].append(parameter)
@@ -92,8 +86,17 @@ def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
     return [group for group in (*tied, *found, together) if group]
 
 
+def is_wrapped(strategy: Strategy) -> bool:
+    """Return whether the model is in a DistributedDataParallel."""
+    # DistributedTrainer._init_model (trainer.py): `make_ddp`, without which
+    # sync_gradients_across_dp reduces the whole buffer; gradients are always collected in fp32 here
+    return strategy.parallel.data > 1 and strategy.zero.stage == 0
+
+
 class NanotronStep(Step):
     """Forward and backward of every micro-batch, then the update."""
+
+    optimizer_step = EachParameter
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class NanotronStep(Step):
         )
         super().__init__(model, strategy, buckets, holding, writer=writer)
         self.lists = Lists(self)
-        self.wrapped = strategy.parallel.data > 1  # DistributedTrainer._init_model (trainer.py)
+        self.wrapped = is_wrapped(strategy)
         self.shared = shared_parameters(model)
         self._left = UnitsLeft(buckets)
         self._written = [""] * len(buckets.all)
@@ -212,24 +215,24 @@ class NanotronStep(Step):
 
     def _reduce(self, bucket: Bucket) -> None:
         """Average a bucket's fp32 gradients over the data axis, in place."""
-        writer, written = self.writer, (self._written[bucket.index],)
-        gradient, path = self._gradient(bucket), f"reduce/{bucket.name}"
-        if self.strategy.zero.stage == 1:
-            after = written if self._is_shared(bucket) else ()  # which another stream has summed
-            self._written[bucket.index] = self.lists.reduce_scatter(bucket, gradient, after)
-            return
         # distributed.all_reduce_coalesced in the hook, ReduceOp.AVG
-        writer.all_reduce(f"{path}/member", DATA, gradient, reduction=Reduction.AVERAGE)
+        writer, written = self.writer, (self._written[bucket.index],)
+        path = f"reduce/{bucket.name}"
+        writer.all_reduce(
+            f"{path}/member", DATA, self._gradient(bucket), reduction=Reduction.AVERAGE
+        )
         self._written[bucket.index] = writer.together(path, 1, after=written)
 
     def end(self) -> None:
-        """Sum copies over the tensor axis, reduce them as the others, then update."""
+        """Reduce what is not reduced yet, sum copies over the tensor axis, then update."""
+        if self.strategy.zero.stage == 1:
+            self._reduce_all()
         for bucket in self.buckets.all:
             if not self._is_shared(bucket):
                 continue
             # sync_tied_weights_gradients (parallel/tied_parameters.py) of what
-            # mark_unsharded_params_as_tied_across_tp (trainer.py) ties; it comes after they were
-            # reduced there, which is the same.
+            # mark_unsharded_params_as_tied_across_tp (trainer.py) ties; without ZeRO it comes after
+            # they were reduced, which is the same.
             path, after = f"sum/{bucket.name}", (self._written[bucket.index],)
             self._written[bucket.index] = self.writer.all_reduce(
                 path, TENSOR, self._gradient(bucket), after=after
@@ -237,6 +240,17 @@ class NanotronStep(Step):
             if self.wrapped:
                 self._reduce(bucket)
         self._update()
+
+    def _reduce_all(self) -> None:
+        """Average all fp32 gradients over the data axis as one, in place."""
+        # as FP32GradientAccumulator.sync_gradients_across_dp in optim/gradient_accumulator.py does
+        writer, after = self.writer, tuple(dict.fromkeys(self._written))
+        for bucket in self.buckets.all:
+            path = f"reduce/{bucket.name}"
+            writer.all_reduce(path, DATA, self._gradient(bucket), reduction=Reduction.AVERAGE)
+        if self.buckets.all:
+            reduced = writer.together("reduce", len(self.buckets.all), after=after)
+            self._written = [reduced] * len(self.buckets.all)
 
     def _update(self) -> None:
         strategy, trained = self.strategy, self.buckets.trained

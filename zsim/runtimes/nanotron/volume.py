@@ -1,8 +1,9 @@
 """Parameters and gradients in nanotron: once a step, gradients in fp32, buckets padded to ranks.
 
-Parameters that several units use are a bucket each; the others are in the reverse order of the
-model, closed before they would hold more than `ddp_bucket_cap_mb`. With hidden states cut by tokens
-those that are not cut are one bucket, which is summed over the tensor axis first.
+Parameters that several units use are a bucket each. Of the others, in the reverse order of the
+model, a bucket is closed before it would hold more than `ddp_bucket_cap_mb`; with ZeRO-1 they are
+one. With hidden states cut by tokens those that are not cut are one bucket, which is summed over
+the tensor axis too.
 """
 
 from zsim.closed_form.data_volume import (
@@ -29,7 +30,8 @@ def padded(model: Model, strategy: Strategy, options: Nanotron) -> tuple[list[in
     copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
     own = [each for each in reversed(model.parameters) if each.tensor_sharded or not cut]
     sizes = [each.elements for each in own if uses[each.name] > 1]
-    sizes += closed_before((each.elements for each in own if uses[each.name] == 1), limit)
+    once = [each.elements for each in own if uses[each.name] == 1]
+    sizes += [sum(once)] if strategy.zero.stage else closed_before(once, limit)
     ranks = strategy.parallel.data
     *found, last = (-(-size // ranks) * ranks for size in (*sizes, copies))
     return [size for size in (*found, last) if size], last
@@ -41,15 +43,12 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ranks = strategy.parallel.data
     sizes, copies = padded(model, strategy, options)
     found = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=FP32)
+    found += all_reduces("data", sizes, ranks=ranks, size_bytes=FP32)
     if strategy.zero.stage == 0:
-        return [*found, *all_reduces("data", sizes, ranks=ranks, size_bytes=FP32)]
+        return found
     sent = (ranks - 1) * sum(size // ranks for size in sizes)
     wire = strategy.train.precision.compute.size_bytes
-    return [
-        *found,
-        WireBytes(group="data", collective="all_gather", bytes=sent * wire),
-        WireBytes(group="data", collective="reduce_scatter", bytes=sent * FP32),
-    ]
+    return [*found, WireBytes(group="data", collective="all_gather", bytes=sent * wire)]
 
 
 def copied(model: Model, strategy: Strategy) -> CopiedBytes:
