@@ -3,7 +3,7 @@
 A product of matrices is cut into tiles, and these are spread over the processors in waves: the last
 wave may be half empty, and each tile first fills a pipeline over its inner extent. Libraries choose
 the tile, and cut the inner extent where there are few; so the fastest of several counts. Operands
-of odd extents are loaded in smaller pieces (`zsim/cluster/profile/alignment.py`). That is
+of odd extents are loaded in smaller pieces (`zsim/cluster/profile/row_alignment.py`). That is
 how NVIDIA describes it ("Matrix Multiplication Background User's Guide", on tile and wave
 quantization); which tiles there are, and what each reaches, is fitted. Attention is spread the same
 way, in rows of 128 queries, with heads padded to a multiple of 32 elements (Dao 2023,

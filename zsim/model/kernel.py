@@ -40,7 +40,7 @@ class KernelKind(StrEnum):
         return self in (KernelKind.MATMUL, KernelKind.ATTENTION)
 
 
-class Layout(StrEnum):
+class OperandLayout(StrEnum):
     """How the operands of a product lie in memory, in letters of BLAS: turned (T) or not (N).
 
     The result lies by rows: it is contiguous along its columns.
@@ -113,7 +113,7 @@ class Kernel:
     part: FusedPart | None = None
     spared: int = 0
     streams: int = 1
-    layout: Layout | None = None
+    layout: OperandLayout | None = None
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
@@ -132,7 +132,7 @@ class Kernel:
             return 0, 0
         _, m, n, k = self.shape
         size = self.dtype.size_bytes
-        if self.layout is Layout.TN:
+        if self.layout is OperandLayout.TN:
             return 0, gcd(m, n) * size
         return k * size, n * size
 
@@ -186,7 +186,7 @@ def matmul(
     batch: int = 1,
     causal: bool = False,
     backward: bool = False,
-    layout: Layout | None = None,
+    layout: OperandLayout | None = None,
 ) -> Kernel:
     """`batch` products of m x k with k x n, each operand read once and the result written."""
     return Kernel(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import zsim_topologies
 from zsim.calibration.kernel_rows import chip_of
-from zsim.cluster.profile.alignment import ALIGNMENT, AMPERE, NAMES
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import (
     FittedKernels,
@@ -20,12 +19,13 @@ from zsim.cluster.profile.kernels import (
     parse,
     text,
 )
+from zsim.cluster.profile.row_alignment import ALIGNMENT, AMPERE, NAMES
 from zsim.compute.fitted_model import fitted_s
 from zsim.dtype import DType
-from zsim.model.kernel import Kernel, Layout, matmul
+from zsim.model.kernel import Kernel, OperandLayout, matmul
 
 EXTENTS = st.integers(1, 5000)
-LAYOUTS = st.sampled_from(Layout)
+LAYOUTS = st.sampled_from(OperandLayout)
 
 
 @cache
@@ -41,13 +41,13 @@ def seconds(kernel: Kernel, by: KernelProfile | None = None, gpu: str = "a100") 
     return fitted_s(kernel, chip_of(gpu).peaks, by or profile(gpu))
 
 
-def product(m: int, n: int, k: int, layout: Layout | None, *, batch: int = 1) -> Kernel:
+def product(m: int, n: int, k: int, layout: OperandLayout | None, *, batch: int = 1) -> Kernel:
     return matmul(m, n, k, DType.FP16, batch=batch, layout=layout)
 
 
 @given(EXTENTS, EXTENTS, EXTENTS, LAYOUTS, st.sampled_from(sorted(ALIGNMENT)))
 def test_round_products_are_exactly_as_without(
-    m: int, n: int, k: int, layout: Layout, name: str
+    m: int, n: int, k: int, layout: OperandLayout, name: str
 ) -> None:
     by = profile(name)
     kernel = product(16 * m, 16 * n, 16 * k, layout)
@@ -56,7 +56,9 @@ def test_round_products_are_exactly_as_without(
 
 
 @given(EXTENTS, EXTENTS, EXTENTS, LAYOUTS)
-def test_odd_rows_never_make_a_product_faster(m: int, n: int, k: int, layout: Layout) -> None:
+def test_odd_rows_never_make_a_product_faster(
+    m: int, n: int, k: int, layout: OperandLayout
+) -> None:
     kernel = product(m, n, k, layout)
     assert seconds(kernel) >= seconds(replace(kernel, layout=None))
 
@@ -77,13 +79,13 @@ def test_rows_that_larger_powers_of_two_divide_reach_no_less(
     [
         # (m, n, k) of which one is odd: NT is contiguous along k, NN along k and n, TN along m and
         # n, and every result along n.
-        (Layout.NT, (2049, 2048, 2048)),
-        (Layout.NN, (2049, 2048, 2048)),
-        (Layout.TN, (2048, 2048, 2049)),
+        (OperandLayout.NT, (2049, 2048, 2048)),
+        (OperandLayout.NN, (2049, 2048, 2048)),
+        (OperandLayout.TN, (2048, 2048, 2049)),
     ],
 )
 def test_an_extent_in_which_nothing_is_contiguous_does_not_count(
-    layout: Layout, odd: tuple[int, int, int]
+    layout: OperandLayout, odd: tuple[int, int, int]
 ) -> None:
     kernel = product(*odd, layout)
     assert seconds(kernel) == seconds(replace(kernel, layout=None))
@@ -98,7 +100,7 @@ def test_an_extent_in_which_nothing_is_contiguous_does_not_count(
 def test_what_counts_is_bytes_and_not_elements() -> None:
     # 4,100 elements are 4 x 1,025: 8 bytes of fp16 and 16 of fp32 divide a row.
     wide, narrow = (
-        matmul(64, 64, 4100, dtype, layout=Layout.NT) for dtype in (DType.FP32, DType.FP16)
+        matmul(64, 64, 4100, dtype, layout=OperandLayout.NT) for dtype in (DType.FP32, DType.FP16)
     )
     assert narrow.row_bytes == (8200, 128)
     assert wide.row_bytes == (16_400, 256)
@@ -107,19 +109,19 @@ def test_what_counts_is_bytes_and_not_elements() -> None:
 
 
 def scores(size: int) -> Kernel:
-    return product(2048, 2048, size, Layout.NN, batch=256)
+    return product(2048, 2048, size, OperandLayout.NN, batch=256)
 
 
 def heads(size: int) -> Kernel:
-    return product(2048, size, 2048, Layout.NN, batch=256)
+    return product(2048, size, 2048, OperandLayout.NN, batch=256)
 
 
 # Logs of Anthony et al. 2024 (github.com/jahatef/TransformerSizing at 81d67396, results), TFLOP/s
 # on A100: vocab.out, 8,192 tokens by 51,200 columns, and median_h_sweep.txt, 256 heads of so many
 # elements, by which no constant was chosen.
 PUBLISHED = [
-    (product(8192, 51_200, 14_273, Layout.NT), 72.604),
-    (product(8192, 51_200, 14_274, Layout.NT), 138.378),
+    (product(8192, 51_200, 14_273, OperandLayout.NT), 72.604),
+    (product(8192, 51_200, 14_274, OperandLayout.NT), 138.378),
     (scores(149), 54.105),
     (heads(149), 56.241),
     (scores(150), 75.814),
@@ -144,9 +146,9 @@ def test_an_odd_vocabulary_costs_what_nano_gpt_says() -> None:
     def head(words: int) -> float:
         tokens, width = 12 * 1024, 768
         return (
-            seconds(product(tokens, words, width, Layout.NT))
-            + seconds(product(tokens, width, words, Layout.NN))
-            + seconds(product(words, width, tokens, Layout.TN))
+            seconds(product(tokens, words, width, OperandLayout.NT))
+            + seconds(product(tokens, width, words, OperandLayout.NN))
+            + seconds(product(words, width, tokens, OperandLayout.TN))
         )
 
     assert head(50_257) == pytest.approx(0.054, rel=0.2)

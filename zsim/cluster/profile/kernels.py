@@ -7,8 +7,7 @@ of one GPU say something of its siblings: the peaks are each GPU's own.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from zsim.cluster.profile import alignment, fused_attention, in_training
-from zsim.cluster.profile.alignment import Alignment, AlignmentError
+from zsim.cluster.profile import fused_attention, in_training, row_alignment
 from zsim.cluster.profile.fused_attention import FusedAttention, FusedAttentionError
 from zsim.cluster.profile.host_launch import (
     FREE,
@@ -18,6 +17,7 @@ from zsim.cluster.profile.host_launch import (
     seconds_of,
 )
 from zsim.cluster.profile.in_training import ALONE, InTraining, InTrainingError
+from zsim.cluster.profile.row_alignment import Alignment, AlignmentError
 from zsim.model.kernel import CUDNN, KernelKind
 
 
@@ -179,8 +179,8 @@ def _attention_text(kernels: str, published: FusedAttention | None) -> list[str]
 def _alignment_text(published: Alignment | None) -> list[str]:
     if published is None:
         return []
-    head = "[alignment]  # not fitted: as published, see zsim/cluster/profile/alignment.py"
-    return ["", head, *(f"{name} = {getattr(published, name):.4g}" for name in alignment.NAMES)]
+    head = "[alignment]  # not fitted: as published, see zsim/cluster/profile/row_alignment.py"
+    return ["", head, *(f"{name} = {getattr(published, name):.4g}" for name in row_alignment.NAMES)]
 
 
 def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
@@ -248,7 +248,7 @@ def _published(name: str, table: Mapping[str, object], kernels: str) -> FusedAtt
 def _published_alignment(name: str, table: Mapping[str, object]) -> Alignment | None:
     if "alignment" not in table:
         return None
-    numbers = _named_numbers(name, table, "alignment", alignment.NAMES)
+    numbers = _named_numbers(name, table, "alignment", row_alignment.NAMES)
     try:
         return Alignment(**numbers)
     except AlignmentError as error:

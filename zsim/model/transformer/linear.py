@@ -5,7 +5,15 @@ from dataclasses import replace
 
 from zsim.dtype import DType
 from zsim.model.architecture import Norm
-from zsim.model.kernel import FusedPart, Kernel, KernelKind, Layout, matmul, resized, streaming
+from zsim.model.kernel import (
+    FusedPart,
+    Kernel,
+    KernelKind,
+    OperandLayout,
+    matmul,
+    resized,
+    streaming,
+)
 from zsim.model.model import Parameter
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
@@ -112,7 +120,7 @@ def linear(
     # Of odd rows of 8-bit floats nothing was published; torch.compile pads others (`shape_padding`
     # of torch/_inductor/config.py, on in PyTorch 2.13).
     rounds = narrow is not None or size.shape.execution.compiled
-    nt, nn, tn = (None, None, None) if rounds else tuple(Layout)
+    nt, nn, tn = (None, None, None) if rounds else tuple(OperandLayout)
     forward: tuple[Kernel, ...] = (matmul(tokens, rows, columns, dtype, layout=nt),)
     backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True, layout=nn),)
     trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True, layout=tn),)
