@@ -142,6 +142,11 @@ def summed_whole(runtime: Megatron, elements: int) -> Megatron:
     )
 
 
+def replicas(runtime: RuntimeOptions, stage: int) -> st.SearchStrategy[int]:
+    """Every number of replicas of shards that a runtime may have in a stage, up to two."""
+    return st.integers(1, 2 if runtime.without_replicas(stage=stage) is None else 1)
+
+
 def precisions(runtime: RuntimeOptions) -> st.SearchStrategy[Precision]:
     """Every precision that a runtime has."""
     narrow = runtime.trains_narrow
@@ -176,7 +181,9 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         parallel=Parallel(
             data=data,
             tensor=tensor,
-            replicate=draw(st.integers(1, 1 if runtime.without_replicas(stage=stage) else 2)),
+            replicate=draw(
+                st.integers(1, 2 if runtime.without_replicas(stage=stage) is None else 1)
+            ),
         ),
         zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(
@@ -269,7 +276,9 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
             pipeline=stages,
             data=draw(st.integers(1, 3)),
             tensor=draw(st.integers(1, 2)),
-            replicate=draw(st.integers(1, 1 if runtime.without_replicas(stage=stage) else 2)),
+            replicate=draw(
+                st.integers(1, 2 if runtime.without_replicas(stage=stage) is None else 1)
+            ),
         ),
         zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(checkpointing=checkpointing),

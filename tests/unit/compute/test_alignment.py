@@ -89,11 +89,9 @@ def test_an_extent_in_which_nothing_is_contiguous_does_not_count(
 ) -> None:
     kernel = product(*odd, layout)
     assert seconds(kernel) == seconds(replace(kernel, layout=None))
-    for which in range(3):
-        every = [2048, 2048, 2048]
-        every[which] = 2049
-        if tuple(every) != odd:
-            slow = product(*every, layout)
+    for m, n, k in ((2049, 2048, 2048), (2048, 2049, 2048), (2048, 2048, 2049)):
+        if (m, n, k) != odd:
+            slow = product(m, n, k, layout)
             assert seconds(slow) > 1.5 * seconds(replace(slow, layout=None))
 
 
