@@ -105,9 +105,10 @@ OF_AMPERE = (
     "gh200",
     "b200",
 )
-"""Profiles that take what was published of A100. Of later chips nothing was found; their own
-instructions want 16 bytes, too (`cp.async.bulk` of the PTX ISA), so that other products are run by
-kernels of A100's kind."""
+"""Profiles that take what was published of A100. Of later chips rows of 16 bytes were timed alone:
+products of plain attention on GH200 take as long as round ones, or up to 1.25 times
+(github.com/DebarghaG/estimate-train-time at 1ac4d5e4, bmm and baddbmm). Their own instructions want
+16 bytes, too (`cp.async.bulk` of the PTX ISA), so that others are run by kernels of A100's kind."""
 
 ALIGNMENT: Mapping[str, Alignment] = {
     **dict.fromkeys(OF_AMPERE, AMPERE),
