@@ -125,7 +125,26 @@ def staged(draw: st.DrawFn, runtime: RuntimeOptions) -> tuple[RuntimeOptions, in
     stage = draw(st.sampled_from(runtime.stages))
     if isinstance(runtime, Megatron) and stage == 0:
         return runtime.but(overlap_param_gather=False), stage
+    if isinstance(runtime, Megatron) and draw(st.booleans()):
+        return summed_whole(runtime, draw(st.sampled_from([1, 100, 1000]))), stage
     return runtime, stage
+
+
+def summed_whole(runtime: Megatron, elements: int) -> Megatron:
+    """Return the options with gradients that are summed in fp32, in buckets of such a size."""
+    return runtime.but(
+        allreduce_in_float32=True,
+        allreduce_bucket_size=elements,
+        overlap_grad_reduce=False,
+        overlap_param_gather=False,
+        grad_reduce_in_fp32=False,
+        average_in_collective=False,
+    )
+
+
+def replicas(runtime: RuntimeOptions, stage: int) -> st.SearchStrategy[int]:
+    """Every number of replicas of shards that a runtime may have in a stage, up to two."""
+    return st.integers(1, 2 if runtime.without_replicas(stage=stage) is None else 1)
 
 
 def precisions(runtime: RuntimeOptions) -> st.SearchStrategy[Precision]:
@@ -162,7 +181,9 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         parallel=Parallel(
             data=data,
             tensor=tensor,
-            replicate=draw(st.integers(1, 2)) if runtime.has_replicas and stage else 1,
+            replicate=draw(
+                st.integers(1, 2 if runtime.without_replicas(stage=stage) is None else 1)
+            ),
         ),
         zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(
@@ -255,7 +276,9 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
             pipeline=stages,
             data=draw(st.integers(1, 3)),
             tensor=draw(st.integers(1, 2)),
-            replicate=draw(st.integers(1, 2)) if runtime.has_replicas and stage else 1,
+            replicate=draw(
+                st.integers(1, 2 if runtime.without_replicas(stage=stage) is None else 1)
+            ),
         ),
         zero=Zero(stage=stage, emulate=runtime),
         activations=Activations(checkpointing=checkpointing),

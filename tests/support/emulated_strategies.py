@@ -50,6 +50,10 @@ MEGATRON_OPTIONS: Named = {
         Megatron(bucket_size=40, overlap_grad_reduce=True, overlap_param_gather=True),
     ),
     "megatron reduced in fp32": (1, Megatron(grad_reduce_in_fp32=True, bucket_size=40)),
+    "megatron summed whole in fp32": (
+        1,
+        Megatron(allreduce_in_float32=True, allreduce_bucket_size=40),
+    ),
     "megatron averages": (
         1,
         Megatron(average_in_collective=True, overlap_grad_reduce=True, bucket_size=40),

@@ -108,6 +108,15 @@ BESIDE = on(
 """Linear layers beside collectives of their tokens."""
 
 
+SUMMED_IN_FP32 = on(
+    MEGATRON.but({"train.precision": Precision.BF16}),
+    data=2,
+    emulate=Megatron(allreduce_in_float32=True, allreduce_bucket_size=1000),
+    clip_norm=0.1,
+)
+"""Gradients in bf16 that are summed whole."""
+
+
 def sharing(made: Strategy, data: int, context: int, **zero: object) -> Strategy:
     """`made` on ranks that share sequences, and gather each other's keys and values."""
     changes: dict[str, object] = {

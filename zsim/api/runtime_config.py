@@ -313,6 +313,8 @@ OF_MEGATRON: Final = {
 
 
 def _megatron(asked: ConfigQuestion) -> str:
+    if asked.options.get("allreduce_in_float32"):
+        raise MistakeError("--config: Megatron-LM has no argument for allreduce_in_float32")
     found = [
         f"--tensor-model-parallel-size {asked.number('parallel.tensor')}",
         f"--micro-batch-size {asked.number('train.micro_batch_size')}",

@@ -2,7 +2,8 @@
 
 A product of matrices is cut into tiles, and these are spread over the processors in waves: the last
 wave may be half empty, and each tile first fills a pipeline over its inner extent. Libraries choose
-the tile, and cut the inner extent where there are few; so the fastest of several counts. That is
+the tile, and cut the inner extent where there are few; so the fastest of several counts. Operands
+of odd extents are loaded in smaller pieces (`zsim/cluster/profile/row_alignment.py`). That is
 how NVIDIA describes it ("Matrix Multiplication Background User's Guide", on tile and wave
 quantization); which tiles there are, and what each reaches, is fitted. Attention is spread the same
 way, in rows of 128 queries, with heads padded to a multiple of 32 elements (Dao 2023,
@@ -83,6 +84,7 @@ def product_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
     """Seconds of a product of matrices, by what limits it."""
     batch, m, n, k = kernel.shape
     reached = peaks.flops * by.product / by.processors
+    aligned = aligned_share(kernel, by)
     processors = max(1.0, by.processors - kernel.spared)
     bandwidth = peaks.bytes * by.product_memory
     best = float("inf")
@@ -91,9 +93,18 @@ def product_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
             continue
         share = getattr(by, tile) if tile else 1.0
         of_one = waves(tiles * kernel.streams, processors) / kernel.streams
-        work = of_one * 2 * area * (steps + by.product_fill)
+        # narrow loads take longer for each step, not until the first ones come
+        work = of_one * 2 * area * (steps / aligned + by.product_fill)
         best = min(best, work / (reached * share) + sums / bandwidth)
     return max(best, kernel.bytes / bandwidth)
+
+
+def aligned_share(kernel: Kernel, by: KernelProfile) -> float:
+    """Return what a product reaches of one whose operands begin at round addresses."""
+    if by.alignment is None:
+        return 1.0
+    inner_bytes, outer_bytes = kernel.row_bytes
+    return by.alignment.share(inner_bytes=inner_bytes, outer_bytes=outer_bytes)
 
 
 def attention_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:

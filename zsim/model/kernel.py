@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
+from math import gcd, prod
 
 from zsim.dtype import DType
 
@@ -38,6 +38,20 @@ class KernelKind(StrEnum):
     def multiplies_matrices(self) -> bool:
         """Return whether it runs on the matrix units, so that its FLOPs count as the model's."""
         return self in (KernelKind.MATMUL, KernelKind.ATTENTION)
+
+
+class OperandLayout(StrEnum):
+    """How the operands of a product lie in memory, in letters of BLAS: turned (T) or not (N).
+
+    The result lies by rows: it is contiguous along its columns.
+    """
+
+    NT = "nt"
+    """Both along the inner extent, as tokens and weights of a linear layer."""
+    NN = "nn"
+    """The first along the inner extent, the other along columns, as for gradients of tokens."""
+    TN = "tn"
+    """The first along rows of the result, the other along columns, as for gradients of weights."""
 
 
 class FusedPart(StrEnum):
@@ -83,6 +97,7 @@ class Kernel:
         spared: multiprocessors that it leaves to the kernel of that collective.
         streams: on which kernels like it, one behind the other, are issued: where one leaves
             multiprocessors free at its end, the next has begun.
+        layout: of the operands of a product; None where it is not known.
     """
 
     kind: KernelKind
@@ -98,12 +113,28 @@ class Kernel:
     part: FusedPart | None = None
     spared: int = 0
     streams: int = 1
+    layout: OperandLayout | None = None
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
             raise KernelError(f"kernel: flops {self.flops} and bytes {self.bytes} must be >= 0")
         if self.recorded_ps < 0:
             raise KernelError(f"kernel: recorded_ps {self.recorded_ps} must be >= 0")
+
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Bytes in which a product's operands are contiguous, along the inner extent and others.
+
+        Of rows and columns of the result what divides both counts. 0 where nothing is contiguous,
+        or it is not known.
+        """
+        if self.layout is None:
+            return 0, 0
+        _, m, n, k = self.shape
+        size = self.dtype.size_bytes
+        if self.layout is OperandLayout.TN:
+            return 0, gcd(m, n) * size
+        return k * size, n * size
 
     @property
     def causal_flops(self) -> int:
@@ -155,6 +186,7 @@ def matmul(
     batch: int = 1,
     causal: bool = False,
     backward: bool = False,
+    layout: OperandLayout | None = None,
 ) -> Kernel:
     """`batch` products of m x k with k x n, each operand read once and the result written."""
     return Kernel(
@@ -165,7 +197,13 @@ def matmul(
         shape=(batch, m, n, k),
         causal=causal,
         backward=backward,
+        layout=layout,
     )
+
+
+def resized(product: Kernel, m: int, n: int, k: int) -> Kernel:
+    """Return a product of other extents that is like `product` otherwise."""
+    return matmul(m, n, k, product.dtype, backward=product.backward, layout=product.layout)
 
 
 def streaming(

@@ -240,6 +240,12 @@ class RuntimeOptions(Table):
         del stage
         return {}
 
+    def without_replicas(self, *, stage: int) -> str | None:
+        """Return where there are no replicas of shards, after its name; None if there are."""
+        if not self.has_replicas:
+            return ""
+        return None if stage else " in stage 0"
+
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
         """Yield options that cannot be in a stage, with their value and what is allowed.
 

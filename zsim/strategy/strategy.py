@@ -116,8 +116,8 @@ class Strategy(Table):
             yield from self._against_userbuffers(name)
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
-        if parallel.replicate > 1 and not (runtime.has_replicas and zero.stage):
-            where = " in stage 0" if runtime.has_replicas else ""
+        where = runtime.without_replicas(stage=zero.stage)
+        if parallel.replicate > 1 and where is not None:
             why = f"is not modelled for {name}{where}"
             yield refusal("parallel.replicate", parallel.replicate, why)
         if self.activations.every_nth > 1 and not runtime.checkpoints_every_nth:

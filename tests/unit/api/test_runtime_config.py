@@ -257,6 +257,12 @@ def test_products_beside_collectives_are_a_flag_and_gradients_apart_another() ->
     assert "gradient-accumulation-fusion" not in fused
 
 
+def test_sums_that_megatron_has_no_argument_for_are_refused() -> None:
+    changes = settings_of("megatron")[0] | {"zero.megatron.allreduce_in_float32": True}
+    with pytest.raises(MistakeError, match="no argument for allreduce_in_float32"):
+        config_text(asked(changes))
+
+
 def test_what_deepspeed_leaves_at_its_defaults_is_not_written() -> None:
     found = json.loads(config_text(asked(settings_of("deepspeed")[0])))
     assert found == {

@@ -27,6 +27,7 @@ from trained_axes import (
     PLAIN,
     SMALL_GPT,
     SMALL_LLAMA,
+    SUMMED_IN_FP32,
     TIED_GPT,
     WIDE_GPT,
     AxesCase,
@@ -75,6 +76,7 @@ TWO_RANKS = {
     "stage 2, tensor 2, tokens cut": AxesCase(
         TIED_GPT, on(OF_TOKENS, tensor=2, stage=2, clip_norm=0.1), poison=True
     ),
+    "Megatron-LM, 2 ranks, sums in fp32": AxesCase(SMALL_GPT, SUMMED_IN_FP32, witness=True),
     "Megatron-LM, tensor 2, tokens cut": AxesCase(
         SMALL_GPT, on(MEGATRON_OF_TOKENS, tensor=2), witness=True
     ),

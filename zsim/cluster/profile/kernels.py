@@ -4,10 +4,10 @@ Such constants come from `zsim calibrate`, which writes them into a file. They a
 of one GPU say something of its siblings: the peaks are each GPU's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from zsim.cluster.profile import fused_attention, in_training
+from zsim.cluster.profile import fused_attention, in_training, row_alignment
 from zsim.cluster.profile.fused_attention import FusedAttention, FusedAttentionError
 from zsim.cluster.profile.host_launch import (
     FREE,
@@ -17,6 +17,7 @@ from zsim.cluster.profile.host_launch import (
     seconds_of,
 )
 from zsim.cluster.profile.in_training import ALONE, InTraining, InTrainingError
+from zsim.cluster.profile.row_alignment import Alignment, AlignmentError
 from zsim.model.kernel import CUDNN, KernelKind
 
 
@@ -38,6 +39,7 @@ class KernelProfile:
         attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
         launch: what the host spends to issue operations.
         flash2, cudnn: what these kernels of attention reach; None takes the share of earlier ones.
+        alignment: what products reach whose operands begin at odd addresses; None if all they do.
         training: what of all that is left in training.
         gpu: the kind of GPU that they were fitted to, or scaled for.
         vintage: the software that they are of, and its time; empty if that is not said.
@@ -71,6 +73,7 @@ class KernelProfile:
     launch: LaunchCosts = FREE
     flash2: FusedAttention | None = None
     cudnn: FusedAttention | None = None
+    alignment: Alignment | None = None
     training: InTraining = ALONE
     gpu: str = ""
     vintage: str = ""
@@ -103,7 +106,7 @@ class KernelProfile:
 NAMES = tuple(
     field.name
     for field in fields(KernelProfile)
-    if field.name not in ("launch", "flash2", "cudnn", "training", "gpu", "vintage")
+    if field.name not in ("launch", "flash2", "cudnn", "alignment", "training", "gpu", "vintage")
 )
 """All constants of kernels, in the order of a file."""
 
@@ -157,6 +160,7 @@ def text(fitted: FittedKernels) -> str:
         *(f"{name} = {each:.4g}" for name, each in seconds_of(fitted.constants.launch).items()),
         *_attention_text("flash2", fitted.constants.flash2),
         *_attention_text("cudnn", fitted.constants.cudnn),
+        *_alignment_text(fitted.constants.alignment),
         *in_training.text(fitted.constants.training),
     ]
     return "\n".join(lines) + "\n"
@@ -172,6 +176,13 @@ def _attention_text(kernels: str, published: FusedAttention | None) -> list[str]
     return [*lines, *(f"{name} = {getattr(published, name):.4g}" for name in fused_attention.NAMES)]
 
 
+def _alignment_text(published: Alignment | None) -> list[str]:
+    if published is None:
+        return []
+    head = "[alignment]  # not fitted: as published, see zsim/cluster/profile/row_alignment.py"
+    return ["", head, *(f"{name} = {getattr(published, name):.4g}" for name in row_alignment.NAMES)]
+
+
 def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
     """Return what a file that was read as `table` says; `name` is for messages.
 
@@ -179,7 +190,7 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         KernelProfileError: a key is missing, unknown or of the wrong kind.
     """
     keys = {"gpu", "sibling", "publications", "rows", "errors", "constants", "launch"}
-    optional = {"vintage", "flash2", "cudnn", "training"}
+    optional = {"vintage", "flash2", "cudnn", "alignment", "training"}
     for key in (*sorted(set(table) - keys - optional), *sorted(keys - set(table))):
         state = "missing" if key in keys else "not a key of fitted kernels"
         raise KernelProfileError(f"{name}: {key}: {state}")
@@ -200,12 +211,14 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
     except InTrainingError as error:
         raise KernelProfileError(f"{name}: training: {error}") from None
     flash2, cudnn = (_published(name, table, kernels) for kernels in ("flash2", "cudnn"))
+    aligned = _published_alignment(name, table)
     try:
         profile = KernelProfile(
             **constants,
             launch=launch,
             flash2=flash2,
             cudnn=cudnn,
+            alignment=aligned,
             training=shares,
             gpu=str(table["gpu"]),
             vintage=str(table.get("vintage", "")),
@@ -225,14 +238,31 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
 def _published(name: str, table: Mapping[str, object], kernels: str) -> FusedAttention | None:
     if kernels not in table:
         return None
-    numbers, known = _numbers(name, table, kernels), set(fused_attention.NAMES)
-    for each in (*sorted(set(numbers) - known), *sorted(known - set(numbers))):
-        state = "missing" if each in known else "not a constant"
-        raise KernelProfileError(f"{name}: {kernels}: {each}: {state}")
+    numbers = _named_numbers(name, table, kernels, fused_attention.NAMES)
     try:
         return FusedAttention(**numbers)
     except FusedAttentionError as error:
         raise KernelProfileError(f"{name}: {kernels}: {error}") from None
+
+
+def _published_alignment(name: str, table: Mapping[str, object]) -> Alignment | None:
+    if "alignment" not in table:
+        return None
+    numbers = _named_numbers(name, table, "alignment", row_alignment.NAMES)
+    try:
+        return Alignment(**numbers)
+    except AlignmentError as error:
+        raise KernelProfileError(f"{name}: alignment: {error}") from None
+
+
+def _named_numbers(
+    name: str, table: Mapping[str, object], key: str, names: Sequence[str]
+) -> dict[str, float]:
+    numbers, known = _numbers(name, table, key), set(names)
+    for each in (*sorted(set(numbers) - known), *sorted(known - set(numbers))):
+        state = "missing" if each in known else "not a constant"
+        raise KernelProfileError(f"{name}: {key}: {each}: {state}")
+    return numbers
 
 
 def _table(name: str, table: Mapping[str, object], key: str) -> dict[str, object]:

@@ -8,6 +8,7 @@ from zsim.model.generator import Draws
 from zsim.model.kernel import (
     Kernel,
     KernelKind,
+    OperandLayout,
     dropout,
     flash_attention,
     matmul,
@@ -166,20 +167,20 @@ def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
     area = (size.tokens * size.heads, size.length)
     forward = (
         *_copies_of_heads(size),
-        _product(size, inner=False),
+        _product(size, OperandLayout.NT, inner=False),
         *_scaled_and_masked(size, area),
         streaming(KernelKind.SOFTMAX, area, size.dtype, streams=2),
         *_dropped(size, area),
-        _product(size, inner=True),
+        _product(size, OperandLayout.NN, inner=True),
     )
     backward = (
-        _product(size, inner=False, backward=True),  # of the softmax: with values
-        _product(size, inner=True, backward=True),  # of values: with the softmax
+        _product(size, OperandLayout.NT, inner=False, backward=True),  # of the softmax: with values
+        _product(size, OperandLayout.TN, inner=True, backward=True),  # of values: with the softmax
         *_dropped(size, area, backward=True),
         streaming(KernelKind.SOFTMAX, area, size.dtype, streams=3, backward=True),
         *_scaled_and_masked(size, area, backward=True),
-        _product(size, inner=True, backward=True),  # of queries: with keys
-        _product(size, inner=True, backward=True),  # of keys: with queries
+        _product(size, OperandLayout.NN, inner=True, backward=True),  # of queries: with keys
+        _product(size, OperandLayout.TN, inner=True, backward=True),  # of keys: with queries
         *_copies_of_heads(size, backward=True),
     )
     again = size.shape.recompute_attention
@@ -230,7 +231,7 @@ def _dropped(size: Size, area: tuple[int, ...], *, backward: bool = False) -> tu
     return () if size.shape.fused else (dropout(area, size.dtype, backward=backward),)
 
 
-def _product(size: Size, *, inner: bool, backward: bool = False) -> Kernel:
+def _product(size: Size, layout: OperandLayout, *, inner: bool, backward: bool = False) -> Kernel:
     """Scores from two tensors of heads, or with `inner` a tensor of heads from scores."""
     queries = size.heads // size.shared_heads * size.length
     width, keys = size.shape.head_width, size.length
@@ -242,4 +243,5 @@ def _product(size: Size, *, inner: bool, backward: bool = False) -> Kernel:
         batch=size.sequences * size.shared_heads,
         causal=True,
         backward=backward,
+        layout=layout,
     )

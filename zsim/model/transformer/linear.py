@@ -5,7 +5,15 @@ from dataclasses import replace
 
 from zsim.dtype import DType
 from zsim.model.architecture import Norm
-from zsim.model.kernel import FusedPart, Kernel, KernelKind, matmul, streaming
+from zsim.model.kernel import (
+    FusedPart,
+    Kernel,
+    KernelKind,
+    OperandLayout,
+    matmul,
+    resized,
+    streaming,
+)
 from zsim.model.model import Parameter
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
@@ -109,9 +117,13 @@ def linear(
     rows, columns = weight.shape
     tokens = size.tokens
     dtype = size.dtype if narrow is None else DType.FP8
-    forward: tuple[Kernel, ...] = (matmul(tokens, rows, columns, dtype),)
-    backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True),)
-    trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True),)
+    # Of odd rows of 8-bit floats nothing was published; torch.compile pads others (`shape_padding`
+    # of torch/_inductor/config.py, on in PyTorch 2.13).
+    rounds = narrow is not None or size.shape.execution.compiled
+    nt, nn, tn = (None, None, None) if rounds else tuple(OperandLayout)
+    forward: tuple[Kernel, ...] = (matmul(tokens, rows, columns, dtype, layout=nt),)
+    backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True, layout=nn),)
+    trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True, layout=tn),)
     if narrow is not None:
         of_source, of_weight = (tokens, columns), (rows, columns)
         gradient = _cast(tokens, rows, backward=True)
@@ -150,7 +162,7 @@ def _in_parts(
         return kernels
     *before, product = kernels
     _, _, rows, columns = product.shape
-    own = matmul(size.own_tokens, rows, columns, product.dtype, backward=product.backward)
+    own = resized(product, size.own_tokens, rows, columns)
     return (*before, *(replace(own, part=part),) * size.tensor)
 
 

@@ -18,7 +18,7 @@ Functions are of transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.c
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from zsim.model.kernel import FusedPart, Kernel, KernelKind, matmul
+from zsim.model.kernel import FusedPart, Kernel, KernelKind, resized
 from zsim.model.transformer.operator import Operator, Stretch
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import TokenFusion
@@ -72,8 +72,7 @@ def _first_layers(
     product, beside = _joined((each.forward for each in layers), OUTPUTS)
     inputs, others = _joined((each.backward for each in layers), SUMMANDS)
     weights, sums = _joined((each.trains for each in layers), ROWS)
-    _, _, rows, columns = product.shape
-    forward = _by_rank(size, (rows, columns), FusedPart.GATHERED, fprop)
+    forward = _by_rank(size, product, FusedPart.GATHERED, fprop)
     found = [
         replace(each, forward=(), backward=(), trains=()) if place in places else each
         for place, each in enumerate(operators)
@@ -100,29 +99,24 @@ def _last_layer(size: Size, operator: Operator, name: str) -> Operator:
     widths.append(rows - sum(widths))
     parts = tuple(
         replace(
-            matmul(tokens, width, columns, product.dtype),
+            resized(product, tokens, width, columns),
             part=FusedPart.SPLIT,
             spared=fprop.spared,
             streams=min(STREAMS, SPLITS),
         )
         for width in widths
     )
-    _, _, columns, rows = inputs.shape
-    by_rank = _by_rank(size, (columns, rows), FusedPart.GRADIENT, dgrad, backward=True)
+    by_rank = _by_rank(size, inputs, FusedPart.GRADIENT, dgrad)
     return replace(operator, forward=(*before, *parts), backward=(*others, *by_rank))
 
 
 def _by_rank(
-    size: Size,
-    weight: tuple[int, int],
-    part: FusedPart,
-    method: RingExchange,
-    *,
-    backward: bool = False,
+    size: Size, product: Kernel, part: FusedPart, method: RingExchange
 ) -> tuple[Kernel, ...]:
     """Return a product for the tokens of each rank, or of two at a time."""
     each = 2 if method.aggregate and size.tensor % 2 == 0 else 1
-    own = matmul(each * size.own_tokens, *weight, size.dtype, backward=backward)
+    _, _, n, k = product.shape
+    own = resized(product, each * size.own_tokens, n, k)
     parts = size.tensor // each
     return (replace(own, part=part, streams=min(STREAMS, parts)),) * parts
 
@@ -135,4 +129,4 @@ def _joined(lists: Iterable[Sequence[Kernel]], along: int) -> tuple[Kernel, tupl
     shape = list(products[0].shape)
     shape[along] = sum(each.shape[along] for each in products)
     _, m, n, k = shape
-    return matmul(m, n, k, products[0].dtype, backward=products[0].backward), rest
+    return resized(products[0], m, n, k), rest

@@ -27,6 +27,22 @@ SPLITS = (
 """Options that split layers over the stages of a pipeline, and are nothing without one."""
 
 
+ALLREDUCE_BUCKET = 500_000_000
+"""Elements of a bucket (`OptimizerConfig.allreduce_bucket_size` of Aleph-Alpha/scaling)."""
+
+BUCKET_LEAST, BUCKET_EACH = 40_000_000, 1_000_000
+"""Elements of a bucket if nothing is said: at least, and for each data rank."""
+
+OF_THE_WRAPPER = (
+    "overlap_grad_reduce",
+    "gradient_accumulation_fusion",
+    "grad_reduce_in_fp32",
+    "average_in_collective",
+)
+"""Options that say otherwise how gradients are collected and reduced than `allreduce_in_float32`.
+"""
+
+
 class Megatron(RuntimeOptions):
     """Options of the wrapper of the model; stage 1 is with `use_distributed_optimizer`.
 
@@ -41,6 +57,12 @@ class Megatron(RuntimeOptions):
             or Apex; `fuse_wgrad_accumulation` of the former).
         grad_reduce_in_fp32: collect and reduce gradients in fp32.
         average_in_collective: let the collective divide, instead of scaling before.
+        allreduce_in_float32: in stage 1, after the last backward, all-reduce gradients whole in
+            fp32, bucket by bucket, where they were collected in the model's format; a rank reads
+            its shard of the sum. No option of Megatron-LM, but what Aleph Alpha's trainer of its
+            kind does (`allreduce_no_retain` of Aleph-Alpha/scaling at 737f8558,
+            src/scaling/core/optimizer/allreduce.py).
+        allreduce_bucket_size: with it, elements above which such a bucket is closed.
         sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by tokens
             (`TransformerConfig.sequence_parallel`).
         tp_comm_overlap: with sequence_parallel, linear layers of blocks run beside collectives of
@@ -86,6 +108,8 @@ class Megatron(RuntimeOptions):
     gradient_accumulation_fusion: Flag = False
     grad_reduce_in_fp32: Flag = False
     average_in_collective: Flag = False
+    allreduce_in_float32: Flag = False
+    allreduce_bucket_size: Count = ALLREDUCE_BUCKET
     sequence_parallel: Flag = False
     tp_comm_overlap: Flag = False
     tp_comm_overlap_cfg: OverlapMethods = DEFAULT_METHODS
@@ -145,8 +169,21 @@ class Megatron(RuntimeOptions):
             refuse([refusal("tp_comm_overlap", None, "true needs sequence_parallel = true")])
         if self.tp_comm_overlap_cfg != DEFAULT_METHODS and not self.tp_comm_overlap:
             refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
+        self._need_one_sum()
         self._need_one_split()
         return self
+
+    def _need_one_sum(self) -> None:
+        """Check that options of the wrapper do not say how gradients are summed in fp32."""
+        if not self.allreduce_in_float32:
+            if self.allreduce_bucket_size != ALLREDUCE_BUCKET:
+                why = "needs allreduce_in_float32 = true"
+                refuse([refusal("allreduce_bucket_size", None, why)])
+            return
+        for name in OF_THE_WRAPPER:
+            if getattr(self, name):
+                why = f"true contradicts {name}: allowed is one of the two"
+                refuse([refusal("allreduce_in_float32", None, why)])
 
     def _need_one_split(self) -> None:
         """Check that layers are split over stages in one way."""
@@ -173,23 +210,41 @@ class Megatron(RuntimeOptions):
         scatters = self.scatter_gather_tensors_in_pipeline
         return scatters and tensor > 1 and not self.sequence_parallel
 
+    def bucket_elements(self, *, data: int) -> int | None:
+        """Return the elements from which a bucket is closed; None if one has all."""
+        if self.allreduce_in_float32:  # once it has more
+            return self.allreduce_bucket_size + 1
+        if not self.overlap_grad_reduce:
+            return None
+        # DistributedDataParallel.__init__: the default of `bucket_size`, and none without overlap
+        return self.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * data)
+
     def alignment(self, *, stage: int, data: int) -> int:
         """Return what buckets of multiples of 128 leave (`param_and_grad_buffer.py`)."""
         return 128 // gcd(128, data) if stage else 1
 
+    def without_replicas(self, *, stage: int) -> str | None:
+        """Return where there are no replicas of shards, after its name; None if there are."""
+        if self.allreduce_in_float32:
+            return " with allreduce_in_float32"
+        return super().without_replicas(stage=stage)
+
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
         """Yield what parameters cannot do that no rank has updated alone."""
         yield from super().refusals(stage=stage, moments=moments)
-        if stage == 0 and self.overlap_param_gather:
-            # validate_args in training/arguments.py
-            yield "overlap_param_gather", None, "true needs stage = 1"
+        # validate_args in training/arguments.py; without `zero` the trainer of the other collects
+        # gradients in fp32 (step_prequel of its optimizer/parameter_group.py)
+        for name in ("overlap_param_gather", "allreduce_in_float32"):
+            if stage == 0 and getattr(self, name):
+                yield name, None, "true needs stage = 1"
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return formats: one buffer collects and reduces (`grad_reduce_in_fp32`)."""
+        """Return formats: one buffer collects and reduces, unless that is summed in fp32."""
         del stage
         wide = DType.FP32 if self.grad_reduce_in_fp32 else compute
+        summed = DType.FP32 if self.allreduce_in_float32 else wide
         return Formats(
-            compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
+            compute=compute, reduction=summed, whole=wide, reduced=wide, optimizer=optimizer
         )
 
     def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:

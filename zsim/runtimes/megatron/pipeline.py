@@ -32,7 +32,7 @@ from zsim.runtimes.megatron.message_parts import MessageParts
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import Action, Gather, Interleaved, one_forward_one_backward
 from zsim.runtimes.megatron.schedule import MegatronStep, groups, packing, title
-from zsim.runtimes.megatron.volume import VOLUME
+from zsim.runtimes.megatron.volume import VOLUME, has_sizes
 from zsim.runtimes.stage_actions import (
     Awaited,
     Direction,
@@ -104,13 +104,13 @@ class MegatronStage(MegatronStep):
         ranks, options = strategy.parallel.data, strategy.options(Megatron)
         shards = strategy.zero.stage == 1
         # DistributedDataParallel.__init__: `bucket_size` is None if disable_bucketing, pp_rank > 0
-        has_size = stage.index == 0 and options.overlap_grad_reduce
+        is_first = stage.index == 0
         members = [
             groups(
                 chunk.model,
                 ranks,
                 options,
-                has_size=has_size and chunk.given is None,
+                has_size=has_sizes(options, is_first=is_first and chunk.given is None),
                 has_gaps=shards,
                 alone=stage.tied if shards else frozenset(),
             )
@@ -132,7 +132,7 @@ class MegatronStage(MegatronStep):
             strategy,
             buckets,
             writer=self._messages_writer,
-            overlaps=has_size and not self.is_interleaved,
+            overlaps=is_first and options.overlap_grad_reduce and not self.is_interleaved,
         )
         if stage.tied:
             self.writer.groups.append(_ends(strategy))

@@ -5,6 +5,7 @@ added into buffers that live as long as the training, and each bucket is reduced
 step. With the distributed optimizer (stage 1) it is reduce-scattered (and all-reduced over the
 replicas, which are `num_distributed_optimizer_instances`). Ranks update their N-th of each bucket,
 and it is gathered in place: after the step, or bucket by bucket while the next forward goes on.
+With `allreduce_in_float32` each bucket is all-reduced in fp32 instead, and a rank reads its N-th.
 Without (stage 0) it is all-reduced, and every rank updates all of it; a rank measures its N-th for
 the norm all the same, where upstream measures everything on all. Megatron has one allocation for
 all buckets of a format; here each bucket has its own, of the same bytes.
@@ -43,8 +44,6 @@ START = 64
 """A parameter begins at a multiple of so many elements."""
 END = 128
 """A bucket's size is a multiple of this and of the ranks."""
-BUCKET_LEAST, BUCKET_EACH = 40_000_000, 1_000_000
-"""Elements of a bucket if nothing is said: at least, and for each data rank."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
@@ -55,10 +54,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned.
     """
     ranks, options = strategy.parallel.data, strategy.options(Megatron)
-    has_size = options.overlap_grad_reduce
-    members = groups(model, ranks, options, has_size=has_size, has_gaps=strategy.zero.stage == 1)
+    members = groups(model, ranks, options, has_size=True, has_gaps=strategy.zero.stage == 1)
     buckets = numbered(model, members, place=packing(strategy), ranks=ranks)
-    step = MegatronStep(model, strategy, buckets, overlaps=has_size)
+    step = MegatronStep(model, strategy, buckets, overlaps=options.overlap_grad_reduce)
     step.write()
     copies = (OFFLOAD,) if strategy.layers_on_host else ()
     streams = (COMPUTE, COMMUNICATION, *copies)
@@ -81,12 +79,11 @@ def groups(
 ) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
-    One that `has_size` is closed once it has `bucket_size` elements, with the gaps before its
-    parameters if it `has_gaps`; otherwise there is one. Parameters that stand `alone` have buckets
-    of their own.
+    One that `has_size` is closed once it has as many elements as options say, with the gaps before
+    its parameters if it `has_gaps`; otherwise there is one. Parameters that stand `alone` have
+    buckets of their own.
     """
-    # DistributedDataParallel.__init__: the default of `bucket_size`, and none without overlap
-    limit = options.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * ranks)
+    limit = options.bucket_elements(data=ranks) if has_size else None
     found: list[list[Parameter]] = [[]]
     end = 0
     # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py; without gaps
@@ -95,7 +92,7 @@ def groups(
     for parameter in reversed(model.parameters):
         # _does_param_require_new_bucket
         closed = any(each.name in alone for each in (parameter, *found[-1][-1:]))
-        if found[-1] and (closed or (has_size and end >= limit)):
+        if found[-1] and (closed or (limit is not None and end >= limit)):
             found.append([])
             end = 0
         found[-1].append(parameter)
@@ -319,6 +316,10 @@ class MegatronStep(Step):
         """Scale and reduce a bucket group in place, and sum its shards over the replicas."""
         # start_grad_sync
         writer, options = self.writer, self.options
+        if options.allreduce_in_float32:
+            for bucket in ready:
+                self._sum_whole(bucket)
+            return
         for bucket in ready if not options.average_in_collective else ():
             # `bucket.grad_data *= gradient_scaling_factor`, 1 / ranks without average_in_collective
             target = self.gradients[bucket.index]
@@ -344,6 +345,29 @@ class MegatronStep(Step):
             done = writer.together(f"all_reduce/{name}", len(ready))
         for bucket in ready:
             self.written[bucket.index] = done
+
+    def _sum_whole(self, bucket: Bucket) -> None:
+        """Average the gradients of a bucket over the data ranks in fp32, and copy them back."""
+        # allreduce_bucket, allreduce_tensor_in_float32, allreduce_and_copy of Aleph-Alpha/scaling
+        # (src/scaling/core/optimizer/allreduce.py), one after the other on the current stream
+        writer, gradient = self.writer, self.gradients[bucket.index]
+        writer.prefix = f"step/backward/sum/{bucket.name}"
+        flat = bucket.buffer(writer, "flat", writer.buffers[gradient].dtype)
+        writer.allocate(flat)
+        writer.copy("flatten", gradient, flat, after=(self.written[bucket.index],))
+        writer.copy("divide", flat, flat, divisor=self.strategy.replicas)
+        summed = flat
+        if writer.buffers[flat].dtype is not DType.FP32:
+            summed = bucket.buffer(writer, "wide", DType.FP32)
+            writer.allocate(summed)
+            writer.copy("widen", flat, summed)
+        writer.all_reduce("all_reduce", DATA, summed, stream=COMPUTE)
+        if summed != flat:
+            writer.copy("narrow", summed, flat)
+            writer.free(summed)
+        launches = len(bucket.layout.pieces)  # unflatten_dense_tensors gives views
+        self.written[bucket.index] = writer.copy("put", flat, gradient, launches=launches)
+        writer.free(flat)
 
     def end(self) -> None:
         """Reduce what is not yet, and update; gather what was updated unless that overlaps."""

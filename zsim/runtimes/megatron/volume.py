@@ -32,9 +32,7 @@ def padded(
 ) -> list[int]:
     """Return elements of each bucket, gaps and padding included; some parameters stand `alone`."""
     start, end = (64, 128) if shards else (1, 1)
-    limit = options.bucket_size or max(40 * 10**6, 10**6 * ranks)
-    if not (has_size and options.overlap_grad_reduce):
-        limit = 0
+    limit = (has_size and options.bucket_elements(data=ranks)) or 0
     multiple = lcm(ranks, end)
     sizes: list[int] = []
     filled = 0
@@ -47,6 +45,11 @@ def padded(
             sizes.append(filled)
             filled = 0
     return [-(-size // multiple) * multiple for size in (*sizes, filled)]
+
+
+def has_sizes(options: Megatron, *, is_first: bool) -> bool:
+    """Return whether buckets of a chunk have a size: of the first one, unless they are summed."""
+    return is_first or options.allreduce_in_float32
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
@@ -63,7 +66,7 @@ def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     alone = stage.tied if shards else frozenset[str]()
     sizes: list[int] = []
     for number, chunk in enumerate(stage.chunks):
-        has_size = stage.index == number == 0
+        has_size = has_sizes(options, is_first=stage.index == number == 0)
         sizes += padded(chunk.model, ranks, options, shards=shards, has_size=has_size, alone=alone)
     tied = [each.elements for each in stage.model.parameters if each.name in stage.tied]
     width = _reduced(strategy).size_bytes
@@ -85,9 +88,13 @@ def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes
     summed = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced)
     if strategy.zero.stage == 0:
         return [*summed, *all_reduces("data", sizes, ranks=ranks, size_bytes=reduced)]
+    gathered = WireBytes(group="data", collective="all_gather", bytes=sent * wire)
+    if strategy.options(Megatron).allreduce_in_float32:
+        size_bytes = DType.FP32.size_bytes
+        return [*summed, gathered, *all_reduces("data", sizes, ranks=ranks, size_bytes=size_bytes)]
     return [
         *summed,
-        WireBytes(group="data", collective="all_gather", bytes=sent * wire),
+        gathered,
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
         *all_reduces("replicate", shards, ranks=strategy.parallel.replicate, size_bytes=reduced),
     ]

@@ -1,0 +1,117 @@
+"""What products of matrices reach where rows of their operands begin at odd addresses.
+
+Tensor cores are fed by loads of 16 bytes a thread. Where the extent in which an operand is
+contiguous is no multiple of that, libraries take kernels of narrower loads (NVIDIA, "Matrix
+Multiplication Background User's Guide", on requirements of tensor cores). An operand that lies
+along the inner extent loses more than one along the rows or columns of the result.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+ROUND_BYTES = 32
+"""Rows of a multiple of so many bytes lose nothing: 0 to 1.3 % in the sweeps below."""
+
+SIZES = (2, 4, 8, 16)
+"""Bytes that may be the largest power of two in a row that is not round."""
+
+
+class AlignmentError(ValueError):
+    """A constant that cannot be; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """Of what products reach whose rows are round, by the largest power of two in a row, in bytes.
+
+    Attributes:
+        inner_2, inner_4, inner_8, inner_16: where an operand is contiguous along the inner extent.
+        outer_2, outer_4, outer_8, outer_16: where one is along rows or columns of the result.
+    """
+
+    inner_2: float
+    inner_4: float
+    inner_8: float
+    inner_16: float
+    outer_2: float
+    outer_4: float
+    outer_8: float
+    outer_16: float
+
+    def __post_init__(self) -> None:
+        for along in ("inner", "outer"):
+            least = 0.0
+            for size in SIZES:
+                share: float = getattr(self, f"{along}_{size}")
+                if share <= 0 or not least <= share <= 1:
+                    allowed = f"{least:g} (that of fewer bytes) to 1" if least else "above 0, to 1"
+                    raise AlignmentError(f"{along}_{size}: {share:g}: allowed is {allowed}")
+                least = share
+
+    def share(self, *, inner_bytes: int, outer_bytes: int) -> float:
+        """Return what a product reaches with rows of so many bytes; 0 bytes are round."""
+        return min(self._of("inner", inner_bytes), self._of("outer", outer_bytes))
+
+    def _of(self, along: str, size: int) -> float:
+        if size % ROUND_BYTES == 0:
+            return 1.0
+        # a single byte is loaded no better than two
+        found: float = getattr(self, f"{along}_{max(SIZES[0], size & -size)}")
+        return found
+
+
+NAMES: tuple[str, ...] = tuple(field.name for field in fields(Alignment))
+"""Constants of alignment, in the order of a file."""
+
+AMPERE = Alignment(
+    # Logs of Anthony et al. 2024, "The Case for Co-Designing Model Architectures with Hardware"
+    # (arXiv 2401.14489), github.com/jahatef/TransformerSizing at 81d67396, results: A100, fp16,
+    # PyTorch 1.13.1. Medians over those with a multiple of 32 bytes, of 129 products each, 8,192
+    # rows high. Inner extents of 14,272 to 14,400 (vocab.out) and of 51,136 to 51,264
+    # (vocab_v_sweep.out): 0.283 and 0.290, 0.551 and 0.541, 0.556 and 0.548, 0.899 and 0.887.
+    inner_2=0.287,
+    inner_4=0.546,
+    inner_8=0.552,
+    inner_16=0.893,
+    # Columns of 51,136 to 51,264 (vocab.out) and 14,272 to 14,400 (vocab_h_sweep.out): 0.275 and
+    # 0.278, 0.687 and 0.672 twice, 0.998 and 0.995.
+    outer_2=0.277,
+    outer_4=0.68,
+    outer_8=0.68,
+    outer_16=1.0,
+)
+
+VOLTA = Alignment(
+    # The same on V100, products of plain attention (V100_h_sweep.out, heads of 64 elements or
+    # more): those of an even size are as fast as others, those of an odd size reach 3.9 and 5.0
+    # TFLOP/s, which these shares of zsim's constants make.
+    inner_2=0.034,
+    inner_4=1.0,
+    inner_8=1.0,
+    inner_16=1.0,
+    outer_2=0.1,
+    outer_4=1.0,
+    outer_8=1.0,
+    outer_16=1.0,
+)
+
+OF_AMPERE = (
+    "a100",
+    "h100",
+    "h100_2026",
+    "h100_hbm2e",
+    "h100_hbm2e_2025",
+    "h200",
+    "gh200",
+    "b200",
+)
+"""Profiles that take what was published of A100. Of later chips rows of 16 bytes were timed alone:
+products of plain attention on GH200 take as long as round ones, or up to 1.25 times
+(github.com/DebarghaG/estimate-train-time at 1ac4d5e4, bmm and baddbmm). Their own instructions want
+16 bytes, too (`cp.async.bulk` of the PTX ISA), so that others are run by kernels of A100's kind."""
+
+ALIGNMENT: Mapping[str, Alignment] = {
+    **dict.fromkeys(OF_AMPERE, AMPERE),
+    **dict.fromkeys(("v100", "v100_timed"), VOLTA),
+}
+"""What odd rows reach, by profile."""
