@@ -57,17 +57,17 @@ def book(
     """Return the book of one rank that runs setup and `steps` steps of `program`.
 
     `returns` says when deferred frees give their memory back; without it they do as late as the
-    schedule allows: when the host has waited for something that comes after the uses. That one is
-    kept while `program` is alive: fewer steps are its beginning.
+    schedule allows: when the host has waited for something that comes after the uses. That one, and
+    that of `AtOnce`, is kept while `program` is alive: fewer steps are its beginning.
     """
-    if returns is not None or overflow_steps:
+    if overflow_steps or not (returns is None or isinstance(returns, AtOnce)):
         return _made(program, steps, overflow_steps, returns)
-    key = id(program)
-    known = _LATEST.get(key)
+    kept, key = _LATEST if returns is None else _EARLIEST, id(program)
+    known = kept.get(key)
     if known is None:
-        finalize(program, _LATEST.pop, key, None).atexit = False
+        finalize(program, kept.pop, key, None).atexit = False
     if known is None or known[0] < steps:
-        known = _LATEST[key] = steps, _made(program, steps, overflow_steps, None)
+        known = kept[key] = steps, _made(program, steps, overflow_steps, returns)
     if known[0] == steps:
         return known[1]
     return known[1][: bisect_left(known[1], steps, key=lambda entry: entry.step)]
@@ -75,6 +75,9 @@ def book(
 
 _LATEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
 """Steps and book of programs that are alive, by identity, deferred frees as late as may be."""
+
+_EARLIEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
+"""The same with deferred frees at the next allocation."""
 
 
 def _made(

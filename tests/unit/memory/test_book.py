@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.memory import book, peak, peak_bytes, pools, witness
+from zsim.memory import AtOnce, book, peak, peak_bytes, pools, witness
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.schedule import Kind, Program
@@ -87,6 +88,16 @@ def test_what_has_ended_returns_at_the_next_allocation_in_the_order_of_frees(
         expected.append((str(waiting[-1]), True))
     entries = book(program, steps=2, returns=Drawn(ends))
     assert [(entry.buffer, entry.change_bytes > 0) for entry in entries] == expected
+
+
+@pytest.mark.parametrize("returns", [None, AtOnce()])
+@pytest.mark.parametrize("waits", [False, True])
+def test_fewer_steps_of_a_program_that_is_known_are_the_beginning_of_its_book(
+    returns: AtOnce | None, *, waits: bool
+) -> None:
+    program, again = (small(FreeMode.DEFERRED, waits=waits) for _ in range(2))
+    assert len(book(program, 5, returns=returns)) > len(book(program, 2, returns=returns))
+    assert book(program, 2, returns=returns) == book(again, 2, returns=returns)
 
 
 def test_the_peak_says_what_was_alive_by_kind_and_by_buffer() -> None:
