@@ -32,14 +32,19 @@ _entry = quick_maker(BookEntry)
 
 
 class Returns(Protocol):
-    """Whether the uses of a deferred free are over when the host issues an `Allocate`."""
+    """When the uses of deferred frees are over, on a clock that the host reads as it goes on."""
 
     def issue(self, step: int, operation: Operation) -> None:
         """Note that the host issues `operation`."""
         ...
 
-    def over(self, step: int, free: Free) -> bool:
-        """Return whether the uses of `free`, issued in `step`, have finished by now."""
+    @property
+    def now(self) -> int:
+        """Return the time of the host; it never goes back."""
+        ...
+
+    def over_at(self, step: int, free: Free) -> int:
+        """Return the time from which the uses of `free`, issued in `step`, have finished."""
         ...
 
 
@@ -47,22 +52,22 @@ def book(
     program: Program,
     steps: int,
     overflow_steps: frozenset[int] = NO_OVERFLOW,
-    returns: Returns | None = None,
+    returns: "Returns | WorstCase | None" = None,
 ) -> tuple[BookEntry, ...]:
     """Return the book of one rank that runs setup and `steps` steps of `program`.
 
     `returns` says when deferred frees give their memory back; without it they do as late as the
-    schedule allows: when the host has waited for something that comes after the uses. That one is
-    kept while `program` is alive: fewer steps are its beginning.
+    schedule allows: when the host has waited for something that comes after the uses. That one, and
+    that of `AtOnce`, is kept while `program` is alive: fewer steps are its beginning.
     """
-    if returns is not None or overflow_steps:
+    if overflow_steps or not (returns is None or isinstance(returns, AtOnce)):
         return _made(program, steps, overflow_steps, returns)
-    key = id(program)
-    known = _LATEST.get(key)
+    kept, key = _LATEST if returns is None else _EARLIEST, id(program)
+    known = kept.get(key)
     if known is None:
-        finalize(program, _LATEST.pop, key, None).atexit = False
+        finalize(program, kept.pop, key, None).atexit = False
     if known is None or known[0] < steps:
-        known = _LATEST[key] = steps, _made(program, steps, overflow_steps, None)
+        known = kept[key] = steps, _made(program, steps, overflow_steps, returns)
     if known[0] == steps:
         return known[1]
     return known[1][: bisect_left(known[1], steps, key=lambda entry: entry.step)]
@@ -71,9 +76,15 @@ def book(
 _LATEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
 """Steps and book of programs that are alive, by identity, deferred frees as late as may be."""
 
+_EARLIEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
+"""The same with deferred frees at the next allocation."""
+
 
 def _made(
-    program: Program, steps: int, overflow_steps: frozenset[int], returns: Returns | None
+    program: Program,
+    steps: int,
+    overflow_steps: frozenset[int],
+    returns: "Returns | WorstCase | None",
 ) -> tuple[BookEntry, ...]:
     if not program.defers:
         return _made_at_once(program, steps, overflow_steps)
@@ -81,7 +92,7 @@ def _made(
     by_name = program.by_name
     sizes = {name: buffer.size_bytes for name, buffer in by_name.items()}
     judge = WorstCase() if returns is None else returns
-    pending = _PendingUntilSure(judge) if isinstance(judge, WorstCase) else _Pending(judge)
+    pending = _UntilSure(judge) if isinstance(judge, WorstCase) else _UntilTime(judge)
     for step, operation in issued(program, steps, overflow_steps):
         judge.issue(step, operation)
         if type(operation) is Allocate:
@@ -137,13 +148,15 @@ def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> Bo
 class AtOnce:
     """Deferred frees return at the next allocation: the host waits for their uses before it."""
 
+    now = 0
+
     def issue(self, step: int, operation: Operation) -> None:
         """Note that the host issues `operation`."""
 
-    def over(self, step: int, free: Free) -> bool:
-        """Return that the uses are over."""
+    def over_at(self, step: int, free: Free) -> int:
+        """Return a time that has come."""
         del step, free
-        return True
+        return self.now
 
 
 class WorstCase:
@@ -212,30 +225,29 @@ class WorstCase:
                 yield self._clock[name]
 
 
-class _Pending:
-    """Deferred frees whose memory has not returned, in the order of issue."""
+class _UntilTime:
+    """Deferred frees whose memory returns when their uses have ended, each looked at once then."""
 
-    def __init__(self, judge: Returns | None) -> None:
+    def __init__(self, judge: Returns) -> None:
         self._judge = judge
-        self._frees: list[tuple[int, Free]] = []
+        self._frees: list[Free] = []
+        self._waiting: list[tuple[int, int]] = []
 
     def add(self, step: int, free: Free) -> None:
         """Add a free that the host issues in `step`."""
-        self._frees.append((step, free))
+        heappush(self._waiting, (self._judge.over_at(step, free), len(self._frees)))
+        self._frees.append(free)
 
-    def returned(self) -> Iterable[Free]:
-        """Take out the frees whose uses are over by now."""
-        judge = self._judge
-        if not self._frees or judge is None:
-            return ()
-        over = [judge.over(step, free) for step, free in self._frees]
-        found = [free for (_, free), done in zip(self._frees, over, strict=True) if done]
-        if found:
-            self._frees = [each for each, done in zip(self._frees, over, strict=True) if not done]
-        return found
+    def returned(self) -> list[Free]:
+        """Take out the frees whose uses are over by now, in the order of issue."""
+        waiting, now = self._waiting, self._judge.now
+        found: list[int] = []
+        while waiting and waiting[0][0] <= now:
+            found.append(heappop(waiting)[1])
+        return [self._frees[number] for number in sorted(found)]
 
 
-class _PendingUntilSure(_Pending):
+class _UntilSure:
     """Deferred frees that return when the host is sure.
 
     Each waits under one position of a stream that it lacks, and is looked at again only when the
@@ -243,8 +255,8 @@ class _PendingUntilSure(_Pending):
     """
 
     def __init__(self, judge: WorstCase) -> None:
-        super().__init__(judge)
-        self._sure = judge
+        self._judge = judge
+        self._frees: list[tuple[int, Free]] = []
         self._lacking: dict[str, list[tuple[int, int]]] = {}
         self._over: list[int] = []
 
@@ -254,17 +266,17 @@ class _PendingUntilSure(_Pending):
         self._ask(len(self._frees) - 1)
 
     def _ask(self, number: int) -> None:
-        missing = self._sure.missing(*self._frees[number])
+        missing = self._judge.missing(*self._frees[number])
         if missing is None:
             self._over.append(number)
         else:
             stream, position = missing
             heappush(self._lacking.setdefault(stream, []), (position, number))
 
-    def returned(self) -> Iterable[Free]:
-        """Take out the frees whose uses are over by now."""
+    def returned(self) -> list[Free]:
+        """Take out the frees whose uses are over by now, in the order of issue."""
         for stream, lacking in tuple(self._lacking.items()):
-            reached = self._sure.reached(stream)
+            reached = self._judge.reached(stream)
             while lacking and lacking[0][0] <= reached:
                 self._ask(heappop(lacking)[1])
         found, self._over = sorted(self._over), []

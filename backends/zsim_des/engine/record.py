@@ -122,14 +122,14 @@ class _TimedBook:
     def __init__(self, instances: Sequence[ProgramRun], slots: dict[str, int]) -> None:
         self._instances = {instance.step: instance for instance in instances}
         self._slots = slots
-        self._now_ps = 0
+        self.now = 0
 
     def issue(self, step: int, operation: Operation) -> None:
-        """Note that the host issues `operation`."""
+        """Note that the host issues `operation`: the clock stands at the latest allocation."""
         if isinstance(operation, Allocate):
-            self._now_ps = self._instances[step].noted[operation.id]
+            self.now = self._instances[step].noted[operation.id]
 
-    def over(self, step: int, free: Free) -> bool:
-        """Return whether every use had ended when the host issued the latest allocation."""
+    def over_at(self, step: int, free: Free) -> int:
+        """Return when the last of the uses ended."""
         ends = self._instances[step].ends
-        return all(ends[self._slots[use]] <= self._now_ps for use in free.uses)
+        return max((ends[self._slots[use]] for use in free.uses), default=0)

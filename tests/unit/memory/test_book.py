@@ -1,11 +1,14 @@
 """The allocator's book: what is alive when, in host issue order, and deferred frees."""
 
+from dataclasses import dataclass
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.memory import book, peak, peak_bytes, pools, witness
+from zsim.memory import AtOnce, book, peak, peak_bytes, pools, witness
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
-from zsim.schedule.operation import FreeMode
+from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.schedule import Kind, Program
 
 
@@ -47,6 +50,54 @@ def test_a_deferred_free_returns_at_the_allocation_after_the_host_waited() -> No
     assert peak_bytes(entries, "device") == 48
     (returned, *_) = [entry for entry in entries if entry.change_bytes == -40]
     assert (returned.buffer, returned.operation) == ("first", "step/second/allocate")
+
+
+@dataclass
+class Drawn:
+    """Uses of the free at each place in turn end at a drawn time; each allocation is 1 later."""
+
+    ends: list[int]
+    now: int = -1
+
+    def issue(self, step: int, operation: Operation) -> None:
+        del step
+        self.now += isinstance(operation, Allocate)
+
+    def over_at(self, step: int, free: Free) -> int:
+        del step
+        return self.ends[int(free.buffer)]
+
+
+@given(st.lists(st.integers(-1, 12), min_size=1, max_size=10))
+def test_what_has_ended_returns_at_the_next_allocation_in_the_order_of_frees(
+    ends: list[int],
+) -> None:
+    build = ScheduleBuilder.of("drawn", data=1)
+    buffers = [build.buffer(str(number), 1) for number in range(len(ends))]
+    for buffer in buffers:
+        build.step.allocate(buffer)
+        build.step.free(buffer, mode=FreeMode.DEFERRED)
+    (program,) = build.schedule().programs
+    expected: list[tuple[str, bool]] = []
+    waiting: list[int] = []
+    for now in range(2 * len(ends)):  # two steps
+        over = [number for number in waiting if ends[number] <= now]
+        waiting = [number for number in waiting if ends[number] > now]
+        expected += [(str(number), False) for number in over]
+        waiting.append(now % len(ends))
+        expected.append((str(waiting[-1]), True))
+    entries = book(program, steps=2, returns=Drawn(ends))
+    assert [(entry.buffer, entry.change_bytes > 0) for entry in entries] == expected
+
+
+@pytest.mark.parametrize("returns", [None, AtOnce()])
+@pytest.mark.parametrize("waits", [False, True])
+def test_fewer_steps_of_a_program_that_is_known_are_the_beginning_of_its_book(
+    returns: AtOnce | None, *, waits: bool
+) -> None:
+    program, again = (small(FreeMode.DEFERRED, waits=waits) for _ in range(2))
+    assert len(book(program, 5, returns=returns)) > len(book(program, 2, returns=returns))
+    assert book(program, 2, returns=returns) == book(again, 2, returns=returns)
 
 
 def test_the_peak_says_what_was_alive_by_kind_and_by_buffer() -> None:
