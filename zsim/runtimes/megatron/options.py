@@ -43,6 +43,10 @@ class Megatron(RuntimeOptions):
         average_in_collective: let the collective divide, instead of scaling before.
         sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by tokens
             (`TransformerConfig.sequence_parallel`).
+        async_tensor_model_parallel_allreduce: with a tensor axis, gradients of what column-parallel
+            layers read are summed, or with sequence_parallel scattered, beside products of
+            gradients of weights; with it what they read is gathered again beside the product
+            before (Megatron-LM, on unless it was turned off since 3f652469 of September 2021).
         tp_comm_overlap: with sequence_parallel, linear layers of blocks run beside collectives of
             their tokens, in Transformer Engine's userbuffers.
         tp_comm_overlap_cfg: with it, how each product does; what is not said is as `initialize_ub`
@@ -87,6 +91,7 @@ class Megatron(RuntimeOptions):
     grad_reduce_in_fp32: Flag = False
     average_in_collective: Flag = False
     sequence_parallel: Flag = False
+    async_tensor_model_parallel_allreduce: Flag = False
     tp_comm_overlap: Flag = False
     tp_comm_overlap_cfg: OverlapMethods = DEFAULT_METHODS
     num_layers_per_virtual_pipeline_stage: Count | None = None
@@ -129,8 +134,10 @@ class Megatron(RuntimeOptions):
 
     @property
     def fuses_tokens(self) -> TokenFusion | None:
-        """Return userbuffers, if linear layers run beside collectives of their tokens."""
-        return TokenFusion.USERBUFFERS if self.tp_comm_overlap else None
+        """Return whose collectives of tokens linear layers run beside, if any."""
+        if self.tp_comm_overlap:
+            return TokenFusion.USERBUFFERS
+        return TokenFusion.NCCL if self.async_tensor_model_parallel_allreduce else None
 
     @property
     def overlap_methods(self) -> OverlapMethods:
@@ -143,6 +150,9 @@ class Megatron(RuntimeOptions):
             refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
         if self.tp_comm_overlap and not self.sequence_parallel:  # validate_args
             refuse([refusal("tp_comm_overlap", None, "true needs sequence_parallel = true")])
+        if self.tp_comm_overlap and self.async_tensor_model_parallel_allreduce:
+            why = "true is instead of tp_comm_overlap = true, which has collectives of its own"
+            refuse([refusal("async_tensor_model_parallel_allreduce", None, why)])
         if self.tp_comm_overlap_cfg != DEFAULT_METHODS and not self.tp_comm_overlap:
             refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
         self._need_one_split()
