@@ -106,6 +106,16 @@ BESIDE = on(
     clip_norm=0.1,
 )
 """Linear layers beside collectives of their tokens."""
+SUMMED_BESIDE = on(
+    MEGATRON,
+    tensor=2,
+    emulate=Megatron(async_tensor_model_parallel_allreduce=True),
+    clip_norm=0.1,
+)
+SCATTERED_BESIDE = SUMMED_BESIDE.but(
+    {"zero.emulate": Megatron(async_tensor_model_parallel_allreduce=True, sequence_parallel=True)}
+)
+"""Gradients of what column-parallel layers read beside those of weights."""
 
 
 def sharing(made: Strategy, data: int, context: int, **zero: object) -> Strategy:

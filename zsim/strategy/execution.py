@@ -101,6 +101,8 @@ class Execution:
             what they make; None if nothing does. NCCL's sums are so of hidden states that are
             not cut, too.
         overlap_methods: how userbuffers do, for each product.
+        splits_outputs: userbuffers scatter a part of what the last layers make beside the next; if
+            not, all of it is scattered behind them.
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
         exchange: how these ranks exchange keys and values.
@@ -135,6 +137,7 @@ class Execution:
     float8_tokens: bool = False
     fuses_tokens: TokenFusion | None = None
     overlap_methods: OverlapMethods = DEFAULT_METHODS
+    splits_outputs: bool = True
     context: int = 1
     exchange: ContextExchange = ContextExchange.ALL_GATHER
     merges: bool = False

@@ -167,7 +167,8 @@ def _last_layer(size: Size, operator: Operator, name: str) -> Operator:
     )
     _, _, columns, rows = inputs.shape
     by_rank = _by_rank(size, (columns, rows), FusedPart.GRADIENT, dgrad, backward=True)
-    return replace(operator, forward=(*before, *parts), backward=(*others, *by_rank))
+    forward = (*before, *parts) if size.shape.execution.splits_outputs else operator.forward
+    return replace(operator, forward=forward, backward=(*others, *by_rank))
 
 
 def _by_rank(

@@ -49,6 +49,9 @@ class Megatron(RuntimeOptions):
             before (Megatron-LM, on unless it was turned off since 3f652469 of September 2021).
         tp_comm_overlap: with sequence_parallel, linear layers of blocks run beside collectives of
             their tokens, in Transformer Engine's userbuffers.
+        tp_comm_overlap_rs: with it, the last layer of attention and of an MLP makes its output in
+            parts, each scattered beside the next; false scatters all behind it
+            (`--disable-tp-comm-overlap-rs`).
         tp_comm_overlap_cfg: with it, how each product does; what is not said is as `initialize_ub`
             has it.
         num_layers_per_virtual_pipeline_stage: with a pipeline, layers of a chunk: each stage has
@@ -93,6 +96,7 @@ class Megatron(RuntimeOptions):
     sequence_parallel: Flag = False
     async_tensor_model_parallel_allreduce: Flag = False
     tp_comm_overlap: Flag = False
+    tp_comm_overlap_rs: Flag = True
     tp_comm_overlap_cfg: OverlapMethods = DEFAULT_METHODS
     num_layers_per_virtual_pipeline_stage: Count | None = None
     num_virtual_stages_per_pipeline_rank: Count | None = None
@@ -144,6 +148,11 @@ class Megatron(RuntimeOptions):
         """Return how products run beside collectives in userbuffers."""
         return self.tp_comm_overlap_cfg
 
+    @property
+    def splits_outputs(self) -> bool:
+        """True if what is scattered is made in parts."""
+        return self.tp_comm_overlap_rs
+
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
         if self.overlap_param_gather and not self.overlap_grad_reduce:
@@ -153,6 +162,8 @@ class Megatron(RuntimeOptions):
         if self.tp_comm_overlap and self.async_tensor_model_parallel_allreduce:
             why = "true is instead of tp_comm_overlap = true, which has collectives of its own"
             refuse([refusal("async_tensor_model_parallel_allreduce", None, why)])
+        if not (self.tp_comm_overlap_rs or self.tp_comm_overlap):
+            refuse([refusal("tp_comm_overlap_rs", None, "false needs tp_comm_overlap = true")])
         if self.tp_comm_overlap_cfg != DEFAULT_METHODS and not self.tp_comm_overlap:
             refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
         self._need_one_split()
