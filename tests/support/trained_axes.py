@@ -159,6 +159,19 @@ class AxesCase:
         return Job(schedule=made, model=model, cluster=cluster(strategy.ranks), steps=self.steps)
 
 
+BESIDE_PRODUCTS = {
+    f"Megatron-LM, tensor 2, {name}": AxesCase(
+        replace(shape, execution=beside.execution), beside, witness=True
+    )
+    for name, shape, beside in (
+        ("products beside collectives of tokens", SMALL_LLAMA, BESIDE),
+        ("gradients summed beside products", SMALL_GPT, SUMMED_BESIDE),
+        ("gradients scattered beside products", SMALL_LLAMA, SCATTERED_BESIDE),
+    )
+}
+"""Tensor ranks of Megatron-LM whose products run beside collectives."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankResult:
     """What is left on a rank: of what the tensor axis cuts its part."""

@@ -340,7 +340,8 @@ def _megatron(asked: ConfigQuestion) -> str:
         found.append("--no-gradient-accumulation-fusion")
     if asked.options.get("tp_comm_overlap_rs") is False:
         found.append("--disable-tp-comm-overlap-rs")
-    if _waits_for_sums(asked):
+    beside = ("async_tensor_model_parallel_allreduce", "tp_comm_overlap")
+    if asked.number("parallel.tensor") > 1 and not any(map(asked.options.get, beside)):
         found.append("--no-async-tensor-model-parallel-allreduce")  # gone since 2026
     if asked.precision != "fp32":
         found.append(f"--{asked.precision}")
@@ -359,12 +360,6 @@ def _megatron(asked: ConfigQuestion) -> str:
             "--recompute-num-layers 1",
         ]
     return " \\\n".join(found) + "\n"
-
-
-def _waits_for_sums(asked: ConfigQuestion) -> bool:
-    """Tell whether nothing goes on beside sums over tensor ranks, which has to be said."""
-    ways = ("async_tensor_model_parallel_allreduce", "tp_comm_overlap")
-    return asked.number("parallel.tensor") > 1 and not any(map(asked.options.get, ways))
 
 
 def _nanotron(asked: ConfigQuestion) -> str:
