@@ -7,7 +7,7 @@ CUDA_DEVICE_MAX_CONNECTIONS=1, before which it waited for a kernel of 3 us, each
 product.
 """
 
-from zsim.schedule.operation import StreamOperation
+from zsim.schedule.operation import Edge, StreamOperation
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.names import TENSOR
@@ -29,7 +29,7 @@ def gather_beside(writer: ScheduleWriter, path: str, own: str, whole: str) -> st
 
 
 def scatter_beside(
-    writer: ScheduleWriter, path: str, summands: str, own: str, *, maker: str
+    writer: ScheduleWriter, path: str, summands: str, own: str, *, maker: Edge
 ) -> str:
     """Reduce `summands`, which end with it, to the `own` tokens beside the `maker`'s products."""
     done = writer.reduce_scatter(
@@ -39,7 +39,7 @@ def scatter_beside(
     return done
 
 
-def sum_beside(writer: ScheduleWriter, path: str, summands: str, *, maker: str) -> str:
+def sum_beside(writer: ScheduleWriter, path: str, summands: str, *, maker: Edge) -> str:
     """Sum `summands` over ranks, in place, beside the `maker`'s other products."""
     return writer.all_reduce(
         path, TENSOR, summands, beside=True, stream=TOKEN_COLLECTIVES, after=(maker,)

@@ -55,8 +55,8 @@ class FusedEntries:
             return [] if self._comes_late(operation.id) else [self._held.pop(operation.id)]
         if isinstance(operation, Compute) and operation.id in self._fusions.computes:
             return self._chunks(operation, last)
-        scatters = isinstance(operation, ReduceScatter | AllReduce)
-        if scatters and operation.id in self._fusions.makers:
+        makers = self._fusions.makers
+        if isinstance(operation, ReduceScatter | AllReduce) and operation.id in makers:
             return [self._copies(operation, last), last]
         return [last]
 
