@@ -106,6 +106,16 @@ BESIDE = on(
     clip_norm=0.1,
 )
 """Linear layers beside collectives of their tokens."""
+SUMMED_BESIDE = on(
+    MEGATRON,
+    tensor=2,
+    emulate=Megatron(async_tensor_model_parallel_allreduce=True),
+    clip_norm=0.1,
+)
+SCATTERED_BESIDE = SUMMED_BESIDE.but(
+    {"zero.emulate": Megatron(async_tensor_model_parallel_allreduce=True, sequence_parallel=True)}
+)
+"""Gradients of what column-parallel layers read beside those of weights."""
 
 
 SUMMED_IN_FP32 = on(
@@ -156,6 +166,19 @@ class AxesCase:
             model = in_blocks(model)
         made = make_schedule(model, strategy)
         return Job(schedule=made, model=model, cluster=cluster(strategy.ranks), steps=self.steps)
+
+
+BESIDE_PRODUCTS = {
+    f"Megatron-LM, tensor 2, {name}": AxesCase(
+        replace(shape, execution=beside.execution), beside, witness=True
+    )
+    for name, shape, beside in (
+        ("products beside collectives of tokens", SMALL_LLAMA, BESIDE),
+        ("gradients summed beside products", SMALL_GPT, SUMMED_BESIDE),
+        ("gradients scattered beside products", SMALL_LLAMA, SCATTERED_BESIDE),
+    )
+}
+"""Tensor ranks of Megatron-LM whose products run beside collectives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,9 +294,11 @@ def _of_shared_sequences(asked: ConfigQuestion, sizes: Sequence[tuple[str, int]]
 
 
 UNSAID: Final = {
+    "async_tensor_model_parallel_allreduce",
     "gradient_accumulation_fusion",
     "overlap_p2p_comm",
     "scatter_gather_tensors_in_pipeline",
+    "tp_comm_overlap_rs",
 }
 """Options of Megatron-LM whose arguments can only turn them off."""
 
@@ -338,6 +340,11 @@ def _megatron(asked: ConfigQuestion) -> str:
         found.append("--no-overlap-p2p-communication")
     if not asked.options.get("gradient_accumulation_fusion"):
         found.append("--no-gradient-accumulation-fusion")
+    if asked.options.get("tp_comm_overlap_rs") is False:
+        found.append("--disable-tp-comm-overlap-rs")
+    beside = ("async_tensor_model_parallel_allreduce", "tp_comm_overlap")
+    if asked.number("parallel.tensor") > 1 and not any(map(asked.options.get, beside)):
+        found.append("--no-async-tensor-model-parallel-allreduce")  # gone since 2026
     if asked.precision != "fp32":
         found.append(f"--{asked.precision}")
     if asked.precision == "bf16" and not asked.options.get("grad_reduce_in_fp32"):

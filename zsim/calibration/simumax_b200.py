@@ -105,6 +105,8 @@ class _SimuMaxRow(RunRow):
                 "megatron": {
                     "grad_reduce_in_fp32": True,
                     "sequence_parallel": degrees["tensor"] > 1,
+                    "async_tensor_model_parallel_allreduce": degrees["tensor"] > 1,
+                    "gradient_accumulation_fusion": True,
                 },
             },
             "train": {

@@ -74,7 +74,7 @@ class FusedPart(StrEnum):
     BESIDE_GATHER = "beside_gather"
     """It runs while the tokens are gathered that a kernel behind it reads."""
     BESIDE_SCATTER = "beside_scatter"
-    """It runs while what kernels before it have made is scattered."""
+    """It runs while what kernels before it have made is scattered, or summed over ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

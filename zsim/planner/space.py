@@ -62,15 +62,19 @@ SLOW = frozenset({"deepspeed", "nanotron"})
 """Runtimes whose schedules take several times as long to simulate as others."""
 
 
+BESIDE_PRODUCTS: Changes = {"zero.megatron.async_tensor_model_parallel_allreduce": True}
+"""As Megatron-LM does by itself."""
+
 TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
     "megatron": (
-        {"zero.megatron.sequence_parallel": True},
+        BESIDE_PRODUCTS,
+        {"zero.megatron.sequence_parallel": True, **BESIDE_PRODUCTS},
         {"zero.megatron.sequence_parallel": True, "zero.megatron.tp_comm_overlap": True},
     ),
-    "nanotron": ({"zero.nanotron.tp_mode": "reduce_scatter"},),
+    "nanotron": ({}, {"zero.nanotron.tp_mode": "reduce_scatter"}),
 }
-"""Ways to cut hidden states by tokens over the tensor axis, which takes less memory, and to have
-products run beside their collectives."""
+"""Ways of tensor ranks: hidden states whole or cut by tokens, which takes less memory, and products
+that run beside their collectives."""
 
 COMPILED_TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
     "fsdp2": ({"zero.fsdp2.enable_async_tensor_parallel": True},),
@@ -327,12 +331,12 @@ class SettingSpace:
 
     def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
         """Return the ways in which a tensor axis works, unless a setting says which."""
-        others = TENSOR_MODES.get(runtime, ())
+        modes = TENSOR_MODES.get(runtime, ({},))
         if self.compiles:
-            others = (*others, *COMPILED_TENSOR_MODES.get(runtime, ()))
-        if tensor == 1 or any(key in self.fixed for each in others for key in each):
+            modes = (*modes, *COMPILED_TENSOR_MODES.get(runtime, ()))
+        if tensor == 1 or any(key in self.fixed for each in modes for key in each):
             return ({},)
-        return ({}, *others)
+        return modes
 
     def _pipelines(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
         return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)

@@ -263,13 +263,7 @@ def _runtime(arguments: Arguments) -> None:
             )
         },
     }
-    cuts_tokens = arguments.flag("sequence-parallel")
-    tensor = arguments.said["parallel.tensor"].value
-    options["sequence_parallel"] = ("sequence-parallel", cuts_tokens and tensor != 1)
-    overlaps = arguments.flag("tp-comm-overlap")
-    if overlaps and not options["sequence_parallel"][1]:  # validate_args
-        raise arguments.wrong("tp-comm-overlap", "needs --sequence-parallel and tensor ranks")
-    options["tp_comm_overlap"] = ("tp-comm-overlap", overlaps)
+    options |= _tensor_options(arguments)
     apart = "no-gradient-accumulation-fusion"
     options["gradient_accumulation_fusion"] = (apart, not arguments.flag(apart))
     whole = "no-scatter-gather-tensors-in-pipeline"
@@ -278,3 +272,26 @@ def _runtime(arguments: Arguments) -> None:
     options |= dict(stage_options(arguments))
     for field, (name, value) in options.items():
         arguments.say(f"zero.megatron.{field}", value, name)
+
+
+def _tensor_options(arguments: Arguments) -> dict[str, tuple[str, object]]:
+    """Return options of tensor ranks: how hidden states are cut, what runs beside products."""
+    cuts_tokens = arguments.flag("sequence-parallel")
+    tensor = arguments.said["parallel.tensor"].value
+    overlaps = arguments.flag("tp-comm-overlap")
+    if overlaps and not (cuts_tokens and tensor != 1):  # validate_args
+        raise arguments.wrong("tp-comm-overlap", "needs --sequence-parallel and tensor ranks")
+    behind = "disable-tp-comm-overlap-rs"
+    is_behind = arguments.flag(behind) and overlaps
+    # on unless it is turned off, always with sequence parallelism, and ignored in later versions
+    waits = "no-async-tensor-model-parallel-allreduce"
+    is_off = arguments.flag(waits) and not cuts_tokens
+    return {
+        "sequence_parallel": ("sequence-parallel", cuts_tokens and tensor != 1),
+        "tp_comm_overlap": ("tp-comm-overlap", overlaps),
+        "tp_comm_overlap_rs": (behind, not is_behind),
+        "async_tensor_model_parallel_allreduce": (
+            waits,
+            tensor != 1 and not (overlaps or is_off),
+        ),
+    }

@@ -100,7 +100,8 @@ class CollectiveOperation(Communication):
 
     One `in_parts` is fused with the `Compute` that reads what it gathers, or makes what it
     scatters: ranks copy parts of each other while kernels of that `Compute` work on others
-    (`zsim.schedule.fusions`). What each comes to is the same.
+    (`zsim.schedule.fusions`). What each comes to is the same. One `beside` such a `Compute` is as
+    any other on the wire, while kernels of it run that do not touch what this one moves.
     """
 
     laps: ClassVar[int] = 1
@@ -111,6 +112,11 @@ class CollectiveOperation(Communication):
     source: View
     target: View
     in_parts: bool = field(default=False, metadata=AFTER_OTHERS)
+    beside: bool = field(default=False, metadata=AFTER_OTHERS)
+
+    def __post_init__(self) -> None:
+        if self.in_parts and self.beside:
+            raise ValueError(f"{self.id}: in parts, or whole beside a Compute, not both")
 
     @property
     def reads(self) -> View | None:

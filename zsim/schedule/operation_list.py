@@ -95,6 +95,7 @@ class OperationList(HostActions):
         target: Memory,
         *,
         in_parts: bool = False,
+        beside: bool = False,
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
@@ -109,6 +110,7 @@ class OperationList(HostActions):
                 source=source,
                 target=self.view(target),
                 in_parts=in_parts,
+                beside=beside,
                 wire=self.buffers[source.buffer].dtype,
             )
         )
@@ -122,6 +124,7 @@ class OperationList(HostActions):
         *,
         reduction: Reduction = Reduction.SUM,
         in_parts: bool = False,
+        beside: bool = False,
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
@@ -137,6 +140,7 @@ class OperationList(HostActions):
                 source=source,
                 target=self.view(target),
                 in_parts=in_parts,
+                beside=beside,
                 reduction=reduction,
                 wire=wire,
                 accumulate=wire,
@@ -151,6 +155,7 @@ class OperationList(HostActions):
         target: Memory | None = None,
         *,
         reduction: Reduction = Reduction.SUM,
+        beside: bool = False,
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
@@ -165,6 +170,7 @@ class OperationList(HostActions):
                 group=group,
                 source=source,
                 target=source if target is None else self.view(target),
+                beside=beside,
                 reduction=reduction,
                 wire=wire,
                 accumulate=wire,

@@ -46,6 +46,11 @@ class TokenFusion(StrEnum):
     """Transformer Engine's userbuffers (`initialize_ub`): gathers around a ring beside products of
     what has come, reduce-scatters of parts of the output, and in backward what column-parallel
     layers gather and scatter beside whole products."""
+    NCCL = "nccl"
+    """Collectives of NCCL, of which backward has some beside whole products: what column-parallel
+    layers read is gathered again while its gradient is made, and that is scattered, or summed,
+    while gradients of weights are made (`LinearWithGradAccumulationAndAsyncCommunication` of
+    Megatron-LM)."""
 
 
 class Norms(StrEnum):
@@ -93,8 +98,11 @@ class Execution:
             `PrepareFloat8ModuleInput` and `Float8RowwiseParallel`).
         fuses_tokens: with hidden states cut by tokens over a tensor axis, what fuses products of
             linear layers of a block with the gather of what they read and the reduce-scatter of
-            what they make; None if nothing does.
+            what they make; None if nothing does. NCCL's sums are so of hidden states that are
+            not cut, too.
         overlap_methods: how userbuffers do, for each product.
+        splits_outputs: userbuffers scatter a part of what the last layers make beside the next; if
+            not, all of it is scattered behind them.
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
         exchange: how these ranks exchange keys and values.
@@ -132,6 +140,7 @@ class Execution:
     float8_tokens: bool = False
     fuses_tokens: TokenFusion | None = None
     overlap_methods: OverlapMethods = DEFAULT_METHODS
+    splits_outputs: bool = True
     context: int = 1
     exchange: ContextExchange = ContextExchange.ALL_GATHER
     merges: bool = False

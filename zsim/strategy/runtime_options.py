@@ -153,6 +153,11 @@ class RuntimeOptions(Table):
         return DEFAULT_METHODS
 
     @property
+    def splits_outputs(self) -> bool:
+        """True if what userbuffers scatter is made in parts."""
+        return True
+
+    @property
     def rearranges(self) -> bool:
         """True if collectives along tokens copy what is whole, since sequences come first."""
         return False

@@ -271,6 +271,7 @@ class Strategy(Table):
             float8_tokens=self.casts_tokens,
             fuses_tokens=None if runtime is None else runtime.fuses_tokens,
             overlap_methods=DEFAULT_METHODS if runtime is None else runtime.overlap_methods,
+            splits_outputs=runtime is None or runtime.splits_outputs,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             merges=runtime is not None and runtime.merges_context,

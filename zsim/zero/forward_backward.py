@@ -226,7 +226,8 @@ class ForwardBackward:
             self.tokens.keep_own(segment, value, name, f"{path}/own/{value}")
         if self._gradients[value] == 1:
             return
-        self.writer.copy(f"{path}/add/{value}", name, f"{value}/gradient", accumulate=True)
+        total, came = f"{value}/gradient", self.tokens.come()
+        self.writer.copy(f"{path}/add/{value}", name, total, accumulate=True, after=came)
         self.writer.free(name)
 
     def _contribution(self, value: str) -> str:

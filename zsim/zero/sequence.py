@@ -11,7 +11,9 @@ scatter is gathered so, too (torchao 0.19, torchao/float8/float8_tensor_parallel
 Those with which products are fused (`Kernel.part`) are on a stream of copies: a rank puts its own
 tokens into symmetric memory, from where others copy them, each while it multiplies what has come
 (`_pipelined_multi_all_gather_and_consume` and `_pipelined_produce_and_all2all`, torch 2.13,
-torch/distributed/_symmetric_memory/__init__.py).
+torch/distributed/_symmetric_memory/__init__.py). NCCL's that run beside products are on a stream of
+their own, too, behind all that was issued before them, and what follows the products waits for them
+(`async_op=True`, `handle.wait()`).
 """
 
 from collections import Counter
@@ -26,6 +28,12 @@ from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.execution import TokenFusion
 from zsim.strategy.strategy import Strategy
+from zsim.zero.beside_products import (
+    TOKEN_COLLECTIVES,
+    gather_beside,
+    scatter_beside,
+    sum_beside,
+)
 from zsim.zero.names import SYMMETRIC, TENSOR
 from zsim.zero.token_copies import shared_parameters
 from zsim.zero.userbuffers import Userbuffers
@@ -36,9 +44,11 @@ TOKEN_COPIES = "token_copies"
 
 
 def token_streams(strategy: Strategy) -> tuple[str, ...]:
-    """Return the stream of copies between tensor ranks, where products are fused with them."""
-    fuses = strategy.cuts_tokens and strategy.execution.fuses_tokens
-    return (TOKEN_COPIES,) if fuses else ()
+    """Return the stream of what products are fused with between tensor ranks, if they are."""
+    fused_by = strategy.execution.fuses_tokens
+    if fused_by is TokenFusion.NCCL:
+        return (TOKEN_COLLECTIVES,) if strategy.parallel.tensor > 1 else ()
+    return (TOKEN_COPIES,) if strategy.cuts_tokens and fused_by else ()
 
 
 def _gathers(model: Model) -> dict[tuple[str, int], int]:
@@ -81,7 +91,10 @@ class Tokens:
         self._gathers = _gathers(model)
         self._awaited: list[str] = []
         self._userbuffers: Userbuffers | None = None
-        if fusion is TokenFusion.USERBUFFERS:
+        self._is_nccl = fusion is TokenFusion.NCCL
+        if self._is_nccl:
+            self._fuses = True
+        elif fusion is TokenFusion.USERBUFFERS:
             self._userbuffers = Userbuffers(writer, model)
             self._fuses = bool(self._userbuffers.names)
         else:
@@ -121,7 +134,8 @@ class Tokens:
 
     def _gathers_later(self, part: SegmentVisit) -> bool:
         """Tell whether gradients are gathered first: what was read, beside a later product."""
-        return self._userbuffers is not None and part.action is Action.BACKWARD
+        is_later = self._is_nccl or self._userbuffers is not None
+        return is_later and part.action is Action.BACKWARD
 
     def _gather_whole(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         found = {
@@ -177,6 +191,8 @@ class Tokens:
         self.take(whole)
         if self._stays(whole):
             self._gather_in_place(path, own, whole)
+        elif in_parts and self._is_nccl:
+            self._awaited.append(gather_beside(self.writer, path, own, whole))
         elif in_parts:
             self._gather_parts(path, own, whole)
         else:
@@ -289,6 +305,9 @@ class Tokens:
         """
         writer, summands = self.writer, self.summands(value, buffer, read_by=read_by)
         writer.allocate(buffer)
+        if fused is not None and self._is_nccl:
+            self._awaited.append(scatter_beside(writer, path, summands, buffer, maker=fused))
+            return
         if fused is None:
             writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
             writer.free(summands)
@@ -322,6 +341,10 @@ class Tokens:
         if self.model.values[value].tensor_sharded:
             into = f"{path}/scatter{suffix}"
             self.scatter(value, buffer, into, read_by=read_by, fused=fused)
+        elif fused is not None:
+            self._awaited.append(
+                sum_beside(self.writer, f"{path}/sum{suffix}", buffer, maker=fused)
+            )
         else:
             self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zsim.cluster.cluster import Gpu
+from zsim.model.kernel import FusedPart
 from zsim.schedule.fusions import MAKES, Fusions
-from zsim.schedule.operation import Compute, Edge, Operation, ReduceScatter
+from zsim.schedule.operation import AllReduce, Compute, Edge, Operation, ReduceScatter
 from zsim_des.engine.fused import FusedChunk, chunks, sum_ps
 from zsim_des.engine.instruction import After, Enqueue
 
@@ -34,9 +35,7 @@ class FusedEntries:
         self._after = after
         self._chunked: dict[tuple[int, tuple[str, ...], bool], list[FusedChunk]] = {}
         self._made: dict[str, int] = {}
-        self._gathers = frozenset(
-            name for each in self._fusions.computes.values() for name in each.gathers.values()
-        )
+        self._held: dict[str, Enqueue] = {}
         self._competing = frozenset(
             name
             for each in self._fusions.computes.values()
@@ -44,16 +43,27 @@ class FusedEntries:
             if part in each.competing
         )
 
-    def before(self, operation: Operation, last: Enqueue) -> list[Enqueue]:
-        """Return the entries of `operation` that precede `last`, which becomes the last of them."""
-        if operation.id in self._gathers:
+    def of(self, operation: Operation, last: Enqueue) -> list[Enqueue]:
+        """Return the entries of `operation`, of which `last` becomes the last.
+
+        A gather that is issued with a kernel of its reader comes with the entries of that.
+        """
+        if operation.id in self._fusions.readers:
             last.begins = self._slot(operation.id, "begun")
             last.is_copied = operation.id not in self._competing
-        elif isinstance(operation, Compute) and operation.id in self._fusions.computes:
+            self._held[operation.id] = last
+            return [] if self._comes_late(operation.id) else [self._held.pop(operation.id)]
+        if isinstance(operation, Compute) and operation.id in self._fusions.computes:
             return self._chunks(operation, last)
-        elif isinstance(operation, ReduceScatter) and operation.id in self._fusions.makers:
-            return [self._copies(operation, last)]
-        return []
+        makers = self._fusions.makers
+        if isinstance(operation, ReduceScatter | AllReduce) and operation.id in makers:
+            return [self._copies(operation, last), last]
+        return [last]
+
+    def _comes_late(self, gather: str) -> bool:
+        """Tell whether a gather is issued with the product that it runs beside, not before all."""
+        gathers = self._fusions.computes[self._fusions.readers[gather].id].gathers
+        return gathers.get(FusedPart.BESIDE_GATHER) == gather
 
     def _slot(self, name: str, part: object) -> int:
         return self._slots.setdefault(f"{name}/{part}", len(self._slots))
@@ -62,9 +72,13 @@ class FusedEntries:
         gathers = self._fusions.computes[compute.id].gathers
         fused = set(gathers.values())
         rest = tuple(edge for edge in compute.after if edge not in fused)
-        entries: list[Enqueue] = []
+        entries, own = list[Enqueue](), list[Enqueue]()
         cut = self._chunks_of(compute)
         for number, chunk in enumerate(cut, 1):
+            for held in filter(None, (self._held.pop(gathers[part], None) for part in chunk.begun)):
+                here = tuple(before.slot for before in own[-1:])
+                held.after = After((*held.after.here, *here), held.after.earlier)
+                entries.append(held)
             each = last
             if number < len(cut):
                 each = replace(last, slot=self._slot(compute.id, number), is_part=True)
@@ -77,8 +91,9 @@ class FusedEntries:
             if chunk.is_made:
                 self._made[compute.id] = each.slot
             entries.append(each)
-        last.parts = tuple(each.slot for each in entries[:-1])
-        return entries[:-1]
+            own.append(each)
+        last.parts = tuple(each.slot for each in own[:-1])
+        return entries
 
     def _chunks_of(self, compute: Compute) -> list[FusedChunk]:
         """Return the chunks of a `Compute`, cut once for all that have the same kernels.
@@ -92,7 +107,7 @@ class FusedEntries:
             self._chunked[key] = chunks(compute.kernels, fusion, self._gpu, ranks=ranks)
         return self._chunked[key]
 
-    def _copies(self, scatter: ReduceScatter, last: Enqueue) -> Enqueue:
+    def _copies(self, scatter: ReduceScatter | AllReduce, last: Enqueue) -> Enqueue:
         """Return the copies of what is scattered; `last` adds up what came, behind its maker."""
         maker = self._fusions.makers[scatter.id]
         known = self._after(scatter.id, tuple(e for e in scatter.after if e != maker.id))

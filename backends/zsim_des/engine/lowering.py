@@ -185,8 +185,9 @@ class _Lowering:
                 else:
                     found += self._landings.before(made)
                 if self._fused is not None and isinstance(made, Enqueue):
-                    found += self._fused.before(operation, made)
-                found.append(made)
+                    found += self._fused.of(operation, made)
+                else:
+                    found.append(made)
                 if self._runs and isinstance(operation, Compute | Copy | Fill):
                     found += self._run_here(operation)
             counts = isinstance(operation, SetScalar) and operation.scalar in self.decides

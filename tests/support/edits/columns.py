@@ -204,14 +204,20 @@ def of_fused_tokens() -> list[Strategy]:
 
 
 def of_overlapped_tokens() -> list[Strategy]:
-    """Strategies of Megatron-LM whose products run beside collectives of tokens: two states."""
+    """Strategies of Megatron-LM whose products run beside collectives of tokens: two states.
+
+    In userbuffers or by NCCL, of tokens that are cut or not.
+    """
     overlapped = Megatron(sequence_parallel=True, tp_comm_overlap=True)
     base = Strategy(
         parallel=Parallel(data=2, tensor=2),
         zero=Zero(stage=1, emulate=overlapped.but(gradient_accumulation_fusion=True)),
         train=Train(gradient_accumulation_steps=2, optimizer=ADAM),
     )
-    return [base, base.but({"parallel.data": 1, "zero.stage": 0, "zero.emulate": overlapped})]
+    alone = Megatron(sequence_parallel=True, async_tensor_model_parallel_allreduce=True)
+    others = (overlapped, alone, alone.but(sequence_parallel=False))
+    few: dict[str, object] = {"parallel.data": 1, "zero.stage": 0}
+    return [base, *(base.but(few | {"zero.emulate": each}) for each in others)]
 
 
 def of_frozen() -> dict[str, list[Strategy]]:

@@ -252,6 +252,9 @@ def test_products_beside_collectives_are_a_flag_and_gradients_apart_another() ->
     }
     text = config_text(asked(beside))
     assert "--tp-comm-overlap" in text
+    assert "overlap-rs" not in text
+    behind = config_text(asked({**beside, "zero.megatron.tp_comm_overlap_rs": False}))
+    assert "--disable-tp-comm-overlap-rs" in behind
     assert "--no-gradient-accumulation-fusion" in text
     fused = config_text(asked({**beside, "zero.megatron.gradient_accumulation_fusion": True}))
     assert "gradient-accumulation-fusion" not in fused
@@ -261,6 +264,14 @@ def test_sums_that_megatron_has_no_argument_for_are_refused() -> None:
     changes = settings_of("megatron")[0] | {"zero.megatron.allreduce_in_float32": True}
     with pytest.raises(MistakeError, match="no argument for allreduce_in_float32"):
         config_text(asked(changes))
+
+
+def test_sums_between_products_are_a_flag() -> None:
+    changes = next(each for each in settings_of("megatron") if each["parallel.tensor"] != 1)
+    beside = "zero.megatron.async_tensor_model_parallel_allreduce"
+    for value in (True, False):
+        text = config_text(asked({**changes, beside: value}))
+        assert ("--no-async-tensor-model-parallel-allreduce" in text) is not value
 
 
 def test_what_deepspeed_leaves_at_its_defaults_is_not_written() -> None:

@@ -9,7 +9,10 @@ from zsim.planner.pipeline_orders import FSDP2_SCHEDULE, MEGATRON_CHUNK, orders
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 
-MEGATRON_MODES = {"zero.megatron.sequence_parallel", "zero.megatron.tp_comm_overlap"}
+MEGATRON_MODES = {
+    f"zero.megatron.{name}"
+    for name in ("async_tensor_model_parallel_allreduce", "sequence_parallel", "tp_comm_overlap")
+}
 KEPT = {"zero.fsdp2.reshard_after_forward": False}
 
 
@@ -88,13 +91,15 @@ def test_products_are_fused_with_collectives_where_blocks_are_compiled(*, compil
     assert not any(name in each.changes for each in groups("fsdp2", {name: False}, compiles=True))
 
 
-def test_products_of_megatron_run_beside_collectives_with_sequence_parallelism_alone() -> None:
+def test_products_of_megatron_run_beside_collectives_in_three_ways() -> None:
     found = groups("megatron", {})
     modes = {
         tuple(key.rpartition(".")[2] for key in each.changes if key in MEGATRON_MODES)
         for each in found
         if each.changes["parallel.tensor"] != 1
     }
-    assert modes == {(), ("sequence_parallel",), ("sequence_parallel", "tp_comm_overlap")}
+    beside = "async_tensor_model_parallel_allreduce"
+    cut = "sequence_parallel"
+    assert modes == {(beside,), (cut, beside), (cut, "tp_comm_overlap")}
     said = groups("megatron", {"zero.megatron.sequence_parallel": True})
     assert not any(MEGATRON_MODES & each.changes.keys() for each in said)

@@ -69,6 +69,7 @@ def made_of(strategy: Strategy) -> Schedule:
         {"parallel.context": 2, "parallel.context_exchange": "all_gather"},
         {"activations.checkpointing": Checkpointing.SELECTIVE},
         {"zero.emulate": OVERLAPPED.but(gradient_accumulation_fusion=True)},
+        {"zero.emulate": OVERLAPPED.but(tp_comm_overlap_rs=False)},
     ],
 )
 def test_it_trains_what_plain_data_parallelism_does(
@@ -171,6 +172,24 @@ def test_products_are_cut_as_the_methods_of_userbuffers_cut_them() -> None:
         (FusedPart.BESIDE_GATHER, (1, 8, 8, 12), 16),
         (FusedPart.BESIDE_SCATTER, (1, 12, 8, 8), 16),
     ]
+
+
+def test_outputs_may_be_scattered_behind_the_last_layer() -> None:
+    whole = BESIDE.but({"zero.emulate": OVERLAPPED.but(tp_comm_overlap_rs=False)})
+    assert [each.part for each in products(model_of(whole), ATTENTION)] == [
+        FusedPart.GATHERED,
+        FusedPart.GATHERED,
+        None,
+    ]
+    found = of_block(made_of(whole))
+    forward = {each.stream for each in found if "/forward/" in each.id and "/scatter" in each.id}
+    assert forward == {"compute"}
+    # backward is as ever
+    assert [each for each in found if "/backward/" in each.id] == [
+        each for each in of_block(made_of(BESIDE)) if "/backward/" in each.id
+    ]
+    with pytest.raises(ConfigError, match="tp_comm_overlap_rs: false needs tp_comm_overlap = true"):
+        Megatron(sequence_parallel=True, tp_comm_overlap_rs=False)
 
 
 def test_gate_and_up_are_one_product() -> None:

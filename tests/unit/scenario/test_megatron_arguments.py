@@ -234,6 +234,8 @@ def test_products_beside_collectives_of_tokens_are_read() -> None:
     for words, overlaps in ((cut, False), (f"{cut} --tp-comm-overlap", True)):
         assert read(words).zero.model_dump()["megatron"]["tp_comm_overlap"] is overlaps
         assert left(words) == ()
+    options = read(f"{cut} --tp-comm-overlap --disable-tp-comm-overlap-rs").zero.model_dump()
+    assert options["megatron"]["tp_comm_overlap_rs"] is False
     # its file is not read
     named = "--tp-comm-overlap-cfg"
     assert left(f"{cut} --tp-comm-overlap {named} ub.yaml") == (named,)
@@ -245,6 +247,29 @@ def test_products_beside_collectives_need_tokens_that_are_cut(cut: str) -> None:
     assert refusal(f"{SHAPE} {cut} --tp-comm-overlap") == (
         "zero.megatron_arguments: --tp-comm-overlap: needs --sequence-parallel and tensor ranks"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "is_beside"),
+    [
+        ("", False),
+        ("--tensor-model-parallel-size 2", True),
+        ("--tensor-model-parallel-size 2 --no-async-tensor-model-parallel-allreduce", False),
+        ("--tensor-model-parallel-size 2 --sequence-parallel", True),
+        (
+            "--tensor-model-parallel-size 2 --sequence-parallel "
+            "--no-async-tensor-model-parallel-allreduce",
+            True,  # of sums alone
+        ),
+        ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", False),
+    ],
+)
+def test_sums_over_tensor_ranks_are_beside_products_unless_it_is_turned_off(
+    words: str, *, is_beside: bool
+) -> None:
+    options = read(f"{SHAPE} {words}").zero.model_dump()["megatron"]
+    assert options["async_tensor_model_parallel_allreduce"] is is_beside
+    assert left(f"{SHAPE} {words}") == ()
 
 
 def test_products_add_gradients_unless_it_is_turned_off() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_training import BOUND, distance
 from trained_axes import (
-    BESIDE,
+    BESIDE_PRODUCTS,
     CUT,
     DEEP_LLAMA,
     EVERY_SECOND,
@@ -80,9 +80,7 @@ TWO_RANKS = {
     "Megatron-LM, tensor 2, tokens cut": AxesCase(
         SMALL_GPT, on(MEGATRON_OF_TOKENS, tensor=2), witness=True
     ),
-    "Megatron-LM, tensor 2, products beside collectives of tokens": AxesCase(
-        replace(SMALL_LLAMA, execution=BESIDE.execution), BESIDE, witness=True
-    ),
+    **BESIDE_PRODUCTS,
     "FSDP2, tensor 2, tokens cut": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, clip_norm=0.1).but(EVERY_SECOND), witness=True
     ),

@@ -8,6 +8,7 @@ from zsim.model.model import BATCH, Parameter, Unit, Value
 from zsim.model.transformer.gathered_layers import rearranged
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
+from zsim.model.transformer.overlapped_layers import beside_nccl
 from zsim.model.transformer.segment import segments
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Loss
@@ -129,7 +130,7 @@ def head(size: Size, source: Value) -> Unit:
     return Unit(
         name="head",
         parameters=parameters,
-        segments=segments(rearranged(size, (first, scores, end)), (source,)),
+        segments=segments(rearranged(size, (first, beside_nccl(size, scores), end)), (source,)),
         checkpoint=False,
     )
 

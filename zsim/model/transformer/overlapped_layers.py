@@ -1,4 +1,4 @@
-"""Linear layers beside collectives of their tokens, as Transformer Engine runs them.
+"""Linear layers beside collectives of their tokens, as Transformer Engine and Megatron-LM run them.
 
 What attention and an MLP begin with is one product there (`TELayerNormColumnParallelLinear` of
 queries, keys and values, or of gate and up), and so are its gradients. By the methods
@@ -13,9 +13,13 @@ of `initialize_ub` (Transformer Engine 2.20, transformer_engine/pytorch/module/b
   (`bulk_overlap`).
 
 Functions are of transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp.
+
+Without userbuffers the last two are whole collectives of NCCL, of Megatron-LM's column-parallel
+layers (`LinearWithGradAccumulationAndAsyncCommunication`, megatron/core/tensor_parallel/layers.py)
+as of Transformer Engine's (`async_op` in backward of module/layernorm_linear.py): blocks and head.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from zsim.model.kernel import FusedPart, Kernel, KernelKind, resized
@@ -30,6 +34,9 @@ SPLITS = 4
 STREAMS = 3
 """Streams on which parts of a product are issued, at most (`_NUM_MAX_UB_STREAMS`)."""
 
+Kernels = tuple[Kernel, ...]
+"""Kernels that one product runs as."""
+
 ROWS, OUTPUTS, SUMMANDS = 1, 2, 3
 """Extents of products (batch, m, n, k) that are those of several layers side by side: of gradients
 of their weights, of what they make, of gradients of what they read."""
@@ -42,7 +49,9 @@ def overlapped(
 
     Transformer Engine calls the `first` and the `last` of them so.
     """
-    if size.fused_by is not TokenFusion.USERBUFFERS:
+    if size.fused_by is TokenFusion.NCCL:
+        return tuple(beside_nccl(size, each) for each in stretches)
+    if size.fused_by is not TokenFusion.USERBUFFERS or not all(map(_is_trained, stretches)):
         return tuple(stretches)
     found: list[Stretch] = []
     for stretch in stretches:
@@ -55,6 +64,20 @@ def overlapped(
     return tuple(found)
 
 
+def beside_nccl(size: Size, stretch: Stretch) -> Stretch:
+    """Return a stretch whose column-parallel layers are one, whose backward NCCL runs beside."""
+    is_beside = size.fused_by is TokenFusion.NCCL and stretch.reduces_input_gradient
+    if not is_beside or not _is_trained(stretch):
+        return stretch
+    operators = _one_layer(
+        stretch.inputs[0],
+        stretch.operators,
+        backward=_with(FusedPart.BESIDE_GATHER if size.sequence else None),
+        trains=_with(FusedPart.BESIDE_SCATTER),
+    )
+    return replace(stretch, operators=tuple(operators))
+
+
 def _first_layers(
     size: Size, source: str, operators: Sequence[Operator], name: str
 ) -> list[Operator]:
@@ -63,27 +86,62 @@ def _first_layers(
     fprop: RingExchange = getattr(methods, f"{name}_fprop")
     dgrad: ByKernel = getattr(methods, f"{name}_dgrad")
     wgrad: ByKernel = getattr(methods, f"{name}_wgrad")
-    places = [
-        place
-        for place, each in enumerate(operators)
-        if each.parameters and any(tensor.name == source for tensor in each.reads)
-    ]
+
+    def by_rank(product: Kernel) -> Kernels:
+        return _by_rank(size, product, FusedPart.GATHERED, fprop)
+
+    return _one_layer(
+        source,
+        operators,
+        forward=by_rank,
+        backward=_with(FusedPart.BESIDE_GATHER, dgrad.spared),
+        trains=_with(FusedPart.BESIDE_SCATTER, wgrad.spared),
+    )
+
+
+def _with(part: FusedPart | None, spared: int = 0) -> Callable[[Kernel], Kernels]:
+    """Return what makes of a product the same with a part, which leaves multiprocessors."""
+    return lambda product: (replace(product, part=part, spared=spared),)
+
+
+def _one_layer(
+    source: str,
+    operators: Sequence[Operator],
+    *,
+    forward: Callable[[Kernel], Kernels] = lambda product: (product,),
+    backward: Callable[[Kernel], Kernels],
+    trains: Callable[[Kernel], Kernels],
+) -> list[Operator]:
+    """Return `operators` with kernels of all layers that read `source` at the first of them.
+
+    Each product is that of all of them, of which the callables make what runs.
+    """
+    places = [place for place, each in enumerate(operators) if _is_layer(each, source)]
     layers = [operators[place] for place in places]
     product, beside = _joined((each.forward for each in layers), OUTPUTS)
     inputs, others = _joined((each.backward for each in layers), SUMMANDS)
     weights, sums = _joined((each.trains for each in layers), ROWS)
-    forward = _by_rank(size, product, FusedPart.GATHERED, fprop)
     found = [
         replace(each, forward=(), backward=(), trains=()) if place in places else each
         for place, each in enumerate(operators)
     ]
     found[places[0]] = replace(
         layers[0],
-        forward=(*beside, *forward),
-        backward=(*others, replace(inputs, part=FusedPart.BESIDE_GATHER, spared=dgrad.spared)),
-        trains=(replace(weights, part=FusedPart.BESIDE_SCATTER, spared=wgrad.spared), *sums),
+        forward=(*beside, *forward(product)),
+        backward=(*others, *backward(inputs)),
+        trains=(*trains(weights), *sums),
     )
     return found
+
+
+def _is_trained(stretch: Stretch) -> bool:
+    """Tell whether all layers train: a frozen weight has no product to run beside a collective."""
+    return not any(weight.frozen for each in stretch.operators for weight in each.parameters)
+
+
+def _is_layer(operator: Operator, source: str) -> bool:
+    """Tell whether an operator is a linear layer that reads `source`."""
+    return bool(operator.parameters) and any(each.name == source for each in operator.reads)
 
 
 def _last_layer(size: Size, operator: Operator, name: str) -> Operator:
@@ -107,7 +165,8 @@ def _last_layer(size: Size, operator: Operator, name: str) -> Operator:
         for width in widths
     )
     by_rank = _by_rank(size, inputs, FusedPart.GRADIENT, dgrad)
-    return replace(operator, forward=(*before, *parts), backward=(*others, *by_rank))
+    forward = (*before, *parts) if size.shape.execution.splits_outputs else operator.forward
+    return replace(operator, forward=forward, backward=(*others, *by_rank))
 
 
 def _by_rank(
@@ -124,9 +183,13 @@ def _by_rank(
 def _joined(lists: Iterable[Sequence[Kernel]], along: int) -> tuple[Kernel, tuple[Kernel, ...]]:
     """Return the products in `lists` as one, joined `along` an extent, and what else is in them."""
     every = [kernel for each in lists for kernel in each]
-    products = [each for each in every if each.kind is KernelKind.MATMUL]
-    rest = tuple(each for each in every if each.kind is not KernelKind.MATMUL)
+    products = [each for each in every if _multiplies(each)]
+    rest = tuple(each for each in every if not _multiplies(each))
     shape = list(products[0].shape)
     shape[along] = sum(each.shape[along] for each in products)
     _, m, n, k = shape
     return resized(products[0], m, n, k), rest
+
+
+def _multiplies(kernel: Kernel) -> bool:
+    return kernel.kind is KernelKind.MATMUL

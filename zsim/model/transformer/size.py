@@ -113,7 +113,8 @@ class Size:
     @property
     def fused_by(self) -> TokenFusion | None:
         """Return what fuses products of a block with collectives of its tokens, if anything."""
-        return self.shape.execution.fuses_tokens if self.cut and self.sequence else None
+        found = self.shape.execution.fuses_tokens
+        return found if self.cut and (self.sequence or found is TokenFusion.NCCL) else None
 
     @property
     def fuses_gathers(self) -> bool:

@@ -65,8 +65,15 @@ class Megatron(RuntimeOptions):
         allreduce_bucket_size: with it, elements above which such a bucket is closed.
         sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by tokens
             (`TransformerConfig.sequence_parallel`).
+        async_tensor_model_parallel_allreduce: with a tensor axis, gradients of what column-parallel
+            layers read are summed, or with sequence_parallel scattered, beside products of
+            gradients of weights; with it what they read is gathered again beside the product
+            before (Megatron-LM, on unless it was turned off since 3f652469 of September 2021).
         tp_comm_overlap: with sequence_parallel, linear layers of blocks run beside collectives of
             their tokens, in Transformer Engine's userbuffers.
+        tp_comm_overlap_rs: with it, the last layer of attention and of an MLP makes its output in
+            parts, each scattered beside the next; false scatters all behind it
+            (`--disable-tp-comm-overlap-rs`).
         tp_comm_overlap_cfg: with it, how each product does; what is not said is as `initialize_ub`
             has it.
         num_layers_per_virtual_pipeline_stage: with a pipeline, layers of a chunk: each stage has
@@ -111,7 +118,9 @@ class Megatron(RuntimeOptions):
     allreduce_in_float32: Flag = False
     allreduce_bucket_size: Count = ALLREDUCE_BUCKET
     sequence_parallel: Flag = False
+    async_tensor_model_parallel_allreduce: Flag = False
     tp_comm_overlap: Flag = False
+    tp_comm_overlap_rs: Flag = True
     tp_comm_overlap_cfg: OverlapMethods = DEFAULT_METHODS
     num_layers_per_virtual_pipeline_stage: Count | None = None
     num_virtual_stages_per_pipeline_rank: Count | None = None
@@ -153,13 +162,20 @@ class Megatron(RuntimeOptions):
 
     @property
     def fuses_tokens(self) -> TokenFusion | None:
-        """Return userbuffers, if linear layers run beside collectives of their tokens."""
-        return TokenFusion.USERBUFFERS if self.tp_comm_overlap else None
+        """Return whose collectives of tokens linear layers run beside, if any."""
+        if self.tp_comm_overlap:
+            return TokenFusion.USERBUFFERS
+        return TokenFusion.NCCL if self.async_tensor_model_parallel_allreduce else None
 
     @property
     def overlap_methods(self) -> OverlapMethods:
         """Return how products run beside collectives in userbuffers."""
         return self.tp_comm_overlap_cfg
+
+    @property
+    def splits_outputs(self) -> bool:
+        """True if what is scattered is made in parts."""
+        return self.tp_comm_overlap_rs
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
@@ -167,6 +183,11 @@ class Megatron(RuntimeOptions):
             refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
         if self.tp_comm_overlap and not self.sequence_parallel:  # validate_args
             refuse([refusal("tp_comm_overlap", None, "true needs sequence_parallel = true")])
+        if self.tp_comm_overlap and self.async_tensor_model_parallel_allreduce:
+            why = "true is instead of tp_comm_overlap = true, which has collectives of its own"
+            refuse([refusal("async_tensor_model_parallel_allreduce", None, why)])
+        if not (self.tp_comm_overlap_rs or self.tp_comm_overlap):
+            refuse([refusal("tp_comm_overlap_rs", None, "false needs tp_comm_overlap = true")])
         if self.tp_comm_overlap_cfg != DEFAULT_METHODS and not self.tp_comm_overlap:
             refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
         self._need_one_sum()
