@@ -15,7 +15,9 @@ from exact_training import STEPS, trained
 from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
 
+from zsim.compute.roofline import joined_bytes, memory_ps, operation_ps, touched_bytes
 from zsim.config_error import ConfigError
+from zsim.files.installed import topology
 from zsim.model.architecture import Architecture
 from zsim.model.kernel import FusedPart, Kernel, KernelKind
 from zsim.model.model import Model
@@ -252,6 +254,21 @@ def test_gradients_that_products_add_are_copied_by_no_kernel() -> None:
 
     assert launches(fused=True) == {0}
     assert launches(fused=False) == {1}
+
+
+def test_products_that_add_gradients_move_what_they_collect_and_write_none_of_their_own() -> None:
+    # Gradients of two bytes added to fp32 by another kernel: one reads two, four, writes four; the
+    # product reads four and writes four instead of two.
+    gpu = topology("dgx_a100_infiniband", None, 1).gpu
+    options = OVERLAPPED.but(gradient_accumulation_fusion=True, grad_reduce_in_fp32=True)
+    program = made_of(BESIDE.but({"zero.emulate": options})).programs[0]
+    fused = next(
+        each for each in program.step if isinstance(each, Copy) and "/add/bucket" in each.id
+    )
+    moved = joined_bytes(fused, program)
+    assert moved == 6 * fused.source.size
+    assert touched_bytes(fused, program) == 10 * fused.source.size
+    assert operation_ps(fused, program, gpu) == memory_ps(moved, gpu)
 
 
 def summed_too_early(operation: Operation) -> Operation:
