@@ -74,18 +74,21 @@ def of_checkpoints(plain: Strategy) -> Iterator[Strategy]:
 
 
 def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
-    """Trainings, and each offloaded in every way; else two of them on two ranks, one on others.
+    """Trainings, and each offloaded in every way; else in every second.
 
-    Four ranks train stage 3 alone. All eight ways are drawn.
+    Two ranks train two ways of a stage, which share its offloads; others one, with a half of them,
+    and four ranks stage 3 alone. All eight ways are drawn.
     """
     found: list[tuple[Case, list[Case]]] = []
     for stage in (3,) if ranks == 4 and not whole else (0, 1, 2, 3):
         drawn = [WAYS[(3 * stage + 2 * ranks) % 8], WAYS[(3 * stage + 5) % 8]]
         ways = WAYS if whole else drawn[: 2 if ranks == 2 else 1]
-        for way in ways:
+        for number, way in enumerate(ways):
             one = plain(ranks, stage, way)
+            half = slice((stage + number + ranks // 4) % 2, None, 2)
             strategies = [
-                one.strategy.model_copy(update={"offload": each}) for each in offloads(stage)
+                one.strategy.model_copy(update={"offload": each})
+                for each in [*offloads(stage)][slice(None) if whole else half]
             ]
             found.append((one, [replace(one, strategy=each) for each in strategies]))
     unpiped = Offload(
