@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import networkx as nx
-
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.links import edges_in_use
 
 Vertex = tuple[Any, ...]
-Graph = nx.Graph
 SOURCE: Vertex = ("first GPUs",)
 SINK: Vertex = ("other GPUs",)
 TOP: Vertex = ("top",)
@@ -93,6 +90,8 @@ def narrowest(found: tuple[Cut, ...]) -> Cut:
 
 def carried(cluster: Cluster, gpus: int) -> int:
     """Bytes per second that the first `gpus` GPUs can send to all others, which there are."""
+    import networkx as nx
+
     graph = _Parted(cluster, gpus).graph
     return int(nx.minimum_cut_value(graph, SOURCE, SINK))
 
@@ -105,7 +104,9 @@ class _Parted:
     """
 
     def __init__(self, cluster: Cluster, gpus: int) -> None:
-        self.graph: Graph[Vertex] = nx.Graph()
+        import networkx as nx
+
+        self.graph: nx.Graph[Vertex] = nx.Graph()
         self._cluster = cluster
         self._gpus = gpus
         self._explicit = bool(cluster.fabric.edges)
@@ -197,7 +198,9 @@ class _Parted:
 
 def _explicit_cuts(cluster: Cluster) -> Iterator[Cut]:
     """Yield the narrowest cuts between any two nodes of listed links (Gomory and Hu 1961)."""
-    graph: Graph[str] = nx.Graph()
+    import networkx as nx
+
+    graph: nx.Graph[str] = nx.Graph()
     for edge in edges_in_use(cluster):
         graph.add_edge(edge.source, edge.target, capacity=edge.link.bytes_per_s)
     nodes = {f"node{node}" for node in range(cluster.nodes)}

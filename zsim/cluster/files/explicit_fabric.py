@@ -11,7 +11,6 @@ latency = "1 us"
 
 from typing import Annotated, Any
 
-import networkx as nx
 from pydantic import Field
 
 from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Link
@@ -40,6 +39,8 @@ class _ExplicitFile(FabricTable):
 
 def _read(name: str, table: dict[str, Any], node: Cluster) -> Fabric:
     """Return the fabric, whose edges are all joined and none given twice."""
+    import networkx as nx
+
     del node
     tables = read(_ExplicitFile, name, table).edges
     graph: nx.Graph[str] = nx.Graph()

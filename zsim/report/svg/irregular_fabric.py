@@ -8,14 +8,16 @@ all others arcs over what stands between.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from zsim.cluster.cluster import Cluster, FabricEdge
 from zsim.cluster.links import edges_in_use, link_classes, summed_up
 from zsim.report.svg.canvas import FAINT, Box, Canvas
 from zsim.report.svg.note import LEFT, NODE, RIGHT, SWITCH, TOP, note, rate
 from zsim.report.svg.utilization_color import Loads, between, hue
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 ROWS_TALL, BOX_WIDE, BOX_TALL = 410.0, 90.0, 28.0
 """From the uppermost row to the lowest one; a box at most."""
@@ -58,6 +60,8 @@ class FabricLayout:
 
 def layout(cluster: Cluster) -> FabricLayout:
     """Return where the switches and nodes of `cluster` stand."""
+    import networkx as nx
+
     graph: nx.Graph[str] = nx.Graph()
     edges = edges_in_use(cluster)
     graph.add_edges_from((edge.source, edge.target) for edge in edges)
@@ -89,6 +93,8 @@ def _rows(graph: "nx.Graph[str]", nodes: list[str]) -> tuple[dict[str, int], lis
     In a row each stands by the mean place of those below it that it is joined to. Switches that
     nodes in use do not reach have the uppermost row.
     """
+    import networkx as nx
+
     rows: dict[str, int] = {}
     for distance, names in enumerate(nx.bfs_layers(graph, nodes)):
         rows |= dict.fromkeys(names, distance)
