@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import cast
 from xml.etree import ElementTree as ET
 
@@ -211,6 +212,7 @@ def test_what_is_not_fused_moves_more_and_computes_and_keeps_the_same(tensor: in
     assert moved[1] - moved[0] == expected
 
 
+@cache
 def shipped(name: str, figure: str) -> FigureVerdict:
     """Return a figure of a paper that ships, predicted."""
     paper = parse(zsim_scenarios.published_text(name))

@@ -1,6 +1,7 @@
 """A host that runs operations itself has a part in each collective: it learns of its end."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ STAGES = (0, 1, 2, 3)
 IN_TURN = {"zero.prefetch_units": 0, "zero.reductions_in_flight": 0}
 
 
+@cache
 def job(stage: int, **knobs: object) -> Job:
     changes = {"zero.stage": stage, "train.steps": 3, **knobs}
     return zsim.load("tiny", changes, ranks=2).job
