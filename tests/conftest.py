@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
 settings.register_profile(
     "zsim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("ci", settings.get_profile("zsim"), derandomize=True, max_examples=60)
+settings.register_profile("ci", settings.get_profile("zsim"), derandomize=True, max_examples=30)
 settings.load_profile("zsim")
 
 

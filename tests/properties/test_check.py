@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from drawn import jobs, with_share_that_fits
 from drawn_emulated import emulated_jobs, pipelined_jobs
+from drawn_examples import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mutation import edited, split, twice, without
@@ -45,7 +46,7 @@ EVERY = st.one_of(jobs(), emulated_jobs(), pipelined_jobs())
 """Every stage, runtime and knob, with data, tensor and pipeline axes."""
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(EVERY)
 def test_every_drawn_schedule_is_proved(job: Job) -> None:
     assert check(make_schedule(*job), job[0]) == ()

@@ -5,9 +5,10 @@ from itertools import islice
 import pytest
 from drawn import jobs, with_share_that_fits
 from drawn_emulated import emulated_jobs
+from drawn_examples import examples
 from edits.programs import Edit
 from edits.table import AIMED
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given
 from hypothesis import strategies as st
 
 from zsim.model.architecture import GPT
@@ -57,7 +58,7 @@ def with_ranks(model: Model, strategy: Strategy, data: int) -> Strategy:
 
 
 @given(st.one_of(jobs(), emulated_jobs()))
-@settings(max_examples=40)
+@examples(40)
 def test_a_right_schedule_is_proved_of_classes_and_of_every_rank(job: Job) -> None:
     model, strategy = job
     made = make_schedule(model, strategy)
@@ -90,7 +91,7 @@ def sharing_updates_barely() -> Job:
 
 @given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS)
 @example(sharing_updates_barely(), 12)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@examples(25, suppress_health_check=[HealthCheck.too_slow])
 def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) -> None:
     model, strategy = job
     strategy = with_ranks(model, strategy, data).but({"parallel.replicate": 1})
@@ -117,9 +118,7 @@ def test_classes_are_fewer_than_ranks(stage: int) -> None:
 
 
 @given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS, st.sampled_from(DATA), st.data())
-@settings(
-    max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
+@examples(40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_classes_and_every_rank_agree_on_faults(
     job: Job, data: int, kind: str, draws: st.DataObject
 ) -> None:

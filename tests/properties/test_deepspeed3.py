@@ -2,7 +2,8 @@
 
 from drawn import chains, models, zero_strategies
 from drawn_clusters import clusters
-from hypothesis import assume, given, settings
+from drawn_examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from zsim.analysis.schedule_plan import plan
@@ -79,7 +80,7 @@ def simulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy, Cluster]:
     return model, strategy, draw(clusters(strategy.ranks))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(simulated_jobs())
 def test_a_simulated_step_sends_what_is_promised_and_holds_no_more(
     job: tuple[Model, Strategy, Cluster],

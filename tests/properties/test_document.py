@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from drawn import jobs
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -153,7 +154,7 @@ def test_a_schedule_that_is_written_and_read_is_the_same(written: Schedule, step
 
 
 @given(jobs())
-@settings(deadline=None, max_examples=30)
+@examples(30)
 def test_a_generated_job_that_is_written_and_read_is_the_same(job: tuple[Model, Strategy]) -> None:
     document = Document(schedule=make_schedule(*job), model=job[0])
     assert decode(encode(document)) == document
@@ -209,7 +210,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_a_document_with_one_value_changed_is_read_or_refused_in_one_line(
     data: st.DataObject,
 ) -> None:

@@ -1,8 +1,9 @@
 """Every drawn model in the order of every runtime: proved, simulated, its volume as promised."""
 
 from drawn_emulated import emulated_jobs
+from drawn_examples import examples
 from drawn_gpus import cluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.analysis.schedule_plan import plan
@@ -15,7 +16,7 @@ from zsim_des import SimBackend
 
 
 @given(emulated_jobs())
-@settings(max_examples=150)
+@examples(150)
 def test_every_drawn_order_is_proved_and_moves_what_the_closed_form_says(
     job: tuple[Model, Strategy],
 ) -> None:
@@ -25,7 +26,7 @@ def test_every_drawn_order_is_proved_and_moves_what_the_closed_form_says(
 
 
 @given(emulated_jobs(), st.sampled_from([1, 2, 4]))
-@settings(max_examples=40)
+@examples(40)
 def test_every_drawn_order_simulates_and_repeats_to_the_picosecond(
     job: tuple[Model, Strategy], gpus_per_node: int
 ) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from drawn import jobs
+from drawn_examples import examples
 from drawn_timings import DrawnTiming, timings
 from exact_training import cluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mutation import edited
 
@@ -36,7 +37,7 @@ def deferred(made: Schedule, chosen: set[int]) -> Schedule:
     return edited(made, edit)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     jobs(max_data=2, max_tensor=1),
     st.sets(st.integers(0, 4)),

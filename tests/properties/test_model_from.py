@@ -1,8 +1,9 @@
 """A module on "meta" gives the model that is written down for it."""
 
 import torch
+from drawn_examples import examples
 from drawn_shapes import architectures
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.model.architecture import Architecture
@@ -13,7 +14,7 @@ from zsim_torch.module.transformer import transformer
 
 
 @given(architectures(), st.integers(1, 3), st.sampled_from(Precision))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_a_transformer_has_the_units_flops_and_activations_that_are_written_down(
     shape: Architecture, size: int, precision: Precision
 ) -> None:

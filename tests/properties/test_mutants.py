@@ -2,6 +2,7 @@
 
 import pytest
 from drawn import jobs
+from drawn_examples import examples
 from drawn_timings import DrawnTiming, timings
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ NAMED_MIN = 0.98
 """Of the mutants of a column that are wrong, at how many a finding points."""
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(jobs(max_data=3, max_tensor=1))
 def test_accesses_of_a_right_schedule_have_an_order(job: Drawn) -> None:
     model, strategy = job
@@ -37,7 +38,7 @@ def test_accesses_of_schedules_that_mutants_are_made_of_have_an_order(name: str)
         assert list(Graph(case.schedule, case.court.overflow_steps).races()) == []
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(jobs(max_data=2, max_tensor=1), st.sampled_from(OPERATORS), st.data(), timings())
 def test_a_mutant_that_is_proved_harmless_is_right_under_any_timing(
     job: Drawn, operator: Operator, data: st.DataObject, timing: DrawnTiming
@@ -53,7 +54,7 @@ def test_a_mutant_that_is_proved_harmless_is_right_under_any_timing(
         assert court.run(verdict.schedule, timing) is None
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(jobs(max_data=2, max_tensor=2), st.sampled_from(OPERATORS), st.data())
 def test_what_check_passes_no_timing_breaks(
     job: Drawn, operator: Operator, data: st.DataObject

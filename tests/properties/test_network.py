@@ -8,6 +8,7 @@ import pytest
 import simpy
 from chunk_network import Activity, ChunkNetwork, Flow
 from drawn_clusters import NO_MODEL, RATES, explicit_fabrics, fabrics
+from drawn_examples import examples
 from drawn_outages import outages
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
@@ -139,7 +140,7 @@ def test_collectives_end_when_chunks_that_take_turns_would(
 
 @pytest.mark.long
 @given(st.integers(1, 3), st.integers(2, 4), st.data())
-@settings(deadline=None, max_examples=100, phases=NOT_SHRUNK)
+@examples(100, phases=NOT_SHRUNK)
 def test_a_hundred_drawn_clusters_move_collectives_as_chunks_do(
     first: int, second: int, data: st.DataObject
 ) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 from drawn import jobs
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules
 from drawn_emulated import emulated_jobs
+from drawn_examples import examples
 from exact_training import cluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mutated_trace import MUTATIONS, Mutator
 
@@ -41,7 +42,7 @@ def runs(draw: st.DrawFn) -> tuple[Job, Trace]:
 
 
 @given(runs(), st.data())
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_a_run_is_one_whatever_clocks_its_ranks_have(
     run: tuple[Job, Trace], data: st.DataObject
 ) -> None:
@@ -92,7 +93,7 @@ def some_clocks_explain(times: list[list[tuple[int, int]]]) -> bool:
 
 
 @given(timings())
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_times_are_refused_exactly_if_no_clocks_explain_them(
     times: list[list[tuple[int, int]]],
 ) -> None:
@@ -123,7 +124,7 @@ def test_times_are_refused_exactly_if_no_clocks_explain_them(
 
 
 @given(runs(), st.data())
-@settings(deadline=None, max_examples=15)
+@examples(15)
 def test_a_trace_that_no_run_leaves_is_found(run: tuple[Job, Trace], data: st.DataObject) -> None:
     job, trace = run
 

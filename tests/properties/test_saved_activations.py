@@ -4,8 +4,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
+from drawn_examples import examples
 from drawn_shapes import architectures
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kept_by_autograd import kept_by_autograd
 from torch import nn
@@ -31,7 +32,7 @@ def statistics_on_cpu(shape: Architecture, precision: Precision, tokens: int, no
 
 
 @given(architectures(), st.integers(1, 3), st.sampled_from(Precision))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_the_model_says_what_autograd_keeps_to_the_byte(
     shape: Architecture, size: int, precision: Precision
 ) -> None:
@@ -61,7 +62,7 @@ def test_the_model_says_what_autograd_keeps_to_the_byte(
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_segments_keep_on_each_rank_of_the_tensor_axis_what_the_model_says(
     shape: Architecture, count: int, size: int, precision: Precision, sequence: bool, own_head: bool
 ) -> None:
@@ -161,7 +162,7 @@ PATTERNS = ("embedding*", "block0.*", "*.bias", "*.weight", "*.ln*", "*.down.*",
     st.integers(0, 3),
     st.data(),
 )
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_with_frozen_parameters_and_adapters_it_keeps_and_computes_what_autograd_does(
     shape: Architecture, patterns: list[str], rank: int, data: st.DataObject
 ) -> None:

@@ -7,7 +7,8 @@ import pytest
 from drawn import jobs
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules, links, troubles
 from drawn_emulated import emulated_jobs
-from hypothesis import assume, given, settings
+from drawn_examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from zsim.backend.backend import Job, NoWayError
@@ -56,7 +57,7 @@ def by_rank(trace: Trace, job: Job) -> dict[int, RankTrace]:
 
 
 @given(any_cases, st.data())
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_folded_and_unfolded_agree_to_the_picosecond(case: Case, data: st.DataObject) -> None:
     job = case.job
     trouble = data.draw(troubles(job.cluster, job.schedule.mesh.size))
@@ -84,7 +85,7 @@ def test_folded_and_unfolded_agree_to_the_picosecond(case: Case, data: st.DataOb
 
 
 @given(any_cases)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_no_link_carries_more_than_its_bandwidth_allows(case: Case) -> None:
     job = case.job
     trace = SimBackend().run(job, seed=0)
@@ -103,7 +104,7 @@ def test_no_link_carries_more_than_its_bandwidth_allows(case: Case) -> None:
 
 
 @given(any_cases)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Case) -> None:
     job = case.job
     trace = SimBackend().run(job, seed=0)
@@ -141,7 +142,7 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
 
 
 @given(hand_cases(), st.data())
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_a_backend_that_is_asked_again_answers_as_a_new_one(
     case: Case, data: st.DataObject
 ) -> None:
@@ -166,7 +167,7 @@ def test_a_backend_that_is_asked_again_answers_as_a_new_one(
 
 
 @given(any_cases)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_streams_are_first_in_first_out_and_edges_are_kept(case: Case) -> None:
     job = case.job
     trace = SimBackend(unfold=True).run(job, seed=0)
@@ -196,7 +197,7 @@ def emulated_cases(draw: st.DrawFn) -> Case:
 
 
 @given(st.one_of(emulated_cases(), zero_cases()))
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_nothing_starts_before_its_host_has_issued_all_up_to_it(case: Case) -> None:
     """Whoever limits it: host waits, branches, frees. And what streams wait for is no more."""
     job, costs = case.job, case.job.cluster.gpu.launch_costs
@@ -211,7 +212,7 @@ def test_nothing_starts_before_its_host_has_issued_all_up_to_it(case: Case) -> N
 
 
 @given(zero_cases())
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_the_null_backend_records_the_same_operations_transfers_and_book(case: Case) -> None:
     job = case.job
     strategy = job.schedule.contract.strategy
@@ -229,7 +230,7 @@ def test_the_null_backend_records_the_same_operations_transfers_and_book(case: C
 
 
 @given(any_cases, st.integers(0, 2**32))
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_a_run_repeats_to_the_picosecond(case: Case, seed: int) -> None:
     job = case.job
     assert SimBackend().run(job, seed=seed) == SimBackend().run(job, seed=seed)

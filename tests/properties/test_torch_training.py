@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from drawn import small_buckets, zero_strategies
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_training import (
     BOUND,
@@ -51,7 +52,7 @@ AT_ONCE = zero_strategies().filter(lambda drawn: not drawn.offload.delayed_updat
 """Delayed updates have a plain loop of their own (test_delayed_training)."""
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(AT_ONCE, OPTIMIZERS)
 def test_one_rank_trains_as_a_plain_loop_in_the_booked_memory(
     drawn: Strategy, optimizer: SGD | Adam
@@ -66,7 +67,7 @@ def pool() -> Iterator[RankPool]:
         yield made
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(drawn=AT_ONCE, optimizer=OPTIMIZERS)
 def test_three_ranks_train_as_a_plain_loop_in_the_booked_memory(
     pool: RankPool, drawn: Strategy, optimizer: SGD | Adam

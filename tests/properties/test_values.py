@@ -2,6 +2,7 @@
 
 import pytest
 from drawn import chains, jobs, models, zero_strategies
+from drawn_examples import examples
 from drawn_timings import DrawnTiming, timings
 from emulated_strategies import CHECKPOINTED, EMULATED, OFFLOADED
 from emulated_strategies import strategy as emulating
@@ -25,7 +26,7 @@ Drawn = tuple[Model, Strategy]
 overflows = st.frozensets(st.integers(0, STEPS - 1), max_size=2)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(jobs(max_data=3), timings(), overflows)
 def test_every_stage_trains_what_plain_data_parallelism_does(
     job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
@@ -79,7 +80,7 @@ def hybrid_jobs(draw: st.DrawFn) -> Drawn:
     return draw(st.one_of(models(hybrid), chains(hybrid))), hybrid
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(hybrid_jobs(), timings(), overflows)
 def test_hybrid_sharding_trains_it_too(
     job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]

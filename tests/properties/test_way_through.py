@@ -1,8 +1,9 @@
 """Every drawn model and strategy goes the whole way: schedule, check, simulation, and again."""
 
 from drawn import jobs
+from drawn_examples import examples
 from drawn_gpus import cluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.backend.backend import Job
@@ -14,13 +15,13 @@ from zsim_des import SimBackend
 
 
 @given(jobs())
-@settings(max_examples=100)
+@examples(100)
 def test_every_drawn_schedule_is_proved(job: tuple[Model, Strategy]) -> None:
     assert check(make_schedule(*job), job[0]) == ()
 
 
 @given(jobs(), st.sampled_from([1, 2, 4]), st.integers(1, 3))
-@settings(max_examples=60)
+@examples(60)
 def test_every_drawn_schedule_simulates_and_repeats_to_the_picosecond(
     job: tuple[Model, Strategy], gpus_per_node: int, steps: int
 ) -> None:

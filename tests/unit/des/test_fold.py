@@ -6,8 +6,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from drawn_clusters import clusters
+from drawn_examples import examples
 from drawn_outages import outages
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from wired_graph import NONE, NoWayLeftError, WiredGraph, hop_name, link_bytes, ring_edges
 
@@ -83,7 +84,7 @@ class Case:
 
 
 @given(grids, st.data())
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_classes_load_links_as_the_rings_of_the_full_graph_do(
     schedule: Schedule, data: st.DataObject
 ) -> None:
@@ -99,7 +100,7 @@ def test_classes_load_links_as_the_rings_of_the_full_graph_do(
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(-2, 3), st.data())
-@settings(deadline=None, max_examples=100)
+@examples(100)
 def test_classes_load_links_as_sends_on_the_full_graph_do(
     first: int, second: int, offset: int, data: st.DataObject
 ) -> None:

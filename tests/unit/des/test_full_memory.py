@@ -7,7 +7,8 @@ from itertools import combinations, pairwise
 import pytest
 from drawn_clusters import NO_MODEL
 from drawn_emulated import emulated_jobs, pipelined_jobs
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim
@@ -211,7 +212,7 @@ jobs = st.one_of(emulated_jobs(), pipelined_jobs())
 
 
 @given(jobs, clusters, st.lists(st.floats(0, 1), min_size=2, max_size=4))
-@settings(max_examples=60)
+@examples(60)
 def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_needs_more(
     drawn: tuple[Model, Strategy], on: Cluster, parts: list[float]
 ) -> None:
@@ -245,7 +246,7 @@ def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_need
 
 
 @given(jobs, clusters, st.integers(1, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_a_host_that_asks_and_never_waits_does_what_one_does_that_need_not_ask(
     drawn: tuple[Model, Strategy], on: Cluster, steps: int
 ) -> None:
@@ -259,7 +260,7 @@ def test_a_host_that_asks_and_never_waits_does_what_one_does_that_need_not_ask(
 
 
 @given(jobs, st.floats(0, 1))
-@settings(max_examples=50)
+@examples(50)
 def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
     drawn: tuple[Model, Strategy], part: float
 ) -> None:
@@ -273,7 +274,7 @@ def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
 
 
 @given(jobs, st.sampled_from([Discipline.EXACT, Discipline.CACHING]), st.floats(0, 1.1))
-@settings(max_examples=40)
+@examples(40)
 def test_what_books_alone_say_of_a_fit_is_what_a_run_says(
     drawn: tuple[Model, Strategy], discipline: Discipline, part: float
 ) -> None:
@@ -294,7 +295,7 @@ def test_what_books_alone_say_of_a_fit_is_what_a_run_says(
 
 
 @given(jobs, st.integers(0, 3), st.integers(0, 3))
-@settings(max_examples=30)
+@examples(30)
 def test_a_book_that_is_kept_is_the_one_that_would_be_made(
     drawn: tuple[Model, Strategy], first: int, second: int
 ) -> None:

@@ -3,8 +3,9 @@
 from unittest.mock import patch
 
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules
+from drawn_examples import examples
 from fitting import fitting
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.backend.backend import Job
@@ -30,7 +31,7 @@ def traces(job: Job) -> tuple[Trace, Trace]:
     return ahead, one_by_one
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.data())
 def test_any_schedule_takes_the_same_times_as_with_an_event_for_each_kernel(
     data: st.DataObject,
@@ -41,7 +42,7 @@ def test_any_schedule_takes_the_same_times_as_with_an_event_for_each_kernel(
     assert ahead == one_by_one
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.data())
 def test_any_pipeline_takes_the_same_times_as_with_an_event_for_each_kernel(
     data: st.DataObject,

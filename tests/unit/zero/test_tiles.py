@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.closed_form.offload_formulas import TransformerSize, working_state_bytes
@@ -130,7 +131,7 @@ def test_tiles_move_what_the_layer_moves_and_run_again_once_more() -> None:
     st.integers(1, 2),
     st.booleans(),
 )
-@settings(max_examples=20)
+@examples(20)
 def test_tiles_are_proved_with_offload_checkpointing_and_accumulation(
     kind: type[GPT | Llama],
     tiles: int,

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.closed_form.offloaded import host_bytes
@@ -108,7 +109,7 @@ def test_what_stays_is_not_copied_out_nor_back(stage: int) -> None:
     st.sampled_from((0.1, 0.5, 0.9)),
     st.booleans(),
 )
-@settings(max_examples=20)
+@examples(20)
 def test_an_update_in_two_places_is_proved(
     stage: int, precision: Precision, share: float, contiguous: bool
 ) -> None:
