@@ -23,9 +23,9 @@ from zsim_torch.module.transformer import transformer
 from zsim_torch.supervise.ranks import RankPool
 
 RANKS = 4
-STEPS = 4  # a transport's thread may hold a tensor a moment longer; it does not in every step
+STEPS = 3  # a transport's thread may hold a tensor a moment longer; it does not in every step
 SHAPE = GPT(
-    layers=6,
+    layers=4,
     hidden_size=128,
     attention_heads=4,
     sequence_length=16,
