@@ -299,8 +299,7 @@ def rates_as(quantity: str, steps: int = 1) -> FigureVerdict:
     text = text.replace("train.micro_batch_size=1", "train.gradient_accumulation_steps=2")
     text = text.replace("gradient_accumulation_steps = 1", f"gradient_accumulation_steps = {steps}")
     paper = parse(text)
-    (found,) = verdicts_of(replace(paper, figures=paper.figures[:1]))
-    return found
+    return verdicts_of(replace(paper, figures=paper.figures[:1]))[0]
 
 
 @pytest.mark.parametrize("steps", [1, 7])
