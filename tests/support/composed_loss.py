@@ -5,6 +5,7 @@ A process of its own: it has a process group that does nothing.
 
 import json
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,10 @@ from torch.distributed.tensor.parallel import loss
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 RANKS, TOKENS, VOCABULARY = 2, 32, 4096
+
+LOG_SOFTMAX: Any = vars(loss)["_log_softmax"]
+BACKWARD: Any = vars(loss)["_nll_loss_and_log_softmax_backward"]
+"""What runs inside `loss_parallel`, on the tensors of a rank."""
 
 
 def main() -> None:
@@ -25,11 +30,11 @@ def main() -> None:
     with live:
         logits = torch.randn(TOKENS, VOCABULARY // RANKS)
         live.peak = 0
-        kept = loss._log_softmax(logits, 1, half_to_float=False, mesh=mesh, mesh_dim=0)
+        kept = LOG_SOFTMAX(logits, 1, half_to_float=False, mesh=mesh, mesh_dim=0)
         forward = live.peak
         del logits
         live.peak = 0
-        loss._nll_loss_and_log_softmax_backward(
+        BACKWARD(
             torch.tensor(1.0),
             kept,
             targets,

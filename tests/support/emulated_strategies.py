@@ -300,9 +300,9 @@ def strategy(
 ) -> Strategy | None:
     """The strategy; None where the options do not go with the number of ranks."""
     stage, runtime = named
-    if isinstance(runtime, Nanotron) and replicate > 1:
+    if replicate > 1 and runtime.without_replicas(stage=stage) is not None:
         return None
-    if isinstance(runtime, DeepSpeed) and (replicate > 1 or data % runtime.zero_hpz_partition_size):
+    if isinstance(runtime, DeepSpeed) and data % runtime.zero_hpz_partition_size:
         return None
     inner = runtime.reshard_after_forward if isinstance(runtime, FSDP2) else True
     if not isinstance(inner, bool) and data % inner:

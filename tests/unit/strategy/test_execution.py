@@ -115,8 +115,10 @@ def test_a_narrow_loss_keeps_half_of_what_one_in_fp32_does() -> None:
 
 def test_compiled_blocks_move_and_keep_less_and_multiply_the_same() -> None:
     eager, compiled = block(made(Execution())), block(made(Execution(compiled=True)))
-    assert products(compiled.forward) == products(eager.forward)
-    assert products(compiled.backward) == products(eager.backward)
+    for way in ("forward", "backward"):
+        laid = products(getattr(eager, way))
+        # The compiler pads, so how operands lie does not matter.
+        assert products(getattr(compiled, way)) == [replace(each, layout=None) for each in laid]
     for way in ("forward", "backward"):
         moved = [sum(each.bytes for each in getattr(one, way)) for one in (compiled, eager)]
         assert moved[0] < moved[1]
