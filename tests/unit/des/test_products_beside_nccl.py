@@ -5,15 +5,14 @@ from functools import cache
 
 import pytest
 from fitting import fitting
-from wide_products import WIDE, cluster, events, run
+from wide_products import WIDE, before_ps, cluster, events, kernels_of, run
 
 from zsim.backend.backend import Job
 from zsim.compute.roofline import kernel_ps
-from zsim.model.kernel import FusedPart, Kernel
+from zsim.model.kernel import FusedPart
 from zsim.proof import against_trace
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Compute
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
@@ -46,33 +45,20 @@ def job(*, cut: bool = True, beside: bool = True, links: float = 1.0, share: flo
     return Job(schedule=made, model=model, cluster=cluster(links=links, share=share), steps=1)
 
 
-def kernels(of: Job) -> tuple[Kernel, ...]:
-    step = of.schedule.programs[0].step
-    return next(each for each in step if isinstance(each, Compute) and each.id == PRODUCT).kernels
-
-
-def before_ps(of: Job, part: FusedPart, *, after: bool = False) -> int:
-    """Time of the kernels before those of a part, or up to their end."""
-    found = kernels(of)
-    places = [place for place, each in enumerate(found) if each.part is part]
-    end = places[-1] + 1 if after else places[0]
-    return sum(kernel_ps(each, of.cluster.gpu) for each in found[:end])
-
-
 @pytest.mark.parametrize("links", [0.02, 1.0])
 def test_what_was_read_is_gathered_beside_the_gradient_of_it_alone(links: float) -> None:
     # Attention's backward stands before, which upstream has ended when the gather is issued.
     of = job(links=links)
     found = events(run(of))
     made, read = found[PRODUCT], found[READ]
-    begun_ps = found[GRADIENT].end_ps + before_ps(of, FusedPart.BESIDE_GATHER)
-    assert before_ps(of, FusedPart.BESIDE_GATHER) > 0
+    begun_ps = found[GRADIENT].end_ps + before_ps(of, PRODUCT, FusedPart.BESIDE_GATHER)
+    assert before_ps(of, PRODUCT, FusedPart.BESIDE_GATHER) > 0
     assert read.start_ps == pytest.approx(begun_ps, abs=10)
-    product_ps = before_ps(of, FusedPart.BESIDE_GATHER, after=True)
-    product_ps -= before_ps(of, FusedPart.BESIDE_GATHER)
+    product_ps = before_ps(of, PRODUCT, FusedPart.BESIDE_GATHER, after=True)
+    product_ps -= before_ps(of, PRODUCT, FusedPart.BESIDE_GATHER)
     both_end_ps = max(read.end_ps, read.start_ps + product_ps)
-    rest_ps = sum(kernel_ps(each, of.cluster.gpu) for each in kernels(of))
-    rest_ps -= before_ps(of, FusedPart.BESIDE_GATHER, after=True)
+    rest_ps = sum(kernel_ps(each, of.cluster.gpu) for each in kernels_of(of, PRODUCT))
+    rest_ps -= before_ps(of, PRODUCT, FusedPart.BESIDE_GATHER, after=True)
     assert made.end_ps == pytest.approx(both_end_ps + rest_ps, rel=0.01)
 
 
@@ -83,8 +69,8 @@ def test_its_gradient_goes_beside_the_gradients_of_weights(
 ) -> None:
     of = job(links=links, cut=cut)
     found = events(run(of))
-    weights_ps = sum(kernel_ps(each, of.cluster.gpu) for each in kernels(of))
-    weights_ps -= before_ps(of, FusedPart.BESIDE_SCATTER)
+    weights_ps = sum(kernel_ps(each, of.cluster.gpu) for each in kernels_of(of, PRODUCT))
+    weights_ps -= before_ps(of, PRODUCT, FusedPart.BESIDE_SCATTER)
     begun_ps = found[PRODUCT].end_ps - weights_ps
     assert found[name].start_ps == pytest.approx(begun_ps, abs=10)
     assert found[name].end_ps >= found[PRODUCT].end_ps

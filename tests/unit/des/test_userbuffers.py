@@ -5,16 +5,15 @@ from functools import cache
 
 import pytest
 from fitting import fitting
-from wide_products import WIDE, cluster, events, run
+from wide_products import WIDE, before_ps, cluster, events, kernels_of, run
 
 from zsim.backend.backend import Job
 from zsim.compute.roofline import kernel_ps
 from zsim.files.installed import kernel_profile, topology
-from zsim.model.kernel import FusedPart, Kernel, matmul
+from zsim.model.kernel import FusedPart, matmul
 from zsim.proof import against_trace
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Compute
 from zsim.strategy.overlap_methods import ByKernel, OverlapMethods
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -52,19 +51,6 @@ def job(which: str = "leaving", *, links: float = 1.0, share: float = 0.0) -> Jo
     return Job(schedule=made, model=model, cluster=cluster(links=links, share=share), steps=1)
 
 
-def kernels(of: Job) -> tuple[Kernel, ...]:
-    step = of.schedule.programs[0].step
-    return next(each for each in step if isinstance(each, Compute) and each.id == PRODUCT).kernels
-
-
-def before_ps(of: Job, part: FusedPart, *, after: bool = False) -> int:
-    """Time of the kernels before those of a part, or up to their end."""
-    found = kernels(of)
-    places = [place for place, each in enumerate(found) if each.part is part]
-    end = places[-1] + 1 if after else places[0]
-    return sum(kernel_ps(each, of.cluster.gpu) for each in found[:end])
-
-
 @pytest.mark.parametrize("links", [0.02, 0.3, 1.0])
 def test_gradients_of_weights_wait_for_what_was_read_and_for_that_of_the_input(
     links: float,
@@ -73,12 +59,14 @@ def test_gradients_of_weights_wait_for_what_was_read_and_for_that_of_the_input(
     found = events(run(of))
     made, gradient, read = found[PRODUCT], found[GRADIENT], found[READ]
     gpu = of.cluster.gpu
-    whole_ps = sum(kernel_ps(each, gpu) for each in kernels(of))
+    whole_ps = sum(kernel_ps(each, gpu) for each in kernels_of(of, PRODUCT))
     # All products of the gradient but the last begin when ranks have met, and that one waits for
     # all tokens; what is behind the product beside the gather waits for the end of both.
-    last_ps = next(kernel_ps(each, gpu) for each in kernels(of) if each.part is FusedPart.GRADIENT)
-    gathered_ps = before_ps(of, FusedPart.GRADIENT, after=True) - last_ps
-    beside_ps = before_ps(of, FusedPart.BESIDE_GATHER, after=True)
+    last_ps = next(
+        kernel_ps(each, gpu) for each in kernels_of(of, PRODUCT) if each.part is FusedPart.GRADIENT
+    )
+    gathered_ps = before_ps(of, PRODUCT, FusedPart.GRADIENT, after=True) - last_ps
+    beside_ps = before_ps(of, PRODUCT, FusedPart.BESIDE_GATHER, after=True)
     begun_ps = made.end_ps - whole_ps  # if nothing is waited for
     assert made.end_ps >= gradient.end_ps + whole_ps - gathered_ps - 10
     assert made.end_ps >= read.end_ps + whole_ps - beside_ps - 10
@@ -90,8 +78,8 @@ def test_gradients_of_weights_wait_for_what_was_read_and_for_that_of_the_input(
 def test_what_is_scattered_goes_beside_the_gradients_of_weights(links: float) -> None:
     of = job(links=links)
     found = events(run(of))
-    weights_ps = sum(kernel_ps(each, of.cluster.gpu) for each in kernels(of))
-    weights_ps -= before_ps(of, FusedPart.BESIDE_SCATTER)
+    weights_ps = sum(kernel_ps(each, of.cluster.gpu) for each in kernels_of(of, PRODUCT))
+    weights_ps -= before_ps(of, PRODUCT, FusedPart.BESIDE_SCATTER)
     begun_ps = found[PRODUCT].end_ps - weights_ps
     assert found[SCATTER].start_ps == pytest.approx(begun_ps, abs=10)
     assert found[SCATTER].end_ps >= found[PRODUCT].end_ps
