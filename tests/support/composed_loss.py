@@ -18,7 +18,7 @@ RANKS, TOKENS, VOCABULARY = 2, 32, 4096
 
 LOG_SOFTMAX: Any = vars(loss)["_log_softmax"]
 BACKWARD: Any = vars(loss)["_nll_loss_and_log_softmax_backward"]
-"""What runs inside `loss_parallel`, on the tensors of a rank."""
+"""Functions that `loss_parallel` runs on the tensors of a rank."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How many examples a property draws of which one takes a while."""
+"""Numbers of examples of properties, each of whose examples takes a while."""
 
 from typing import Any
 

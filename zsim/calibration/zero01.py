@@ -53,8 +53,8 @@ rank, and gathers of shapes (`ProcessGroupWrapper::runCollectiveChecks`). That t
 pipeline on several nodes had it set is inferred: on one node they did not."""
 
 MESSAGE_HOST = "280 ms"
-"""What a message takes of the host on 64 nodes. The version that the sweep's authors kept polls the
-tensors of shapes that go ahead of a message, and sleeps 0.1 s where one has not arrived
+"""Time that a message takes of the host on 64 nodes. The version that the sweep's authors kept
+polls the tensors of shapes that go ahead of a message, and sleeps 0.1 s where one has not arrived
 (`_send_meta` and `_recv_meta` of p2p.py in nanotron, branch nouamane/bench2, 67c5ebb6). There are
 two to a message, and forward has a message more, the mask of tokens: 0.3 s if each sleeps once.
 Rows of 3B on 64 nodes with 2, 4 and 8 stages, which fit, say 0.28. All rows of 3B and 80B on 64

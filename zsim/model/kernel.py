@@ -41,7 +41,7 @@ class KernelKind(StrEnum):
 
 
 class OperandLayout(StrEnum):
-    """How the operands of a product lie in memory, in letters of BLAS: turned (T) or not (N).
+    """Orders in which the operands of a product lie, in letters of BLAS: turned (T) or not (N).
 
     The result lies by rows: it is contiguous along its columns.
     """

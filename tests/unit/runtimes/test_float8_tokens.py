@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from edits.programs import everywhere, rewritten
-from exact_training import STEPS, trained
+from exact_training import proves_and_trains
 from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
 
@@ -32,7 +32,6 @@ from zsim.strategy.execution import Float8
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_des.values import train
 
 CASTS = Strategy(
     parallel=Parallel(data=2, tensor=2),
@@ -76,9 +75,7 @@ def test_it_trains_what_plain_data_parallelism_does(
     strategy = CASTS.but(changes)
     model = model_of(strategy, shape)
     made = make_schedule(model, strategy)
-    assert not check(made, model)
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 def test_stages_of_a_pipeline_cast_tokens() -> None:

@@ -155,18 +155,20 @@ def test_equal_units_are_dealt_out_to_stages_and_proved() -> None:
     assert counts == [3, 2, 2, 2]  # a stage ends with the unit that takes it beyond its share
 
 
+PLAYBOOK_1B = Llama(
+    layers=16,
+    hidden_size=32,
+    attention_heads=2,
+    sequence_length=4,
+    vocab_size=64 * 32,
+    intermediate_size=4 * 32,
+)
+"""The vocabulary and MLP of the 1B model of the Ultra-Scale Playbook, in hidden sizes."""
+
+
 def test_blocks_are_dealt_out_by_their_matrices_as_nanotron_does() -> None:
-    """With the vocabulary and MLP of the 1B model of the Ultra-Scale Playbook, in hidden sizes."""
-    shape = Llama(
-        layers=16,
-        hidden_size=32,
-        attention_heads=2,
-        sequence_length=4,
-        vocab_size=64 * 32,
-        intermediate_size=4 * 32,
-    )
     strategy = strategy_of(8, 8)
-    model = model_of(strategy, shape)
+    model = model_of(strategy, PLAYBOOK_1B)
     # A layer costs 4 + 3 x 4 = 16 squares of the hidden size, the head 64: 320 in all, 40 a stage.
     # A stage ends with the block that makes it more than its share, which is after 3, 6, 8, 11, 13
     # and 16 layers: 48, 96, 128, 176, 208 and 256 are more than 40, 80, 120, 160, 200 and 240. Norm
@@ -177,16 +179,8 @@ def test_blocks_are_dealt_out_by_their_matrices_as_nanotron_does() -> None:
 
 
 def test_the_head_stays_with_its_loss_where_it_is_kept_whole() -> None:
-    """The same model: seven stages share 16 layers, and the eighth has what follows them."""
-    shape = Llama(
-        layers=16,
-        hidden_size=32,
-        attention_heads=2,
-        sequence_length=4,
-        vocab_size=64 * 32,
-        intermediate_size=4 * 32,
-    )
-    model = model_of(strategy_of(8, 8), shape)
+    """Seven stages share 16 layers, and the eighth has what follows them."""
+    model = model_of(strategy_of(8, 8), PLAYBOOK_1B)
     # A stage ends with the layer that makes it more than 16 / 7 = 2.3 layers, that is after 3, 5,
     # 7, 10, 12, 14 and 16: more than 2.3, 4.6, 6.9, 9.1, 11.4, 13.7, and all of them.
     found = places(model, 8, head_is_whole=True)

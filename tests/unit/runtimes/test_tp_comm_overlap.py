@@ -11,7 +11,7 @@ from early_parts import (
     rewritten_everywhere,
     scattered_before_it_is_made,
 )
-from exact_training import STEPS, trained
+from exact_training import proves_and_trains
 from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
 
@@ -41,7 +41,6 @@ from zsim.strategy.overlap_methods import ByKernel, OverlapMethods, RingExchange
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_des.values import train
 
 OVERLAPPED = Megatron(sequence_parallel=True, tp_comm_overlap=True)
 BESIDE = Strategy(
@@ -80,9 +79,7 @@ def test_it_trains_what_plain_data_parallelism_does(
     strategy = BESIDE.but(changes)
     model = model_of(strategy, shape)
     made = make_schedule(model, strategy)
-    assert not check(made, model)
-    result = trained(made, model, train(model, strategy, STEPS))
-    assert result.is_right, result
+    proves_and_trains(made, model, strategy)
 
 
 @pytest.mark.parametrize("options", [OVERLAPPED, CHUNKS])

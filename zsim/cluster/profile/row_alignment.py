@@ -1,4 +1,4 @@
-"""What products of matrices reach where rows of their operands begin at odd addresses.
+"""Shares that products of matrices reach where rows of their operands begin at odd addresses.
 
 Tensor cores are fed by loads of 16 bytes a thread. Where the extent in which an operand is
 contiguous is no multiple of that, libraries take kernels of narrower loads (NVIDIA, "Matrix
@@ -22,7 +22,7 @@ class AlignmentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Of what products reach whose rows are round, by the largest power of two in a row, in bytes.
+    """Shares of what round rows let products reach, by the largest power of two in a row, in bytes.
 
     Attributes:
         inner_2, inner_4, inner_8, inner_16: where an operand is contiguous along the inner extent.
@@ -114,4 +114,4 @@ ALIGNMENT: Mapping[str, Alignment] = {
     **dict.fromkeys(OF_AMPERE, AMPERE),
     **dict.fromkeys(("v100", "v100_timed"), VOLTA),
 }
-"""What odd rows reach, by profile."""
+"""Shares that odd rows reach, by profile."""
