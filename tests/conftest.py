@@ -23,7 +23,10 @@ import sys
 from multiprocessing import forkserver
 
 import pytest
+from changed_tests import ChangedTests
+from file_costs import FileCosts
 from hypothesis import HealthCheck, settings
+from rotation import Rotation, commit_hash
 
 RANKS_LOAD = (
     "zsim_torch.supervise.rank_process",
@@ -39,6 +42,35 @@ gc.disable()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--file-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="fail if a test file takes more processor time; print the ten most expensive files",
+    )
+    parser.addoption(
+        "--rotation",
+        metavar="SEED",
+        help="seed that chooses the cases of matrices (default: the commit's hash)",
+    )
+    parser.addoption("--all-cases", action="store_true", help="run every case of matrices")
+    parser.addoption(
+        "--changed",
+        metavar="COMMIT",
+        help="run the test files that can reach what differs from COMMIT",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    option, plugins = config.option, config.pluginmanager
+    plugins.register(FileCosts(option.file_seconds), "file-costs")
+    option.rotation = option.rotation or commit_hash()  # xdist's workers get it
+    plugins.register(Rotation(option.rotation, everything=option.all_cases), "rotation")
+    if option.changed:
+        plugins.register(ChangedTests(option.changed), "changed-tests")
 
 
 def pytest_collection_finish() -> None:
