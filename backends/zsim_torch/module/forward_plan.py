@@ -6,6 +6,7 @@ no parameter have their values in the plan: masks, rotary tables.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -132,7 +133,8 @@ class PlannedParts:
     """A module as a planner knows it.
 
     `names` are those of parameters, by their ids, and `stand_in` gives what stands for one, by its
-    name: of a block a new tensor each time, else the same one. `blocks` are by path.
+    name: of a block a new tensor each time, else the same one. `blocks` are by path; one runs
+    inside `watch(path)`.
     """
 
     blocks: Mapping[str, nn.Module]
@@ -140,6 +142,7 @@ class PlannedParts:
     stand_in: Callable[[str], torch.Tensor]
     buffers: frozenset[int]
     device: torch.device
+    watch: Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(slots=True)

@@ -1,0 +1,135 @@
+"""Python objects through which a block and the code between blocks pass something on.
+
+Code between blocks runs ahead of a micro-batch, before its blocks: what a block leaves for it is
+late, and what it changes after a block has read it is early. Both are found in the first forward.
+"""
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final
+
+from torch import nn
+
+from zsim_torch.module.block_result import PLAIN
+from zsim_torch.module.python_state import FOREIGN, Location, PythonState, functions_of
+from zsim_torch.module.unit import ModuleUnitError
+
+_GET: Final = "__getattribute__"
+
+Reads = dict[tuple[int, str], nn.Module]
+"""Attributes of modules that were read, with the module."""
+
+
+@dataclass(slots=True)
+class StateCrossing:
+    """Refuses Python objects that cross between blocks and code between them in one forward.
+
+    Attributes of modules are seen when they are read; globals, cells and defaults are taken to be
+    read by functions that name them.
+    """
+
+    state: PythonState
+    functions: Mapping[str, list[object]]
+    """Functions that a block may run, by its path; those between blocks have an empty one."""
+
+    _inside: str = ""
+    _left: dict[Location, tuple[str, str]] = field(default_factory=dict[Location, tuple[str, str]])
+    """Changes of blocks that have run: the name of the object, and the path of the block."""
+    _reads: dict[str, Reads] = field(default_factory=dict[str, Reads])
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        blocks: Mapping[str, nn.Module],
+        around: Iterable[nn.Module],
+        loss: object,
+    ) -> "StateCrossing":
+        """Return one that begins with what `module` reaches now."""
+        functions = {
+            path: [each for part in block.modules() for each in functions_of(part)]
+            for path, block in blocks.items()
+        }
+        functions[""] = [loss, *(each for part in around for each in functions_of(part))]
+        return cls(PythonState.of([module, loss], copies=False), functions)
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """See attributes that are read inside.
+
+        Raises:
+            ModuleUnitError: the forward that ran inside passes something on.
+        """
+        own: Callable[[Any, str], Any] = getattr(nn.Module, _GET)
+
+        def reading(module: Any, name: str) -> object:  # noqa: ANN401  (any attribute)
+            found = self._reads.setdefault(self._inside, {})
+            if name[:2] != "__":
+                found[id(module), name] = module
+            elif name == "__dict__" and _is_users(sys._getframe(1)):
+                found |= dict.fromkeys(((id(module), key) for key in own(module, name)), module)
+            return own(module, name)
+
+        setattr(nn.Module, _GET, reading)
+        try:
+            yield
+        finally:
+            delattr(nn.Module, _GET)
+        self._end_between()
+
+    @contextmanager
+    def block(self, path: str) -> Generator[None]:
+        """Run a block inside."""
+        self._end_between()
+        self._inside = path
+        try:
+            yield
+        finally:
+            self._inside = ""
+        changed = self.state.advance()
+        self._left |= {where: (name, path) for where, name in changed.items()}
+        self._reads.pop("", None)
+
+    def _end_between(self) -> None:
+        """Raise ModuleUnitError if code since the last block read or changed what it must not."""
+        late = self._found(self._left, "")
+        if late is not None:
+            name, path = self._left[late]
+            raise ModuleUnitError(
+                f"unit {path}: its forward changes {name}, which code between blocks reads in the "
+                "same forward; return it"
+            )
+        changed = self.state.advance()
+        for path in self._reads:
+            early = self._found(changed, path) if path else None
+            if early is not None:
+                raise ModuleUnitError(
+                    f"module: its forward changes {changed[early]} after unit {path} has read it; "
+                    "change it before the first block, or in the block"
+                )
+
+    def _found(self, changed: Mapping[Location, object], path: str) -> Location | None:
+        """Return a changed place that was read between blocks, or in the block at `path`."""
+        if not changed:
+            return None
+        roots: list[object] = []
+        for where, module in self._reads.get(path, {}).items():
+            for number in (id(module), *map(id, type(module).__mro__)):
+                if (number, where[1]) in changed:
+                    return number, where[1]
+            table = vars(module)
+            value = table.get(where[1], table["_buffers"].get(where[1]))
+            if not isinstance(value, (nn.Module, *PLAIN)):
+                roots.append(value)
+        reached = PythonState.of(
+            [*roots, *self.functions[path]], copies=False, follows_modules=False
+        )
+        return next((each for each in changed if each in reached.locations), None)
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Return True if code outside torch and zsim runs in `frame`."""
+    return str(frame.f_globals.get("__name__")).split(".")[0] not in FOREIGN
