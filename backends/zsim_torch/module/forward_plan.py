@@ -160,10 +160,15 @@ def _storage(tensor: torch.Tensor) -> int:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class PlannedBatch:
-    """A micro-batch with the plan of its forward, by unit; `size_bytes` of tensors that it has."""
+    """A micro-batch with the plan of its forward, by unit; `size_bytes` of tensors that it has.
+
+    `at_end` is called when the unit `last` has run.
+    """
 
     plans: Mapping[str, UnitPlan]
     size_bytes: int
+    last: str
+    at_end: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,4 +182,7 @@ class PlannedUnit(TorchUnit):
         *values, batch = inputs
         assert isinstance(batch, PlannedBatch)
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
-        return batch.plans[self.name].run(self, parameters, tensors)
+        made = batch.plans[self.name].run(self, parameters, tensors)
+        if self.name == batch.last:
+            batch.at_end()
+        return made

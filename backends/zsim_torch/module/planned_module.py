@@ -39,7 +39,7 @@ from zsim_torch.module.module_state import evaluating, unchanged
 from zsim_torch.module.planned_function import MARK
 from zsim_torch.module.probe import value_or_probe
 from zsim_torch.module.repeated_blocks import blocks_of, names_outside, outside
-from zsim_torch.module.state_crossing import StateCrossing
+from zsim_torch.module.state_crossing import LateReads, StateCrossing
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitRunError, choose
 from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
@@ -103,6 +103,7 @@ class PlannedModule:
         batch = self._entering(batch)
         self._extents = extents(batch)
         self._results: Sequence[BlockResult] | None = None
+        self._late = LateReads({})
         with unchanged(module, loss), self._in_format(batch):
             before = versions(batch)
             plans, self._results = self._planned(batch)
@@ -110,7 +111,7 @@ class PlannedModule:
             self._read_between = self._between.union(
                 *(plan.parameters for plan in plans if not plan.block)
             )
-            self.first = _batch(plans)
+            self.first = self._batch(plans)
             self._shapes = _shapes_of(plans)
             self.units = self._units(plans)
             self._need_equal_values(batch)
@@ -146,7 +147,7 @@ class PlannedModule:
         need_extents(extents(batch), self._extents)
         plans, _ = self._planned(batch)
         self._need_shapes(_shapes_of(plans))
-        return _batch(plans)
+        return self._batch(plans)
 
     def _need_equal_values(self, batch: object) -> None:
         """Raise ModuleUnitError unless units compute bit by bit what the module computes.
@@ -259,6 +260,8 @@ class PlannedModule:
             with uncompiled(self._around), watched, planner.watched():
                 loss = self._loss(self.module, batch)
             last = planner.close(loss)
+        if crossing is not None:
+            self._late = LateReads(crossing.late_reads)
         for name, buffer in self.module.named_buffers():
             if hasattr(buffer, MARK):
                 raise ModuleUnitError(
@@ -267,6 +270,23 @@ class PlannedModule:
                 )
         self._settle(planner.plans, last)
         return planner.plans, planner.results
+
+    def _batch(self, plans: Sequence[UnitPlan]) -> PlannedBatch:
+        """Return plans as a micro-batch that knows how many bytes its tensors have."""
+        storages = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+            for plan in plans
+            for call in plan.calls
+            for each in call.leaves
+            if isinstance(each, Tensor) and each.numel()
+        }
+        self._late.note()
+        return PlannedBatch(
+            {plan.name: plan for plan in plans},
+            sum(storages.values()),
+            plans[-1].name,
+            self._late.need_unchanged,
+        )
 
     def _settle(self, plans: list[UnitPlan], loss: Symbol) -> None:
         """Find the parameters of each unit, and the values that cross between them."""
@@ -364,15 +384,3 @@ def _shapes_of(plans: Sequence[UnitPlan]) -> list[_UnitShape]:
         )
         for plan in plans
     ]
-
-
-def _batch(plans: Sequence[UnitPlan]) -> PlannedBatch:
-    """Return plans as a micro-batch that knows how many bytes its tensors have."""
-    storages = {
-        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
-        for plan in plans
-        for call in plan.calls
-        for each in call.leaves
-        if isinstance(each, Tensor) and each.numel()
-    }
-    return PlannedBatch({plan.name: plan for plan in plans}, sum(storages.values()))

@@ -14,10 +14,12 @@ from typing import Any, Final
 from torch import nn
 
 from zsim_torch.module.block_result import PLAIN
+from zsim_torch.module.object_state import same
 from zsim_torch.module.python_state import FOREIGN, Location, PythonState, functions_of
 from zsim_torch.module.unit import ModuleUnitError
 
 _GET: Final = "__getattribute__"
+_MISSING: Final = object()
 
 Reads = dict[tuple[int, str], nn.Module]
 """Attributes of modules that were read, with the module."""
@@ -35,6 +37,8 @@ class StateCrossing:
     functions: Mapping[str, list[object]]
     """Functions that a block may run, by its path; those between blocks have an empty one."""
 
+    late_reads: Reads = field(default_factory=Reads)
+    """Attributes that code between blocks has read after the first block."""
     _inside: str = ""
     _left: dict[Location, tuple[str, str]] = field(default_factory=dict[Location, tuple[str, str]])
     """Changes of blocks that have run: the name of the object, and the path of the block."""
@@ -95,6 +99,8 @@ class StateCrossing:
 
     def _end_between(self) -> None:
         """Raise ModuleUnitError if code since the last block read or changed what it must not."""
+        if len(self._reads) > 1 or "" not in self._reads:  # a block has run
+            self.late_reads |= self._reads.get("", {})
         late = self._found(self._left, "")
         if late is not None:
             name, path = self._left[late]
@@ -133,3 +139,31 @@ class StateCrossing:
 def _is_users(frame: FrameType) -> bool:
     """Return True if code outside torch and zsim runs in `frame`."""
     return str(frame.f_globals.get("__name__")).split(".")[0] not in FOREIGN
+
+
+class LateReads:
+    """Plain attributes that code between blocks reads after a block: blocks must not change them.
+
+    The first forward shows most; a block that does so later only is refused when it does.
+    """
+
+    def __init__(self, reads: Reads) -> None:
+        self._places = [
+            (vars(module), name)
+            for (_, name), module in reads.items()
+            if isinstance(vars(module).get(name, _MISSING), PLAIN)
+        ]
+        self._values: list[object] = []
+
+    def note(self) -> None:
+        """Note values, when code between blocks has run ahead."""
+        self._values = [table.get(name) for table, name in self._places]
+
+    def need_unchanged(self) -> None:
+        """Raise ModuleUnitError if blocks have changed one since."""
+        for before, (table, name) in zip(self._values, self._places, strict=True):
+            if not same(before, table.get(name)):
+                raise ModuleUnitError(
+                    f"module: a block changes {name}, which code between blocks reads in the same "
+                    "forward; return it"
+                )

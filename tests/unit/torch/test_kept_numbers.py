@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable
+from typing import Any
 
 import kept_numbers
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_numbers import PLACES, Counted, counted, counts_alone, numbers
-from odd_modules import RATE, Mean, Net, batch, sgd
+from odd_modules import RATE, Block, Mean, Net, batch, plain_block, sgd
+from torch import Tensor
 
 from zsim_torch.module.description import describe
 from zsim_torch.module.meta_model import model_from
@@ -122,3 +124,23 @@ def test_a_module_that_is_measured_keeps_its_numbers(measure: Callable[[Counted]
     before = numbers(module)
     measure(module)
     assert numbers(module) == before
+
+
+def test_a_block_that_leaves_a_number_in_a_later_step_is_refused_in_that_step() -> None:
+    torch.manual_seed(0)
+    module: Any = Net()
+    module.flag, module.calls = 1.0, 0
+
+    def within(block: Block, x: Tensor) -> Tensor:
+        module.calls += 1
+        module.flag = 2.0 if module.calls > 4 else module.flag
+        return plain_block(block, x)
+
+    for block in module.blocks:
+        block.within = within
+    module.between = lambda net, x: x * net.flag
+    trainer = Trainer(module, sgd(3), batch=batch(0))
+    for step in range(2):
+        trainer.step(batch(step))
+    with pytest.raises(ModuleUnitError, match="module: a block changes flag, which code between"):
+        trainer.step(batch(2))
