@@ -120,6 +120,19 @@ def need_equal_start(
     _need_equal(schedule, cast("list[_Start]", found))
 
 
+def need_equal_seed(seed: int) -> None:
+    """Raise RefusedError on every rank unless all draw their values from one seed."""
+    if not _has_others():
+        return
+    found: list[int | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, seed)
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise RefusedError(
+                f"seed: {other} on rank {rank}, and {found[0]} on rank 0; give all ranks one seed"
+            )
+
+
 def _has_others() -> bool:
     return distributed.is_initialized() and distributed.get_world_size() > 1
 

@@ -38,7 +38,7 @@ class Place(NamedTuple):
     """How to read a number of a module, and how to count it up."""
 
     read: Callable[[Any], float]
-    count: Callable[[Any], object]
+    add: Callable[[Any], object]
 
 
 def _count_global(net: Any) -> None:  # noqa: ANN401  (any module, here and below)
@@ -99,7 +99,7 @@ class Counted(Net):
     def at(self, place: int, x: Tensor) -> Tensor:
         for where, counts, kind in self.events:
             if where == place and counts:
-                PLACES[kind].count(self)
+                PLACES[kind].add(self)
             elif where == place:
                 x = x * (1 + 0.1 * PLACES[kind].read(self))
         return x
@@ -122,7 +122,7 @@ PLACES = {
     "a global list": Place(
         lambda net: len(BOOK["wrote"]), lambda net: BOOK["wrote"].append(0)
     ),
-    "a cell": Place(lambda net: net.cell.read(net), lambda net: net.cell.count(net)),
+    "a cell": Place(lambda net: net.cell.read(net), lambda net: net.cell.add(net)),
     "its own table": Place(
         lambda net: vars(net)["number"], lambda net: vars(net).update(number=net.number + 1)
     ),

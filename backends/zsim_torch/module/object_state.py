@@ -1,8 +1,11 @@
 """States of single Python objects: how to read one, compare it with another, and put it back."""
 
+import itertools
 import random
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -44,7 +47,7 @@ class CopiedTensor:
         """Return True if both have the same bits, or where these are unknown one version."""
         if self.values is None or other.values is None:
             return self.version == other.version
-        one, two = (each.values.contiguous().reshape(-1) for each in (self, other))
+        one, two = (each.contiguous().reshape(-1) for each in (self.values, other.values))
         if one.shape != two.shape or one.dtype != two.dtype:
             return False
         return torch.equal(one.view(torch.uint8), two.view(torch.uint8))
@@ -121,9 +124,8 @@ def class_table(cls: type) -> tuple[_Read, _Put]:
     return read, put
 
 
-def globals_named(function: types.FunctionType) -> tuple[_Read, _Put]:
-    """Return what reads the globals that `function` names, and what puts one back."""
-    known, names = function.__globals__, frozenset(_names(function.__code__))
+def globals_table(known: dict[str, object], names: set[str]) -> tuple[_Read, _Put]:
+    """Return what reads the globals `names`, to which others may be added, and puts one back."""
 
     def read() -> dict[str, object]:
         return {key: known[key] for key in names & known.keys()}
@@ -154,8 +156,13 @@ def progress(iterator: Any) -> object:  # noqa: ANN401
     """Return how far an iterator is, as far as it tells."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
-        return None if frame is None else (frame.f_lasti, repr(frame.f_locals))
-    return repr(iterator.__reduce__())
+        return None if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))
+    if isinstance(iterator, itertools.count):
+        return repr(iterator)
+    with warnings.catch_warnings(), suppress(TypeError):
+        warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
+        return iterator.__reduce__()[1:]
+    return None
 
 
 def _put_bits(bits: Any, state: Any, _: object) -> None:  # noqa: ANN401
@@ -181,8 +188,9 @@ def _slots(cls: type) -> Iterator[str]:
         )
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_of(code: types.CodeType) -> Iterator[str]:
+    """Yield names of globals and attributes in `code`, and in functions that it makes."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
-            yield from _names(each)
+            yield from names_of(each)

@@ -23,8 +23,9 @@ from zsim_torch.module.object_state import (
     CopiedTensor,
     class_table,
     generator_state,
-    globals_named,
+    globals_table,
     instance_table,
+    names_of,
     progress,
     put_items,
     same,
@@ -38,7 +39,7 @@ LONG: Final = 10_000
 """Members of containers that are followed; a longer one is kept, and its members are not."""
 
 FOREIGN: Final = frozenset(["torch", "numpy", "zsim", "zsim_torch", *sys.stdlib_module_names])
-_ITERATORS: Final = (
+_ITERATORS: Final[tuple[type, ...]] = (
     types.GeneratorType, itertools.count, itertools.cycle, zip, map, filter, enumerate,
     type(iter(())), type(iter([])), type(iter(range(0))),
 )  # fmt: skip
@@ -97,6 +98,8 @@ class PythonState:
     follows_modules: bool = True
     _tables: dict[int, _Table] = field(default_factory=dict[int, _Table])
     _wholes: dict[int, _Whole] = field(default_factory=dict[int, _Whole])
+    _named: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    """Names of globals, by the table in which they are."""
     _seen: dict[int, object] = field(default_factory=dict[int, object])
 
     @classmethod
@@ -174,10 +177,6 @@ class PythonState:
         put: Callable[[str, dict[str, object]], object],
     ) -> Iterator[tuple[object, str]]:
         before = read()
-        known = self._tables.get(id(owner))
-        if known is not None:  # globals of one file that several functions name
-            read = partial(_both, known.read, read)
-            before = known.before | before
         self._tables[id(owner)] = _Table(owner, name, read, put, before)
         yield from _followed((each, f"{name}{key}") for key, each in before.items())
 
@@ -200,10 +199,8 @@ class PythonState:
                 read = partial(CopiedTensor.of, value, whole=self.copies)
                 self._whole(value, name, read, CopiedTensor.put)
         elif isinstance(value, _CONTAINERS):
-            items = (
-                partial(list, value.items()) if isinstance(value, dict) else partial(list, value)
-            )
-            self._whole(value, name, items, partial(put_items, value))
+            members: Any = value.items() if isinstance(value, dict) else value
+            self._whole(value, name, partial(list, members), partial(put_items, value))
             if len(value) <= LONG and not isinstance(value, bytearray):
                 members = [*value, *value.values()] if isinstance(value, dict) else value
                 yield from _followed((each, name) for each in members)
@@ -214,6 +211,9 @@ class PythonState:
             self._whole(value, name, *numbers)
         elif isinstance(value, _ITERATORS):
             self._whole(value, name, partial(progress, value), None)
+            yield from _followed(
+                (each, name) for each in tree_leaves(self._wholes[id(value)].before)
+            )
         elif isinstance(value, types.CellType):
             read_cell = partial(getattr, value, "cell_contents", None)
             self._whole(value, name, read_cell, partial(setattr, value, "cell_contents"))
@@ -248,13 +248,19 @@ class PythonState:
             yield from ((cell, name) for name, cell in cells)
             kept = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             yield from _followed((each, value.__name__) for each in (*kept, vars(value)))
-            yield from self._table(value.__globals__, "", *globals_named(value))
+            yield from self._of_globals(value)
 
-
-def _both(
-    one: Callable[[], dict[str, object]], other: Callable[[], dict[str, object]]
-) -> dict[str, object]:
-    return one() | other()
+    def _of_globals(self, function: types.FunctionType) -> Iterator[tuple[object, str]]:
+        """Keep globals that `function` names; several functions share them."""
+        known, number = function.__globals__, id(function.__globals__)
+        if number not in self._named:
+            self._named[number] = set()
+            yield from self._table(known, "", *globals_table(known, self._named[number]))
+        added = {*names_of(function.__code__)} - self._named[number]
+        self._named[number] |= added
+        found = {key: known[key] for key in added & known.keys()}
+        self._tables[number].before |= found
+        yield from _followed((each, key) for key, each in found.items())
 
 
 def _followed(found: Iterable[tuple[object, str]]) -> Sequence[tuple[object, str]]:

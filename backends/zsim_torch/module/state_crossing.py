@@ -67,6 +67,7 @@ class StateCrossing:
         Raises:
             ModuleUnitError: the forward that ran inside passes something on.
         """
+        before = vars(nn.Module).get(_GET)
         own: Callable[[Any, str], Any] = getattr(nn.Module, _GET)
 
         def reading(module: Any, name: str) -> object:  # noqa: ANN401  (any attribute)
@@ -81,7 +82,10 @@ class StateCrossing:
         try:
             yield
         finally:
-            delattr(nn.Module, _GET)
+            if before is None:
+                delattr(nn.Module, _GET)
+            else:
+                setattr(nn.Module, _GET, before)
         self._end_between()
 
     @contextmanager

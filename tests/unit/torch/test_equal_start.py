@@ -3,15 +3,15 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from odd_modules import WIDTH, Net, batch, sgd
+from odd_modules import WIDTH, Net, batch, sgd, with_
 from torch import Tensor, distributed, nn
 
+import zsim
 from zsim.backend.backend import RefusedError
 from zsim_torch.equal_start import CHUNK, digest_of
 from zsim_torch.module.initializer import Initializer
@@ -39,15 +39,11 @@ def drawn(seed: int, name: str) -> Tensor:
 
 
 def with_buffer(value: float) -> nn.Module:
-    module: Any = net(0)
-    module.blocks[1].mean.fill_(value)
-    return module
+    return with_(net(0), lambda module: module.blocks[1].mean.fill_(value))
 
 
 def wider(rank: int) -> nn.Module:
-    module: Any = net(0)
-    module.last = nn.Linear(WIDTH, WIDTH + rank)
-    return module
+    return with_(net(0), lambda each: setattr(each, "last", nn.Linear(WIDTH, WIDTH + rank)))
 
 
 VALUES = "rank 1 begins with other values than rank 0; call torch.manual_seed with one seed"
@@ -75,9 +71,9 @@ UNEQUAL: dict[str, tuple[Callable[[int], Start], str]] = {
 
 
 def last_bit(rank: int) -> nn.Module:
-    module: Any = net(0)
+    module = net(0)
     with torch.no_grad():
-        module.last.bias.view(torch.int32)[-1] ^= rank
+        module.get_parameter("last.bias").view(torch.int32)[-1] ^= rank
     return module
 
 
@@ -109,6 +105,19 @@ def test_ranks_that_begin_with_other_values_are_refused_in_all_stages() -> None:
     for name, is_unequal, line in second:
         assert bool(line) == bool(is_unequal), (name, line)
         assert not is_unequal or re.match(UNEQUAL[name][1], line), line
+
+
+def seeded() -> str:
+    """Begin a job with a seed of each rank, along the tensor axis, and return why it is refused."""
+    job = zsim.load("tiny", changes={"parallel.tensor": 2, "parallel.data": 1}).job
+    with pytest.raises(RefusedError) as caught:
+        Trainer.of_job(job, seed=distributed.get_rank())
+    return str(caught.value)
+
+
+def test_ranks_of_a_job_have_one_seed() -> None:
+    line = "seed: 1 on rank 1, and 0 on rank 0; give all ranks one seed"
+    assert list(run_ranks(seeded, ranks=2)) == [line, line]
 
 
 def test_a_rank_alone_is_not_refused() -> None:

@@ -1,6 +1,7 @@
 """Numbers that forwards keep past torch: they are those of torch, or the module is refused."""
 
 import copy
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -144,3 +145,32 @@ def test_a_block_that_leaves_a_number_in_a_later_step_is_refused_in_that_step() 
         trainer.step(batch(step))
     with pytest.raises(ModuleUnitError, match="module: a block changes flag, which code between"):
         trainer.step(batch(2))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        itertools.count,
+        lambda: iter([1, 2, 3, 4, 5, 6, 7, 8] * 9),
+        lambda: zip(range(99), range(99), strict=True),
+    ],
+)
+def test_an_iterator_that_a_forward_advances_is_refused(made: Callable[[], Any]) -> None:
+    module: Any = Net()
+    module.left = made()
+
+    def within(block: Block, x: Tensor) -> Tensor:
+        next(module.left)
+        return plain_block(block, x)
+
+    module.blocks[0].within = within
+    with pytest.raises(ModuleUnitError, match=r"module: its forward advances left, an iterator"):
+        Trainer(module, sgd(3), batch=batch(0))
+
+
+def test_a_generator_that_a_forward_advances_is_refused() -> None:
+    module: Any = Net()
+    module.between = lambda net, x: x * next(net.left)
+    module.left = (1.0 for _ in range(99))
+    with pytest.raises(ModuleUnitError, match=r"module: its forward advances left, an iterator"):
+        Trainer(module, sgd(3), batch=batch(0))

@@ -76,14 +76,14 @@ class Appending(Net):
         return torch.stack(found).mean()
 
 
-def reads_file(net: Net, x: Tensor) -> Tensor:
+def reads_file(log: Path, net: Net, x: Tensor) -> Tensor:
     """Read a file that blocks write: it shows in values alone."""
-    return x * (1 + 1e-5 * float(Path(net.log.name).read_text("utf-8") or 0))
+    return x * (1 + 1e-5 * float(log.read_text("utf-8") or 0))
 
 
 def writes_file(net: Any) -> None:  # noqa: ANN401  (any module)
     net.log = NamedTemporaryFile("w", encoding="utf-8")  # noqa: SIM115  (it lives with the module)
-    net.between = reads_file
+    net.between = partial(reads_file, Path(net.log.name))
     for block in net.blocks:
         block.within = partial(writes, net.log.name)
 
