@@ -12,7 +12,7 @@ import torch
 from odd_modules import Block, Net, plain_block
 from torch import Tensor, nn
 
-WROTE = 0
+wrote = 0
 """A global that a forward counts."""
 
 BOOK = {"wrote": [0]}
@@ -42,8 +42,8 @@ class Place(NamedTuple):
 
 
 def _count_global(net: Any) -> None:  # noqa: ANN401  (any module, here and below)
-    global WROTE  # noqa: PLW0603  (as a forward does it)
-    WROTE += 1
+    global wrote  # noqa: PLW0603  (as a forward does it)
+    wrote += 1
 
 
 def _counted_in_a_cell() -> Place:
@@ -118,7 +118,7 @@ PLACES = {
     "slots": Place(lambda net: net.boxed.inner, lambda net: _add("inner")(net.boxed)),
     "a part": Place(lambda net: net.last.number, lambda net: _add("number")(net.last)),
     "its class": Place(lambda net: net.shared, lambda net: _add("shared")(type(net))),
-    "a global": Place(lambda net: WROTE, _count_global),
+    "a global": Place(lambda net: wrote, _count_global),
     "a global list": Place(
         lambda net: len(BOOK["wrote"]), lambda net: BOOK["wrote"].append(0)
     ),
@@ -145,8 +145,8 @@ PLACES = {
 
 def counted(events: list[tuple[int, bool, str]]) -> Counted:
     """Return a module with all numbers at their beginnings."""
-    global WROTE
-    WROTE, BOOK["wrote"], Counted.shared = 0, [0], 0
+    global wrote
+    wrote, BOOK["wrote"], Counted.shared = 0, [0], 0
     torch.manual_seed(0)
     return Counted(events)
 
@@ -158,9 +158,9 @@ def numbers(module: nn.Module) -> dict[str, float]:
 
 def counts_alone(block: Block, x: Tensor) -> Tensor:
     """Count a global that nothing but blocks names."""
-    global OF_BLOCKS  # noqa: PLW0603  (as a forward does it)
-    OF_BLOCKS += 1
-    return plain_block(block, x * OF_BLOCKS)
+    global of_blocks  # noqa: PLW0603  (as a forward does it)
+    of_blocks += 1
+    return plain_block(block, x * of_blocks)
 
 
-OF_BLOCKS = 0
+of_blocks = 0

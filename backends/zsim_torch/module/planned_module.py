@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -111,7 +111,7 @@ class PlannedModule:
             self._read_between = self._between.union(
                 *(plan.parameters for plan in plans if not plan.block)
             )
-            self.first = self._batch(plans)
+            self.first = replace(self._batch(plans), at_end=_nothing)
             self._shapes = _shapes_of(plans)
             self.units = self._units(plans)
             self._need_equal_values(batch)
@@ -384,6 +384,10 @@ def _shapes_of(plans: Sequence[UnitPlan]) -> list[_UnitShape]:
         )
         for plan in plans
     ]
+
+
+def _nothing() -> None:
+    """Compare nothing: numbers between blocks are put back before the first one is measured."""
 
 
 def _unwatched(_: str) -> nullcontext[None]:

@@ -122,8 +122,10 @@ class PythonState:
     @property
     def locations(self) -> set[Location]:
         """Return all places that were reached."""
-        tables = {(number, key) for number, each in self._tables.items() for key in each.before}
-        return tables | {(number, None) for number in self._wholes}
+        found: set[Location] = {(number, None) for number in self._wholes}
+        for number, each in self._tables.items():
+            found.update((number, key) for key in each.before)
+        return found
 
     def changed(self) -> dict[Location, str]:
         """Return places that have changed since, with what they are called."""
@@ -139,12 +141,16 @@ class PythonState:
         """Return places that have changed since, and go on from how they are now."""
         found = self.changed()
         for number, key in found:
-            kept = self._wholes[number] if key is None else self._tables[number]
-            kept.before = kept.read()
-            members = (
-                kept.before.values() if isinstance(kept.before, dict) else tree_leaves(kept.before)
-            )
-            self._follow(_followed((each, kept.name) for each in members))
+            members: Iterable[object]
+            if key is None:
+                whole = self._wholes[number]
+                whole.before, name = whole.read(), whole.name
+                members = tree_leaves(whole.before)
+            else:
+                table = self._tables[number]
+                table.before, name = table.read(), table.name
+                members = table.before.values()
+            self._follow(_followed((each, name) for each in members))
         return found
 
     def restore(self) -> None:
@@ -230,15 +236,17 @@ class PythonState:
     def _of_module(self, module: nn.Module, name: str) -> Iterator[tuple[object, str]]:
         prefix = f"{name}." if name else ""
         yield from self._table(module, prefix, *instance_table(module))
-        for key, each in module._modules.items():
-            if each is not None:
-                yield (each, f"{prefix}{key}")
+        for key, each in module.named_children():
+            yield (each, f"{prefix}{key}")
         yield from ((each, "") for each in type(module).__mro__)
         yield from ((each, "") for each in functions_of(module))
 
     def _of_function(self, value: Any) -> Iterator[tuple[object, str]]:  # noqa: ANN401
         if isinstance(value, partial):
-            yield from ((each, "") for each in (value.func, *value.args, *value.keywords.values()))
+            called = value.func
+            if not isinstance(called, types.FunctionType) or not _is_foreign(called):
+                given = (called, *value.args, *value.keywords.values())
+                yield from ((each, "") for each in given)
         elif isinstance(value, types.MethodType):
             yield from ((each, "") for each in (value.__self__, value.__func__))
             if isinstance(value.__self__, nn.Module):  # its other methods, where it is not followed
@@ -277,8 +285,9 @@ def _is_foreign(defined: type | types.FunctionType) -> bool:
 
 def functions_of(module: nn.Module) -> list[object]:
     """Return functions that calls of a module may run: methods, hooks, and those that it keeps."""
-    found: list[object] = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    found += [each for each in vars(module).values() if isinstance(each, _FUNCTIONS)]
+    table: dict[str, Any] = vars(module)
+    found: list[object] = [each for each in table.values() if isinstance(each, _FUNCTIONS)]
+    found += [*table["_forward_hooks"].values(), *table["_forward_pre_hooks"].values()]
     for cls in type(module).__mro__:
         if not _is_foreign(cls):
             members = [each for key, each in vars(cls).items() if key != "__init__"]

@@ -4,7 +4,7 @@ Code between blocks runs ahead of a micro-batch, before its blocks: what a block
 late, and what it changes after a block has read it is early. Both are found in the first forward.
 """
 
-import sys
+import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class StateCrossing:
             found = self._reads.setdefault(self._inside, {})
             if name[:2] != "__":
                 found[id(module), name] = module
-            elif name == "__dict__" and _is_users(sys._getframe(1)):
+            elif name == "__dict__" and _is_users(inspect.currentframe()):
                 found |= dict.fromkeys(((id(module), key) for key in own(module, name)), module)
             return own(module, name)
 
@@ -140,9 +140,11 @@ class StateCrossing:
         return next((each for each in changed if each in reached.locations), None)
 
 
-def _is_users(frame: FrameType) -> bool:
-    """Return True if code outside torch and zsim runs in `frame`."""
-    return str(frame.f_globals.get("__name__")).split(".")[0] not in FOREIGN
+def _is_users(frame: FrameType | None) -> bool:
+    """Return True if code outside torch and zsim has called the function that runs in `frame`."""
+    caller = None if frame is None else frame.f_back
+    name = "" if caller is None else str(caller.f_globals.get("__name__"))
+    return name.split(".")[0] not in FOREIGN
 
 
 class LateReads:

@@ -102,13 +102,13 @@ def test_numbers_that_pass_between_blocks_and_code_around_are_those_of_torch_or_
 
 
 def test_a_global_that_blocks_alone_count_is_that_of_torch() -> None:
-    kept_numbers.OF_BLOCKS = 0
+    kept_numbers.of_blocks = 0
     module = Net(counts_alone)
     plain = copy.deepcopy(module)
-    wanted = [float(plain(batch(0)).detach()), kept_numbers.OF_BLOCKS]
-    kept_numbers.OF_BLOCKS = 0
+    wanted = [float(plain(batch(0)).detach()), kept_numbers.of_blocks]
+    kept_numbers.of_blocks = 0
     with Trainer(module, sgd(3), batch=batch(0)) as trainer:
-        found = [float(trainer.step(batch(0))), kept_numbers.OF_BLOCKS]
+        found = [float(trainer.step(batch(0))), kept_numbers.of_blocks]
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
