@@ -52,7 +52,7 @@ _CONTAINERS: Final = (dict, list, deque, set, bytearray)
 
 
 @dataclass(slots=True)
-class _Table:
+class _KeptTable:
     """Attributes or globals of `owner` as they were; `put` writes one, or removes a new one."""
 
     owner: object
@@ -73,7 +73,7 @@ class _Table:
 
 
 @dataclass(slots=True)
-class _Whole:
+class _KeptWhole:
     """The content of `owner` as it was; None for `put` where it cannot be put back."""
 
     owner: object
@@ -96,8 +96,8 @@ class PythonState:
 
     copies: bool = True
     follows_modules: bool = True
-    _tables: dict[int, _Table] = field(default_factory=dict[int, _Table])
-    _wholes: dict[int, _Whole] = field(default_factory=dict[int, _Whole])
+    _tables: dict[int, _KeptTable] = field(default_factory=dict[int, _KeptTable])
+    _wholes: dict[int, _KeptWhole] = field(default_factory=dict[int, _KeptWhole])
     _named: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     """Names of globals, by the table in which they are."""
     _seen: dict[int, object] = field(default_factory=dict[int, object])
@@ -183,7 +183,7 @@ class PythonState:
         put: Callable[[str, dict[str, object]], object],
     ) -> Iterator[tuple[object, str]]:
         before = read()
-        self._tables[id(owner)] = _Table(owner, name, read, put, before)
+        self._tables[id(owner)] = _KeptTable(owner, name, read, put, before)
         yield from _followed((each, f"{name}{key}") for key, each in before.items())
 
     def _whole(
@@ -193,7 +193,7 @@ class PythonState:
         read: Callable[[], object],
         put: Callable[[Any], object] | None,
     ) -> None:
-        self._wholes[id(value)] = _Whole(value, name, read, put, read())
+        self._wholes[id(value)] = _KeptWhole(value, name, read, put, read())
 
     def _inside(self, value: Any, name: str) -> Iterator[tuple[object, str]]:  # noqa: ANN401
         """Keep `value`, and yield objects that it refers to."""
