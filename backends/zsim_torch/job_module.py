@@ -7,6 +7,7 @@ import torch
 from torch import distributed, nn
 
 from zsim.backend.backend import Job, RefusedError
+from zsim_torch.equal_start import need_equal_seed
 from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.module.context_place import ContextPlace
 from zsim_torch.module.tensor_part import TensorPlace
@@ -28,8 +29,9 @@ class JobModule:
         """Return that of this rank: along a tensor axis it has its part of each matrix.
 
         Raises:
-            RefusedError: the model of the job is no transformer.
+            RefusedError: the model of the job is no transformer, or ranks have different seeds.
         """
+        need_equal_seed(seed)
         shape = job.model.architecture
         if shape is None:
             raise RefusedError("model: its units are not those of a transformer, so nothing runs")

@@ -19,6 +19,7 @@ from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Trace
 from zsim.zero.names import DATA
+from zsim_torch.equal_start import NotedValues, need_equal_start
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.executor import Executor, RankMachine
 from zsim_torch.execute.host_memory import HostPools
@@ -82,8 +83,9 @@ class RankRun:
         with self.guarded():
             self._taken = self._life.enter_context(emptied(module, keep=option.write_back))
             self._bench = self._life.enter_context(self._new_bench(rank))
-            self.executor = self._new_executor(units, initial or self._taken.values.__getitem__)
-            self._set_up()
+            values = NotedValues(initial or self._taken.values.__getitem__)
+            self.executor = self._new_executor(units, values)
+            self._set_up(values, is_modules=initial is None)
 
     def _new_bench(self, rank: int) -> Bench:
         """Return memory, streams and communicators, watched as the option says."""
@@ -121,10 +123,15 @@ class RankRun:
         executor.keeps_book = self.option.keep_trace or self._bench.observer is not None
         return executor
 
-    def _set_up(self) -> None:
-        """Run setup; afterwards nothing that was taken is held for it, and what is counted is 0."""
+    def _set_up(self, values: NotedValues, *, is_modules: bool) -> None:
+        """Run setup; afterwards nothing that was taken is held for it, and what is counted is 0.
+
+        Raises:
+            RefusedError: ranks begin with other values.
+        """
         with self.watched():
             self.executor.run_setup()
+        need_equal_start(self.schedule, self.program, self.module, values, is_modules=is_modules)
         self._taken.values.clear()
         if distributed.is_initialized():
             distributed.barrier()

@@ -122,7 +122,7 @@ class Trainer:
             seed: of the delays of poison mode.
 
         Raises:
-            RefusedError: schedule, units or optimizer cannot be run here; nothing was started.
+            RefusedError: schedule, units or optimizer cannot be run, or ranks' values differ.
             ModuleUnitError: the units do not make up the module.
         """
         option = option or Option()

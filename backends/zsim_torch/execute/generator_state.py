@@ -74,6 +74,13 @@ class NumpyState:
         np.random.set_state(state)  # noqa: NPY002  (modules draw from it)
 
 
+def drawn_so_far() -> tuple[object, ...]:
+    """Return states of all generators, to compare with those of another time."""
+    found = RandomState.now()
+    cuda = None if found.cuda is None else found.cuda.numpy().tobytes()
+    return found.cpu.numpy().tobytes(), cuda, found.python, NumpyState.now()
+
+
 @contextmanager
 def need_repeatable(unit: TorchUnit) -> Generator[None]:
     """Return if a forward inside, which is to be run again, has not drawn from numpy.

@@ -67,24 +67,24 @@ def describe(
     dtype = TORCH_DTYPE[precision.compute]
     values: dict[str, object] = {BATCH: batch}
     described: list[Unit] = []
-    for position, unit in enumerate(resolved):
-        names = tuple((reads or {}).get(unit.name) or _default_reads(resolved, position))
-        if missing := [other for other in names if other not in values]:
-            raise ModuleUnitError(
-                f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes"
-            )
-        given = [_entering(name, values[name]) for name in names]
-        with unchanged(unit.module):
+    with unchanged(module, *(unit.module for unit in resolved)):
+        for position, unit in enumerate(resolved):
+            names = tuple((reads or {}).get(unit.name) or _default_reads(resolved, position))
+            if missing := [other for other in names if other not in values]:
+                raise ModuleUnitError(
+                    f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes"
+                )
+            given = [_entering(name, values[name]) for name in names]
             measured = _measure(unit, _parameters(module, unit, dtype), given)
-        if len(measured.outputs) != 1:
-            raise ModuleUnitError(
-                f"unit {unit.name}: it returns {len(measured.outputs)} tensors, 1 is described"
-            )
-        values[unit.name] = measured.outputs[0]
-        called = next(other.name for other in resolved if other.module is unit.module)
-        outputs = (_value(unit.name, measured.outputs[0]),)
-        made = _unit(unit, names, outputs, measured, dtype=precision.compute)
-        described.append(made if called == unit.name else replace(made, module=called))
+            if len(measured.outputs) != 1:
+                raise ModuleUnitError(
+                    f"unit {unit.name}: it returns {len(measured.outputs)} tensors, 1 is described"
+                )
+            values[unit.name] = measured.outputs[0]
+            called = next(other.name for other in resolved if other.module is unit.module)
+            outputs = (_value(unit.name, measured.outputs[0]),)
+            made = _unit(unit, names, outputs, measured, dtype=precision.compute)
+            described.append(made if called == unit.name else replace(made, module=called))
     loss = described[-1].segments[-1].outputs[-1]
     if loss.elements != 1:
         raise ModuleUnitError(
@@ -105,24 +105,28 @@ def describe_planned(
         dtype=DType.INT8,
         requires_gradient=False,
     )
-    for unit in planned.units:
-        plan = planned.first.plans[unit.name]
-        known = [values[symbol] for symbol in plan.inputs]
-        given = [cut(each.requires_grad_(value.requires_gradient)) for value, each in known]
-        with unchanged(planned.module):
+    with unchanged(planned.module):
+        for unit in planned.units:
+            plan = planned.first.plans[unit.name]
+            known = [values[symbol] for symbol in plan.inputs]
+            given = [cut(each.requires_grad_(value.requires_gradient)) for value, each in known]
             measured = _measure(unit, planned.values_of(unit), [*given, planned.first])
-        for number, (symbol, made) in enumerate(zip(plan.outputs, measured.outputs, strict=True)):
-            sloped = number < plan.sloped
-            value = replace(_value(f"{unit.name}/output{number}", made), requires_gradient=sloped)
-            values[symbol] = (value, made.detach())
-        names = (*(value.name for value, _ in known), BATCH)
-        outputs = tuple(values[symbol][0] for symbol in plan.outputs)
-        made_of = _unit(unit, names, outputs, measured, dtype=planned.dtype)
-        called = next(other.name for other in planned.units if other.module is unit.module)
-        again = bool(plan.block) and called != unit.name
-        described.append(
-            replace(made_of, module=called if again else "", checkpoint=bool(plan.block))
-        )
+            for number, (symbol, made) in enumerate(
+                zip(plan.outputs, measured.outputs, strict=True)
+            ):
+                sloped = number < plan.sloped
+                value = replace(
+                    _value(f"{unit.name}/output{number}", made), requires_gradient=sloped
+                )
+                values[symbol] = (value, made.detach())
+            names = (*(value.name for value, _ in known), BATCH)
+            outputs = tuple(values[symbol][0] for symbol in plan.outputs)
+            made_of = _unit(unit, names, outputs, measured, dtype=planned.dtype)
+            called = next(other.name for other in planned.units if other.module is unit.module)
+            again = bool(plan.block) and called != unit.name
+            described.append(
+                replace(made_of, module=called if again else "", checkpoint=bool(plan.block))
+            )
     return _model(name, described, batch, size or BatchSize())
 
 

@@ -6,6 +6,7 @@ no parameter have their values in the plan: masks, rotary tables.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -132,7 +133,8 @@ class PlannedParts:
     """A module as a planner knows it.
 
     `names` are those of parameters, by their ids, and `stand_in` gives what stands for one, by its
-    name: of a block a new tensor each time, else the same one. `blocks` are by path.
+    name: of a block a new tensor each time, else the same one. `blocks` are by path; one runs
+    inside `watch(path)`.
     """
 
     blocks: Mapping[str, nn.Module]
@@ -140,6 +142,7 @@ class PlannedParts:
     stand_in: Callable[[str], torch.Tensor]
     buffers: frozenset[int]
     device: torch.device
+    watch: Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(slots=True)
@@ -157,10 +160,15 @@ def _storage(tensor: torch.Tensor) -> int:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class PlannedBatch:
-    """A micro-batch with the plan of its forward, by unit; `size_bytes` of tensors that it has."""
+    """A micro-batch with the plan of its forward, by unit; `size_bytes` of tensors that it has.
+
+    `at_end` is called when the unit `last` has run.
+    """
 
     plans: Mapping[str, UnitPlan]
     size_bytes: int
+    last: str
+    at_end: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,4 +182,7 @@ class PlannedUnit(TorchUnit):
         *values, batch = inputs
         assert isinstance(batch, PlannedBatch)
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
-        return batch.plans[self.name].run(self, parameters, tensors)
+        made = batch.plans[self.name].run(self, parameters, tensors)
+        if self.name == batch.last:
+            batch.at_end()
+        return made

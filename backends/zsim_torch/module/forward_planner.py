@@ -327,7 +327,9 @@ class ForwardPlanner(TorchFunctionMode):
         try:
             if self._known is None:
                 given = [cut(each) if isinstance(each, Tensor) else each for each in leaves]
-                result, fresh = described(path, given, self._output(path, block, given, spec))
+                with self._parts.watch(path):
+                    output = self._output(path, block, given, spec)
+                result, fresh = described(path, given, output)
             else:
                 result, fresh = self._expected(path, number), {}
             self.results.append(result)

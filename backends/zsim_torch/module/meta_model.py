@@ -22,6 +22,7 @@ from zsim_torch.module.capture import (
     watched,
 )
 from zsim_torch.module.description import BatchSize, batch_value
+from zsim_torch.module.module_state import unchanged
 from zsim_torch.module.unit import ModuleUnitError
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE
 
@@ -97,8 +98,9 @@ def _watched(
 ) -> Tensor:
     """Run twice and return the loss: what is to be known later would otherwise live longer."""
     try:
-        loss = watched(capture, module, units, run)
-        watched(held, module, units, run)
+        with unchanged(module):
+            loss = watched(capture, module, units, run)
+            watched(held, module, units, run)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModuleUnitError(f"module: it does not run without data: {line}") from error

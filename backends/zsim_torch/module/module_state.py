@@ -1,7 +1,7 @@
 """State of a module beside its parameters: its mode, and buffers, which DDP makes equal."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import distributed, nn
@@ -9,37 +9,34 @@ from torch import distributed, nn
 from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute.generator_state import NumpyState, RandomState
+from zsim_torch.module.python_state import PythonState
 from zsim_torch.module.saving import version
-from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.unit import ModuleUnitError, TorchUnit
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Generator[None]:
-    """Give buffers and generators back what they had before; a module has its own buffers again."""
-    states = RandomState.now(), NumpyState.now()
-    kept = [
-        (table, key, buffer, None if buffer is None else buffer.clone())
-        for table, key, buffer in _places(module)
-    ]
+def unchanged(*roots: object) -> Generator[None]:
+    """Give generators, buffers and Python objects of modules and functions back as they were.
+
+    Raises:
+        ModuleUnitError: something has changed inside that cannot be put back.
+    """
+    generators = RandomState.now(), NumpyState.now()
+    objects = PythonState.of(roots)
     try:
         yield
+    except BaseException:
+        with suppress(ModuleUnitError):
+            objects.restore()
+        raise
+    else:
+        objects.restore()
     finally:
-        for state in states:
-            state.set()
-        with torch.no_grad():
-            for table, key, buffer, before in kept:
-                table[key] = buffer
-                if buffer is not None and before is not None:
-                    buffer.copy_(before)
+        for each in generators:
+            each.set()
 
 
 _Table = dict[str, torch.Tensor | None]
-
-
-def _places(module: nn.Module) -> list[tuple[_Table, str, torch.Tensor | None]]:
-    """Return where each buffer is kept: the table of its module, and the key; None stands too."""
-    tables: list[_Table] = [vars(part)["_buffers"] for part in module.modules()]
-    return [(table, key, buffer) for table in tables for key, buffer in table.items()]
 
 
 @contextmanager

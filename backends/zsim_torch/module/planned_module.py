@@ -1,9 +1,10 @@
 """Any module as units: its repeated blocks, and what its forward does between them."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from zsim.dtype import DType
-from zsim_torch.module.block_result import BlockResult, called_instead, cut
+from zsim_torch.module.block_result import BlockResult, cut
 from zsim_torch.module.compiled import uncompiled
 from zsim_torch.module.forward_plan import (
     ParameterSymbol,
@@ -22,6 +23,7 @@ from zsim_torch.module.forward_plan import (
     UnitPlan,
 )
 from zsim_torch.module.forward_planner import ForwardPlanner
+from zsim_torch.module.forward_values import PLAIN_RUNS, ForwardValues
 from zsim_torch.module.module_loss import (
     LossOf,
     WithLoss,
@@ -37,8 +39,13 @@ from zsim_torch.module.module_state import evaluating, unchanged
 from zsim_torch.module.planned_function import MARK
 from zsim_torch.module.probe import value_or_probe
 from zsim_torch.module.repeated_blocks import blocks_of, names_outside, outside
+from zsim_torch.module.state_crossing import LateReads, StateCrossing
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitRunError, choose
 from zsim_torch.torch_dtype import TORCH_DTYPE, entering
+
+_UP: Final = 1 + 2**-2
+_DOWN: Final = 1 - 2**-2
+"""Factors of parameters in forwards that are compared, so that values of before are others."""
 
 
 def has_forward(module: nn.Module) -> bool:
@@ -96,17 +103,18 @@ class PlannedModule:
         batch = self._entering(batch)
         self._extents = extents(batch)
         self._results: Sequence[BlockResult] | None = None
-        with unchanged(module), self._in_format(batch):
+        self._late = LateReads({})
+        with unchanged(module, loss), self._in_format(batch):
             before = versions(batch)
             plans, self._results = self._planned(batch)
             need_unwritten(batch, before)
             self._read_between = self._between.union(
                 *(plan.parameters for plan in plans if not plan.block)
             )
-            self.first = _batch(plans)
+            self.first = replace(self._batch(plans), at_end=_nothing)
             self._shapes = _shapes_of(plans)
             self.units = self._units(plans)
-            self._need_equal_losses(batch)
+            self._need_equal_values(batch)
 
     @contextmanager
     def _in_format(self, batch: object) -> Generator[None]:
@@ -139,53 +147,69 @@ class PlannedModule:
         need_extents(extents(batch), self._extents)
         plans, _ = self._planned(batch)
         self._need_shapes(_shapes_of(plans))
-        return _batch(plans)
+        return self._batch(plans)
 
-    def _need_equal_losses(self, batch: object) -> None:
-        """Return if units make the loss that the module makes, of other parameters than before.
+    def _need_equal_values(self, batch: object) -> None:
+        """Raise ModuleUnitError unless units compute bit by bit what the module computes.
 
-        What a block leaves in the module past its outputs is from before, and shows. In training
-        what draws ahead may draw other numbers than in its turn, so evaluation decides then.
-
-        Raises:
-            ModuleUnitError: they do not.
+        Parameters are others than before: what a block leaves in the module past its outputs is
+        from before, and shows. In training what draws ahead may draw other numbers than in its
+        turn, so evaluation decides then.
         """
-        both = self._losses(batch, 1 + 2**-4)
-        if not _close(*both):
-            with evaluating([self.module]):
-                both = self._losses(batch, 1 - 2**-4)
-        if not _close(*both):
+        both = self._by_units(batch, _UP), self._by_itself(batch, _UP)
+        if both[0].equals(both[1]):
+            return
+        with evaluating([self.module]) if both[1].draws else nullcontext():
+            found, plain, *again = (
+                run(batch, _DOWN) for run in (self._by_units, *[self._by_itself] * (1 + PLAIN_RUNS))
+            )
+        if not found.equals(plain, again):
+            one, other = (f"{float(each.loss.detach()):.9g}" for each in (found, plain))
+            differs = f"makes a loss of {one}, and by itself {other}"
             raise ModuleUnitError(
-                f"module: run by units it makes a loss of {both[0]:.6g}, and by itself "
-                f"{both[1]:.6g} (a block that reads what the forward leaves in the module?)"
+                f"module: run by units it {differs if one != other else 'computes other values'} "
+                "(a block that reads what the forward leaves in the module?)"
             )
 
-    def _losses(self, batch: object, scale: float) -> tuple[Tensor, Tensor]:
-        """Return the loss by units, and by the module itself, both from one state of generators."""
+    def _by_units(self, batch: object, scale: float) -> ForwardValues:
+        """Return what units give to blocks, and their loss."""
+        made = ForwardValues()
         values: dict[tuple[int, int], Tensor] = {}
-        with unchanged(self.module), torch.enable_grad():  # hooks of tensors ask for a graph
+        with (
+            unchanged(self.module, self._loss),
+            torch.enable_grad(),
+        ):  # hooks of tensors ask for a graph
             planned = self.plan(batch)
-            for place, (unit, shape) in enumerate(zip(self.units, self._shapes, strict=True)):
-                given = [*(values[each] for each in shape.inputs), planned]
-                made = unit.run([self._scaled(name, scale) for name in unit.names], given)
-                values |= {(place, number): cut(each) for number, each in enumerate(made)}
-        with unchanged(self.module), torch.enable_grad(), ExitStack() as stack:
-            for block in self._blocks.values():
-                stack.enter_context(called_instead(block, partial(self._called, block, scale)))
+            with made.noted(self._blocks.values()):
+                for place, (unit, shape) in enumerate(zip(self.units, self._shapes, strict=True)):
+                    given = [*(values[each] for each in shape.inputs), planned]
+                    found = unit.run([self._scaled(name, scale) for name in unit.names], given)
+                    values |= {(place, number): cut(each) for number, each in enumerate(found)}
+        made.loss = values[len(self.units) - 1, 0]
+        return made
+
+    def _by_itself(self, batch: object, scale: float) -> ForwardValues:
+        """Return what the module's own forward gives to blocks, and its loss."""
+        made = ForwardValues()
+        called = partial(self._called, scale)
+        with (
+            unchanged(self.module, self._loss),
+            torch.enable_grad(),
+            made.noted(self._blocks.values(), called),
+        ):
             whole = WithLoss(self.module, self._loss)
             named = {f"module.{name}": self._scaled(name, scale) for name in self._read_between}
-            itself = functional_call(whole, named, (batch,))
-        return values[len(self.units) - 1, 0], itself.reshape(())
+            made.loss = functional_call(whole, named, (batch,)).reshape(())
+        return made
 
     def _entering(self, batch: object) -> object:
         return entering(dict(batch) if isinstance(batch, Mapping) else batch, self.dtype)
 
-    def _called(self, block: nn.Module, scale: float, *args: object, **kwargs: object) -> object:
+    def _called(self, scale: float, block: nn.Module, *args: object, **kwargs: object) -> object:
         """Call a block with its parameters, which have memory for the time of the call."""
         named = {local: self._scaled(name, scale) for local, name in self._local[id(block)].items()}
         given = {id(each) for each in tree_tensors((args, kwargs))}
-        with called_instead(block, None):
-            made = functional_call(block, named, args, kwargs)
+        made = functional_call(block, named, args, kwargs)
         return tree_map_only(Tensor, lambda each: each if id(each) in given else cut(each), made)
 
     def _scaled(self, name: str, scale: float) -> Tensor:
@@ -218,6 +242,9 @@ class PlannedModule:
     def _planned(self, batch: object) -> tuple[list[UnitPlan], list[BlockResult]]:
         """Run the forward ahead; the first time with values."""
         is_first = self._results is None
+        crossing = None
+        if is_first:
+            crossing = StateCrossing.of(self.module, self._blocks, self._around, self._loss)
         device = next((each.device for each in tree_tensors(batch)), torch.device("cpu"))
         parts = PlannedParts(
             blocks=self._blocks,
@@ -225,12 +252,16 @@ class PlannedModule:
             stand_in=partial(self._stand_in, {}, has_values=is_first),
             buffers=frozenset(id(each) for each in self.module.buffers()),
             device=device,
+            watch=_unwatched if crossing is None else crossing.block,
         )
         planner = ForwardPlanner(parts, self._results)
         with torch.enable_grad():
-            with uncompiled(self._around), planner.watched():
+            watched = nullcontext() if crossing is None else crossing.watched()
+            with uncompiled(self._around), watched, planner.watched():
                 loss = self._loss(self.module, batch)
             last = planner.close(loss)
+        if crossing is not None:
+            self._late = LateReads(crossing.late_reads)
         for name, buffer in self.module.named_buffers():
             if hasattr(buffer, MARK):
                 raise ModuleUnitError(
@@ -239,6 +270,23 @@ class PlannedModule:
                 )
         self._settle(planner.plans, last)
         return planner.plans, planner.results
+
+    def _batch(self, plans: Sequence[UnitPlan]) -> PlannedBatch:
+        """Return plans as a micro-batch that knows how many bytes its tensors have."""
+        storages = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+            for plan in plans
+            for call in plan.calls
+            for each in call.leaves
+            if isinstance(each, Tensor) and each.numel()
+        }
+        self._late.note()
+        return PlannedBatch(
+            {plan.name: plan for plan in plans},
+            sum(storages.values()),
+            plans[-1].name,
+            self._late.need_unchanged,
+        )
 
     def _settle(self, plans: list[UnitPlan], loss: Symbol) -> None:
         """Find the parameters of each unit, and the values that cross between them."""
@@ -338,18 +386,9 @@ def _shapes_of(plans: Sequence[UnitPlan]) -> list[_UnitShape]:
     ]
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    eps = torch.finfo(one.dtype).eps
-    return torch.allclose(one, other, rtol=eps**0.5, atol=eps, equal_nan=True)
+def _nothing() -> None:
+    """Compare nothing: numbers between blocks are put back before the first one is measured."""
 
 
-def _batch(plans: Sequence[UnitPlan]) -> PlannedBatch:
-    """Return plans as a micro-batch that knows how many bytes its tensors have."""
-    storages = {
-        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
-        for plan in plans
-        for call in plan.calls
-        for each in call.leaves
-        if isinstance(each, Tensor) and each.numel()
-    }
-    return PlannedBatch({plan.name: plan for plan in plans}, sum(storages.values()))
+def _unwatched(_: str) -> nullcontext[None]:
+    return nullcontext()

@@ -155,6 +155,12 @@ def hidden_result(chain: Chain, x: Tensor) -> Tensor:
     return run(chain, x) + note
 
 
+def left_number(chain: Chain, x: Tensor) -> Tensor:
+    loss = run(chain, x)
+    note: float = chain.note
+    return loss + 1e-12 * note
+
+
 def told_between(chain: Chain, x: Tensor) -> Tensor:
     chain.note = 1.0
     x = chain.blocks[0](x)
@@ -199,12 +205,14 @@ REFUSED = {
         hidden_result, r"unit blocks\.0: what it makes is read by add", leave(lambda x: x.sum())
     ),
     "a number left in the module": Case(
-        hidden_result,
-        "module: run by units it makes a loss of",
+        left_number,
+        r"unit blocks\.0: its forward changes note, which code between blocks reads",
         leave(lambda x: float(x.detach().sum())),
     ),
     "a number told to a block": Case(
-        told_between, "module: run by units it makes", lambda whole, x: x * float(whole.note)
+        told_between,
+        r"module: its forward changes note after unit blocks\.0 has read it",
+        lambda whole, x: x * float(whole.note),
     ),
     "a tensor of an earlier forward": Case(
         kept_from_before, "module: (__)?r?add(__)? reads what an earlier forward left"

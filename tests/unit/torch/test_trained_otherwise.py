@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
 import pytest
@@ -73,14 +76,21 @@ class Appending(Net):
         return torch.stack(found).mean()
 
 
-class Counting(Net):
-    """It counts its calls, and its losses are small."""
+def reads_file(log: Path, net: Net, x: Tensor) -> Tensor:
+    """Read a file that blocks write: it shows in values alone."""
+    return x * (1 + 1e-5 * float(log.read_text("utf-8") or 0))
 
-    calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x) * 1e-4 * self.calls
+def writes_file(net: Any) -> None:  # noqa: ANN401  (any module)
+    net.log = NamedTemporaryFile("w", encoding="utf-8")  # noqa: SIM115  (it lives with the module)
+    net.between = partial(reads_file, Path(net.log.name))
+    for block in net.blocks:
+        block.within = partial(writes, net.log.name)
+
+
+def writes(log: str, block: Block, x: Tensor) -> Tensor:
+    Path(log).write_text(str(float(x.detach().sum())), "utf-8")
+    return plain_block(block, x)
 
 
 class Overwriting(Net):
@@ -168,7 +178,10 @@ MAKE: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: row(nn.ReLU(inplace=True)),
         "unit 1: its forward writes what it is called with in place",
     ),
-    "a small loss that counts calls": (Counting, "module: run by units it makes a loss of"),
+    "a file that blocks write": (
+        lambda: with_(Net(), writes_file),
+        "module: run by units it makes a loss of",
+    ),
     "a batch that is written": (Overwriting, "module: its forward writes its batch in place"),
     "a hook on an input": (
         lambda: Net(hooks_input),

@@ -1,0 +1,165 @@
+"""A check that ranks begin with equal parameters and buffers: they exchange digests of them.
+
+DDP gives all ranks those of rank 0. Here a rank reads its own, so that replicas would diverge, and
+shards would be put together from several modules.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, cast
+
+import torch
+from torch import distributed, nn
+
+from zsim.backend.backend import RefusedError
+from zsim.schedule.schedule import Program, Schedule
+from zsim.zero.names import CONTEXT, PIPELINE, TENSOR
+from zsim_torch.execute.shard_compute import Initial
+from zsim_torch.observe.watchers import unwatched
+
+CHUNK: Final = 2**16
+"""Words of 8 bytes that are mixed at once."""
+
+SAMPLE: Final = 4
+"""Matrices whose values all ranks ask for where they are given by a function or a folder."""
+
+_MIX: Final = 0x1E3779B97F4A7C15
+_WORD: Final = 2**64
+
+
+class Digest(NamedTuple):
+    """The extents and format of a tensor, and a digest of its values."""
+
+    extent: str
+    values: int
+
+
+def digest_of(tensor: torch.Tensor) -> Digest:
+    """Return the digest of a tensor on any device, computed there a chunk at a time."""
+    shape = " x ".join(map(str, tensor.shape)) or "one"
+    extent = f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        return Digest(extent, 0)
+    with torch.no_grad(), unwatched():
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        total = 0
+        for number, words in enumerate(_chunks(flat.view(torch.uint8))):
+            weights = (
+                torch.arange(1, 2 * words.numel(), 2, device=words.device) + number * 2 * CHUNK
+            )
+            mixed = words * _MIX
+            mixed ^= mixed >> 29
+            total += int((mixed * _MIX ^ mixed >> 32).mul_(weights).sum())
+    return Digest(extent, total % _WORD)
+
+
+def _chunks(octets: torch.Tensor) -> Iterator[torch.Tensor]:
+    for start in range(0, octets.numel(), 8 * CHUNK):
+        part = octets[start : start + 8 * CHUNK]
+        if part.numel() % 8 or part.storage_offset() % 8:
+            padded = part.new_zeros(-(-part.numel() // 8) * 8)
+            padded[: part.numel()] = part
+            part = padded
+        yield part.view(torch.int64)
+
+
+@dataclass(slots=True)
+class NotedValues:
+    """Initial values by name, of which digests are noted when they are asked for."""
+
+    initial: Initial
+    digests: dict[str, Digest] = field(default_factory=dict[str, Digest])
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """Return the value of a parameter."""
+        found = self.initial(name)
+        if name not in self.digests and _has_others():
+            self.digests[name] = digest_of(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Digests of parameters and buffers that a rank begins with."""
+
+    parameters: Mapping[str, Digest]
+    buffers: Mapping[str, Digest]
+
+
+def need_equal_start(
+    schedule: Schedule,
+    program: Program,
+    module: nn.Module,
+    values: NotedValues,
+    *,
+    is_modules: bool,
+) -> None:
+    """Raise RefusedError on every rank unless all begin with equal parameters and buffers.
+
+    Every rank calls it after setup. With `is_modules` the values are the module's own, and all that
+    the program names are compared; else those that ranks have asked for, and a few matrices.
+    """
+    if not _has_others():
+        return
+    named = {
+        piece.parameter
+        for buffer in program.buffers
+        if buffer.layout is not None
+        for piece in schedule.layout_by_name[buffer.layout].pieces
+    }
+    own = {name: each for name, each in module.named_parameters() if name in named}
+    matrices = sorted(
+        (name for name, each in own.items() if each.dim() > 1), key=lambda name: own[name].numel()
+    )
+    for name in own if is_modules else matrices[:SAMPLE]:
+        if name not in values.digests:
+            values(name)
+    buffers = {name: digest_of(each) for name, each in module.named_buffers()}
+    found: list[_Start | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, _Start(values.digests, buffers))
+    _need_equal(schedule, cast("list[_Start]", found))
+
+
+def need_equal_seed(seed: int) -> None:
+    """Raise RefusedError on every rank unless all draw their values from one seed."""
+    if not _has_others():
+        return
+    found: list[int | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, seed)
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise RefusedError(
+                f"seed: {other} on rank {rank}, and {found[0]} on rank 0; give all ranks one seed"
+            )
+
+
+def _has_others() -> bool:
+    return distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _need_equal(schedule: Schedule, starts: list[_Start]) -> None:
+    """Compare parameters of ranks with equal parts of matrices, and buffers of equal stages."""
+    places = [schedule.mesh.coordinates(rank) for rank in range(len(starts))]
+    for kind, axes in (("parameter", (TENSOR,)), ("buffer", (TENSOR, CONTEXT, PIPELINE))):
+        known: dict[tuple[object, ...], tuple[int, Digest]] = {}
+        for rank, (place, start) in enumerate(zip(places, starts, strict=True)):
+            digests = start.parameters if kind == "parameter" else start.buffers
+            for name, digest in digests.items():
+                key = (name, *(place.get(axis, 0) for axis in axes))
+                first, expected = known.setdefault(key, (rank, digest))
+                if digest != expected:
+                    raise RefusedError(_line(f"{kind} {name}", (first, rank), (expected, digest)))
+
+
+def _line(what: str, ranks: tuple[int, int], digests: tuple[Digest, Digest]) -> str:
+    one, other = (each.extent for each in digests)
+    if one != other:
+        return (
+            f"{what}: it is {other} on rank {ranks[1]}, and {one} on rank {ranks[0]}; make the "
+            "same module on all ranks"
+        )
+    return (
+        f"{what}: rank {ranks[1]} begins with other values than rank {ranks[0]}; call "
+        "torch.manual_seed with one seed before the module is made, or load the same file on all "
+        "ranks"
+    )

@@ -1,0 +1,98 @@
+"""Values that a forward gives to blocks, and its loss: two forwards are compared bit by bit."""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from zsim_torch.execute.generator_state import drawn_so_far
+from zsim_torch.module.block_result import PLAIN, called_instead
+from zsim_torch.module.object_state import same
+
+PLAIN_RUNS: Final = 2
+"""Forwards of the module itself that are run again where the first differs from that by units."""
+
+ALLOWED_SPREADS: Final = 4
+"""Differences of two plain runs by which a run by units may differ from a plain one."""
+
+
+@dataclass(slots=True)
+class ForwardValues:
+    """Arguments of the blocks of one forward in order, and its loss.
+
+    `draws` is True if the forward drew from a generator of torch, Python or numpy.
+    """
+
+    entered: list[object] = field(default_factory=list[object])
+    loss: Tensor = field(default_factory=lambda: torch.tensor(torch.nan))
+    draws: bool = False
+
+    @contextmanager
+    def noted(
+        self, blocks: Iterable[nn.Module], call: Callable[..., object] | None = None
+    ) -> Generator[None]:
+        """Note what `blocks` are called with inside, and run them with `call`, uncompiled."""
+
+        def noting(block: nn.Module, *args: object, **kwargs: object) -> object:
+            leaves = tree_leaves((args, kwargs))
+            self.entered += [each.detach() if isinstance(each, Tensor) else each for each in leaves]
+            with called_instead(block, None):
+                return block(*args, **kwargs) if call is None else call(block, *args, **kwargs)
+
+        before = drawn_so_far()
+        with ExitStack() as stack:
+            for block in blocks:
+                stack.enter_context(called_instead(block, partial(noting, block)))
+            yield
+        self.draws = drawn_so_far() != before
+
+    def equals(self, other: "ForwardValues", plain: Sequence["ForwardValues"] = ()) -> bool:
+        """Return True if all values have the bits of `other`.
+
+        Where `plain` runs differ from `other`, a value may differ by ALLOWED_SPREADS times as much.
+        """
+        if any(len(each.entered) != len(self.entered) for each in (other, *plain)):
+            return False
+        rows = zip(
+            self._values(), other._values(), *(each._values() for each in plain), strict=True
+        )
+        return all(_is_equal(mine, its) or _is_near(mine, its, again) for mine, its, *again in rows)
+
+    def _values(self) -> list[object]:
+        return [*self.entered, self.loss.detach()]
+
+
+def _is_equal(one: object, other: object) -> bool:
+    """Return True if two leaves are equal: tensors in each bit, objects of the caller always."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return same(one, other) if isinstance(one, PLAIN) else type(one) is type(other)
+    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+        return False
+    return one.layout is not torch.strided or torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    resolved = tensor.resolve_conj().resolve_neg().contiguous()
+    return resolved.reshape(-1).view(torch.uint8)
+
+
+def _is_near(one: object, other: object, plain: Sequence[object]) -> bool:
+    """Return True if `one` is within the differences of `plain` runs from `other`."""
+    spread = max((_distance(each, other) for each in plain), default=0.0)
+    return 0 < _distance(one, other) <= ALLOWED_SPREADS * spread < torch.inf
+
+
+def _distance(one: object, other: object) -> float:
+    """Return the largest difference of elements; infinity where there are no two tensors."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+        return torch.inf
+    if not one.numel():
+        return 0.0
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    found = float((one.to(wide) - other.to(wide)).abs().max())
+    return torch.inf if found != found else found  # noqa: PLR0124  (what is no number)
