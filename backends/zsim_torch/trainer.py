@@ -280,19 +280,25 @@ class Trainer:
         beside: "Mapping[str, Stateful] | None" = None,
         *,
         parameters_only: bool = False,
+        keep_groups: bool = False,
     ) -> None:
         """Go on from the checkpoint in the folder `path`; every rank calls it.
 
         It may be of any number of ranks and any stage, or FSDP2's. With `parameters_only` the
-        optimizer begins anew.
+        optimizer begins anew. The optimizer takes the learning rates of the checkpoint, whose
+        other constants must be its own; with `keep_groups` it keeps its own rates and constants.
+        Nothing that the files name is run, but for classes that you have allowed
+        (`torch.serialization.add_safe_globals`).
 
         Raises:
-            CheckpointError: it is of another model, and nothing has changed; or it cannot be read,
-                and the training has ended.
+            CheckpointError: it is of another model or optimizer, or would run code, and nothing has
+                changed; or tensors cannot be read, and the training has ended.
             RefusedError: the training has ended, or a step leaves something else to the next.
         """
         saved = self._saved()
-        plan = saved.plan(Path(path), beside or {}, parameters_only=parameters_only)
+        plan = saved.plan(
+            Path(path), beside or {}, parameters_only=parameters_only, keep_groups=keep_groups
+        )
         with self.run.guarded():
             self.steps_done = saved.read(plan)
 
