@@ -8,11 +8,11 @@ from zsim_torch.module.description import describe as describe
 from zsim_torch.module.initializer import Initializer as Initializer
 from zsim_torch.module.meta_model import model_from as model_from
 from zsim_torch.run_option import Option as Option
+from zsim_torch.step_metrics import StepMetrics as StepMetrics
 from zsim_torch.supervise.ranks import RankPool as RankPool
 from zsim_torch.supervise.ranks import run_ranks as run_ranks
 from zsim_torch.train import Trained as Trained
 from zsim_torch.train import train as train
-from zsim_torch.trainer import StepMetrics as StepMetrics
 from zsim_torch.trainer import Trainer as Trainer
 
 if TYPE_CHECKING:

@@ -1,13 +1,14 @@
 """Values that a training begins with: the module's own, given by name, made, or stored."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from zsim.backend.backend import RefusedError
 from zsim_torch.execute.shard_compute import Initial
@@ -33,9 +34,8 @@ def need_buffers(module: nn.Module, initial: InitialValues | None) -> None:
     """
     if not any(each.is_meta for each in module.buffers()):
         return
-    folder = _folder_of(initial)
-    if folder is not None:
-        stored = _stored(module, folder)
+    stored = _stored(module, initial)
+    if stored is not None:
         for name, each in list(module.named_buffers()):
             value = stored.buffer(name, each) if each.is_meta else None
             if value is not None:
@@ -50,26 +50,22 @@ def need_buffers(module: nn.Module, initial: InitialValues | None) -> None:
             )
 
 
-def _folder_of(initial: InitialValues | None) -> str | PathLike[str] | None:
-    if isinstance(initial, Initializer):
-        return initial.stored
-    return initial if isinstance(initial, str | PathLike) else None
-
-
 @contextmanager
 def initial_values(
     module: nn.Module, units: Sequence[TorchUnit], initial: InitialValues | None
 ) -> Generator[Initial | None]:
     """Give parameters by name inside, None where they are the module's own.
 
+    Stored buffers are put into the module; after an error inside they are as they were.
+
     Raises:
         RefusedError: one cannot be made; the line names it.
         CheckpointError: the folder cannot be read, or is of another model.
     """
-    folder = _folder_of(initial)
+    stored = _stored(module, initial)
     made: MadeValues | StoredValues
-    if folder is not None:
-        made = _stored(module, folder)
+    if stored is not None:
+        made = stored
     elif isinstance(initial, Initializer):
         made = MadeValues(module, [unit.module for unit in units], initial)
     else:
@@ -77,11 +73,46 @@ def initial_values(
         yield initial
         return
     try:
-        yield made
+        with _stored_buffers(module, stored):
+            yield made
     finally:
         made.forget()
 
 
-def _stored(module: nn.Module, folder: str | PathLike[str]) -> "StoredValues":
-    made: StoredValues = import_module(STORED).StoredValues(Path(folder), module)
+@contextmanager
+def _stored_buffers(module: nn.Module, stored: "StoredValues | None") -> Generator[None]:
+    """Put stored values into the buffers that a state of `module` has; back after an error."""
+    persistent = module.state_dict(keep_vars=True).keys()
+    buffers = [
+        (buffer, value)
+        for name, buffer in module.named_buffers(remove_duplicate=False)
+        if stored is not None and name in persistent
+        if (value := stored.buffer(name, buffer)) is not None
+    ]
+    before = [(buffer, buffer.clone()) for buffer, _ in buffers]
+    try:
+        _put(buffers)
+        yield
+    except BaseException:
+        _put(before)
+        raise
+
+
+@torch.no_grad()
+def _put(values: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for buffer, value in values:
+        buffer.copy_(value)
+
+
+def _stored(module: nn.Module, initial: InitialValues | None) -> "StoredValues | None":
+    """Return the stored values that `initial` names, None if it names no folder.
+
+    Raises:
+        CheckpointError: the folder cannot be read, or is of another model.
+    """
+    how = initial if isinstance(initial, Initializer) else Initializer()
+    folder = how.stored if how is initial else initial
+    if not isinstance(folder, str | PathLike):
+        return None
+    made: StoredValues = import_module(STORED).StoredValues(Path(folder), module, how.ignore)
     return made

@@ -4,22 +4,19 @@ The optimizer of torch updates nothing here. Schedulers of `torch.optim.lr_sched
 learning rates of its groups, and each step reads them as host scalars.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,  # pyright: ignore[reportPrivateUsage]
-    _global_optimizer_pre_hooks,  # pyright: ignore[reportPrivateUsage]
-)
 
 from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
 from zsim.strategy.strategy import Strategy
+from zsim_torch.optimizer_hooks import guard_state, is_seen, need_plain_step
 
 MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
     Adam: ("exp_avg", "exp_avg_sq"),
@@ -27,10 +24,12 @@ MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
 }
 """Keys of the moments in the state of torch's optimizers, in the order of an update."""
 
-_CONSTANTS: Final[tuple[str, ...]] = ("betas", "eps", "weight_decay", "momentum", "nesterov")
+RATE: Final = "lr"
+
+CONSTANTS: Final[tuple[str, ...]] = ("betas", "eps", "weight_decay", "momentum", "nesterov")
 """Constants of torch's optimizers that rules have, and that stay as they are."""
 
-_OFF: Final = ("amsgrad", "maximize", "dampening", "differentiable")
+OFF: Final = ("amsgrad", "maximize", "dampening", "differentiable")
 """Options of torch's optimizers that no rule has: they have to be false or zero."""
 
 
@@ -54,9 +53,15 @@ def with_optimizer(
         return Chosen(strategy, {})
     rules: list[tuple[tuple[str, ...], Optimizer]]
     if isinstance(given, torch.optim.Optimizer):
+        need_plain_step(given)
         rules = _groups_of(given, module)
-    elif given is not None:
+    elif isinstance(given, Adam | SGD):
         rules = [((), given)]
+    elif given is not None:
+        raise RefusedError(
+            f"optimizer: a {type(given).__name__} must be AdamW, Adam or SGD of torch.optim, made "
+            "with the module's parameters, or a rule of zsim"
+        )
     else:
         rules = [((), train.optimizer), *((each.parameters, each.rule) for each in train.groups)]
     read = [
@@ -83,19 +88,40 @@ def _rate_name(group: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RateGroups:
-    """An optimizer of torch, and for each of its groups the host scalar with its learning rate."""
+    """An optimizer of torch, and for each of its groups the host scalar with its learning rate.
+
+    `constants` are those of each group that steps go on with, and `members` the ids of its
+    parameters.
+    """
 
     optimizer: torch.optim.Optimizer | None
     scalars: tuple[str, ...]
     constants: tuple[Mapping[str, object], ...]
+    members: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def _of(cls, optimizer: torch.optim.Optimizer | None, scalars: Iterable[str]) -> "RateGroups":
+    def _of(
+        cls,
+        optimizer: torch.optim.Optimizer | None,
+        scalars: Iterable[str],
+        fixed: Container[int] = (),
+    ) -> "RateGroups":
+        """Return groups of `optimizer`; of those in `fixed` the learning rate is a constant.
+
+        Its state is refused from now on where a schedule has it, or has had it.
+        """
+        if optimizer is not None:
+            guard_state(optimizer)
         groups = [] if optimizer is None else optimizer.param_groups
         kept: list[Mapping[str, object]] = [
-            {name: group[name] for name in _CONSTANTS if name in group} for group in groups
+            {
+                name: group[name]
+                for name in (*CONSTANTS, *OFF, *([RATE] if number in fixed else []))
+                if name in group
+            }
+            for number, group in enumerate(groups)
         ]
-        return cls(optimizer, tuple(scalars), tuple(kept))
+        return cls(optimizer, tuple(scalars), tuple(kept), _members(groups))
 
     @classmethod
     def of_torch(cls, optimizer: torch.optim.Optimizer) -> "RateGroups":
@@ -115,15 +141,43 @@ class RateGroups:
             return cls._of(None, ())
         options = [{"params": own} | _constants(rule, rates) for rule, own in groups.items()]
         kind = torch.optim.SGD if isinstance(next(iter(groups)), SGD) else torch.optim.AdamW
-        return cls._of(kind(options, lr=0.0), [str(rule.learning_rate) for rule in groups])
+        return cls._of(
+            kind(options, lr=0.0),
+            [str(rule.learning_rate) for rule in groups],
+            [number for number, rule in enumerate(groups) if isinstance(rule.learning_rate, float)],
+        )
 
     def rates(self) -> dict[str, float]:
-        """Return the learning rate of each group, by host scalar.
+        """Return the learning rate of each group, by host scalar."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return {name: float(group["lr"]) for name, group in zip(self.scalars, groups, strict=False)}
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """Set the learning rates of groups by host scalar before a step.
 
         Raises:
-            RefusedError: a constant of a group has changed, which no step would read.
+            RefusedError: the optimizer has changed in a way that no step would follow.
         """
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        if self.optimizer is None:
+            return
+        self._need_same(self.optimizer)
+        for name, group in zip(self.scalars, self.optimizer.param_groups, strict=True):
+            if name in rates:
+                group[RATE] = rates[name]
+
+    def _need_same(self, optimizer: torch.optim.Optimizer) -> None:
+        """Return if groups and constants are as they were, and nobody waits for a step.
+
+        Raises:
+            RefusedError: one is not.
+        """
+        need_plain_step(optimizer)
+        groups = optimizer.param_groups
+        if _members(groups) != self.members:
+            raise RefusedError(
+                "optimizer: its groups have other parameters than when the training began, and "
+                "steps go on with those; make another trainer"
+            )
         for number, (group, kept) in enumerate(zip(groups, self.constants, strict=True)):
             for name, value in kept.items():
                 if group[name] != value:
@@ -131,21 +185,13 @@ class RateGroups:
                         f"optimizer: {name} of group {number} is now {group[name]}, and steps go "
                         f"on with {value}: they read learning rates alone (cycle_momentum?)"
                     )
-        return {name: float(group["lr"]) for name, group in zip(self.scalars, groups, strict=True)}
-
-    def set_rates(self, rates: Mapping[str, float]) -> None:
-        """Set the learning rates of groups by host scalar."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        for name, group in zip(self.scalars, groups, strict=True):
-            if name in rates:
-                group["lr"] = rates[name]
 
     def note_step(self) -> None:
         """Call `step` of the optimizer without parameters, where somebody wants to see it.
 
         Schedulers do, and they put a function of theirs in its place.
         """
-        if self.optimizer is None or not _is_seen(self.optimizer):
+        if self.optimizer is None or not is_seen(self.optimizer):
             return
         held = [group["params"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
@@ -173,15 +219,9 @@ class RateGroups:
             groups[number][name] = value
 
 
-def _is_seen(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether somebody learns of a `step`: who has wrapped it, or has a hook."""
-    hooks = (
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
-        optimizer._optimizer_step_pre_hooks,  # pyright: ignore[reportPrivateUsage]
-        optimizer._optimizer_step_post_hooks,  # pyright: ignore[reportPrivateUsage]
-    )
-    return "step" in vars(optimizer) or any(hooks)
+def _members(groups: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of the parameters of each group."""
+    return tuple(tuple(map(id, group["params"])) for group in groups)
 
 
 def _groups_of(
@@ -216,30 +256,41 @@ def _rule(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) 
         RefusedError: there is none.
     """
     kind = type(optimizer)
-    for name in _OFF:
+    if kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+        raise _no_rule(kind)
+    for name in OFF:
         if group.get(name):
             raise RefusedError(
                 f"optimizer: {kind.__name__} with {name} = {group[name]} in group {number}; it "
                 "must be off"
             )
-    if isinstance(optimizer, torch.optim.SGD):
+    if kind is torch.optim.SGD:
         return SGD(
             learning_rate=float(group["lr"]),
             momentum=group["momentum"],
             weight_decay=group["weight_decay"],
             nesterov=group["nesterov"],
         )
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
-    if isinstance(optimizer, torch.optim.Adam) and (decoupled or not group["weight_decay"]):
-        return Adam(
-            learning_rate=float(group["lr"]),
-            beta1=float(group["betas"][0]),
-            beta2=float(group["betas"][1]),
-            epsilon=group["eps"],
-            weight_decay=group["weight_decay"],
-        )
-    raise RefusedError(
-        f"optimizer: {kind.__name__} must be AdamW, Adam without weight_decay, or SGD"
+    decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
+    if not decoupled and group["weight_decay"]:
+        raise _no_rule(kind)
+    return Adam(
+        learning_rate=float(group["lr"]),
+        beta1=float(group["betas"][0]),
+        beta2=float(group["betas"][1]),
+        epsilon=group["eps"],
+        weight_decay=group["weight_decay"],
+    )
+
+
+def _no_rule(kind: type[torch.optim.Optimizer]) -> RefusedError:
+    """Return the refusal of an optimizer whose own step no schedule would call."""
+    wanted = "must be AdamW, Adam without weight_decay, or SGD"
+    if not issubclass(kind, torch.optim.Adam | torch.optim.SGD) or kind is torch.optim.Adam:
+        return RefusedError(f"optimizer: {kind.__name__} {wanted}")
+    return RefusedError(
+        f"optimizer: {kind.__module__}.{kind.__qualname__} {wanted} of torch.optim itself: a "
+        "schedule never calls the step of a subclass"
     )
 
 

@@ -11,7 +11,7 @@ from zsim_torch import capability
 from zsim_torch.execute import blocking_host
 from zsim_torch.execute.run_state import lost_state
 from zsim_torch.initial_values import need_buffers
-from zsim_torch.module.absent import is_emptied
+from zsim_torch.module.absent import is_absent
 from zsim_torch.module.module_refusal import need_no_moments, need_trainable
 from zsim_torch.module.unit import TorchUnit
 from zsim_torch.run_option import Option
@@ -87,7 +87,7 @@ def _need_module(module: nn.Module, program: Program, option: Option) -> None:
                 "module: its parameters have no values, and `initial` is not given: say "
                 "Option(initial=...), the path of a checkpoint or an Initializer"
             )
-        if any(is_emptied(parameter) for parameter in module.parameters()):
+        if any(is_absent(parameter) for parameter in module.parameters()):
             raise RefusedError(
                 "module: an earlier run with write_back=False, or one that failed, left it no "
                 "parameters, and `initial` is not given"

@@ -4,7 +4,7 @@ The module has its parameters again when the run has ended, or has failed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
@@ -70,7 +70,7 @@ class RankRun:
         self.shapes = {name: each.shape for name, each in module.named_parameters()}
         self.steps = 0
         self.losses = StepLosses(option.journal, rank)
-        self.has_ended = False
+        self.has_ended = self.has_failed = False
         self.sighting: Sighting | None = None
         self._observed: tuple[tuple[str, float], ...] = ()
         self._norm: tuple[torch.Tensor, float] | None = None
@@ -220,10 +220,21 @@ class RankRun:
         refill_module(self.module, whole)
         leave_state(self.module, self.program)
 
+    def give_up(self, error: BaseException) -> None:
+        """End the run after an error outside its steps.
+
+        A rank that trains alone gives the module its parameters; of several ranks others may be in
+        a step, and no rank has the parameters of all.
+        """
+        if not self.has_ended and self.steps and self.schedule.mesh.size == 1:
+            with suppress(Exception):  # `error` is what the caller learns of
+                self.finish()
+        self.abort(error)
+
     def abort(self, error: BaseException) -> None:
         """Give up: the module has what it came with, and this rank keeps nothing."""
         if not self.has_ended:
-            self.has_ended = True
+            self.has_ended = self.has_failed = True
             self._life.__exit__(type(error), error, error.__traceback__)
 
     def close_files(self) -> None:
@@ -254,7 +265,13 @@ class RankRun:
         }
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """Return every parameter by name, in its shape if it has one; every rank calls it."""
+        """Return every parameter by name, in its shape if it has one; every rank calls it.
+
+        Raises:
+            RefusedError: the run has failed, maybe between two updates of a step.
+        """
+        if self.has_failed:
+            raise RefusedError("trainer: its training has failed, and no rank has its parameters")
         return {
             name: each.view(self.shapes.get(name, each.shape))
             for name, each in collect(self.machine)

@@ -22,15 +22,16 @@ class Option:
         device: where the rank computes; by default where the module is if that is a GPU, or the
             current GPU if the process group has NCCL for it, else the CPU.
         initial: the initial value of a parameter, by name; or an `Initializer`, with which modules
-            make their own; or the path of a checkpoint, or of a folder or file of safetensors. By
-            default what the module holds. A module on "meta" needs one; no rank ever holds more
-            of it than its part and one unit.
+            make their own; or the path of a checkpoint, or of a folder or file of safetensors, with
+            all parameters of the module, its buffers or some, and nothing else. By default what
+            the module holds. A module on "meta" needs one; no rank ever holds more of it than its
+            part and one unit.
         observe: watch live storages and collectives; each operator takes longer.
         witness: record what torch is seen to do (`zsim.trace.witness`); each operator takes longer.
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
         write_back: the module ends with the trained parameters, unless it is on "meta"; else it
-            keeps none. If setup or the first step raises, it has those that it came with; they
-            stay in host memory until then.
+            keeps none, and to read them is refused. If setup or the first step raises, it has those
+            that it came with; they stay in host memory until then.
         keep_trace: keep what ran and when in every step, for `trace`; memory grows with the steps.
         given: by name of a host scalar what the caller gives in it before each step, counted from
             0: a learning rate. By default the strategy's learning rates, if it says some.

@@ -1,7 +1,7 @@
 """A training of a module by a schedule, as one rank of it, step by step in the user's own loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from os import PathLike
@@ -23,6 +23,7 @@ from zsim_torch.execute.evaluation import Evaluation, need_shapes, shapes_of
 from zsim_torch.feed import micro_batches
 from zsim_torch.initial_values import initial_values
 from zsim_torch.job_module import JobModule
+from zsim_torch.module.absent import readable
 from zsim_torch.module.compiled import uncompiled
 from zsim_torch.module.module_loss import LossOf, loss_of
 from zsim_torch.module.module_state import evaluating
@@ -44,6 +45,7 @@ from zsim_torch.rank_admission import (
 from zsim_torch.rank_result import mean_over_ranks, write_schedule, write_together
 from zsim_torch.rank_run import RankRun
 from zsim_torch.run_option import Option, given_in
+from zsim_torch.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
     from zsim.api.run_result import RunResult
@@ -56,20 +58,6 @@ CHECKPOINTS = "zsim_torch.checkpoint.saved_training"
 """Imported when a checkpoint is asked for: torch needs a second for what writes them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """Numbers of a step on this rank.
-
-    Tensors have one number each; to read one of a GPU waits for it. `gradient_norm` is that of all
-    gradients before they are clipped, None where the schedule does not clip.
-    """
-
-    step: int
-    loss: torch.Tensor
-    gradient_norm: torch.Tensor | None
-    learning_rates: Mapping[str, float]
-
-
 class Trainer:
     """Trains `module` on this rank; every rank makes one with an equal module.
 
@@ -78,8 +66,9 @@ class Trainer:
                 loss = trainer.step(batch)
 
     While it trains, the module holds no parameters: the schedule has them. At the end of `with`, or
-    with `finish`, the module has those that were trained; after an error in the first step those
-    that it came with, and later none. A module on "meta" stays there.
+    with `finish`, the module has those that were trained. After an error in the first step it has
+    those that it came with. After an error in a later one, or between steps of several ranks, it
+    has none, and to read or save them is refused. A module on "meta" stays there.
 
     Attributes:
         schedule: what the ranks do.
@@ -127,7 +116,7 @@ class Trainer:
         """
         option = option or Option()
         need_start(module, optimizer, option)
-        with uncompiled(module.modules()):
+        with uncompiled(module.modules()), readable(module):
             planned = planned_module(module, source, units, batch, loss=loss)
             chosen = planned or unit_choices(module, units)
             made = schedule_of(module, source, chosen, batch, reads, optimizer)
@@ -291,19 +280,25 @@ class Trainer:
         beside: "Mapping[str, Stateful] | None" = None,
         *,
         parameters_only: bool = False,
+        keep_groups: bool = False,
     ) -> None:
         """Go on from the checkpoint in the folder `path`; every rank calls it.
 
         It may be of any number of ranks and any stage, or FSDP2's. With `parameters_only` the
-        optimizer begins anew.
+        optimizer begins anew. The optimizer takes the learning rates of the checkpoint, whose
+        other constants must be its own; with `keep_groups` it keeps its own rates and constants.
+        Nothing that the files name is run, but for classes that you have allowed
+        (`torch.serialization.add_safe_globals`).
 
         Raises:
-            CheckpointError: it is of another model, and nothing has changed; or it cannot be read,
-                and the training has ended.
+            CheckpointError: it is of another model or optimizer, or would run code, and nothing has
+                changed; or tensors cannot be read, and the training has ended.
             RefusedError: the training has ended, or a step leaves something else to the next.
         """
         saved = self._saved()
-        plan = saved.plan(Path(path), beside or {}, parameters_only=parameters_only)
+        plan = saved.plan(
+            Path(path), beside or {}, parameters_only=parameters_only, keep_groups=keep_groups
+        )
         with self.run.guarded():
             self.steps_done = saved.read(plan)
 
@@ -378,7 +373,7 @@ class Trainer:
     ) -> None:
         """End the training, or give it up after an error."""
         if error is not None:
-            self.run.abort(error)
+            self.run.give_up(error)
         elif not self.run.has_ended:
             self.finish()
 

@@ -29,3 +29,13 @@ def assert_same_checkpoint(one: Path, other: Path, *, parameters: int) -> None:
     assert len(first) == parameters * 4
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
+
+
+def damage(folder: Path, key: str) -> None:
+    """Overwrite the values that a checkpoint in one file has of `key`."""
+    places = FileSystemReader(folder).read_metadata().storage_data
+    (place,) = [each for index, each in places.items() if index.fqn == key]
+    path = folder / place.relative_path
+    data = bytearray(path.read_bytes())
+    data[place.offset : place.offset + place.length] = bytes(place.length)
+    path.write_bytes(data)

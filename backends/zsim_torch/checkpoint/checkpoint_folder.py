@@ -5,6 +5,7 @@ metadata in the place of the last: whatever ends a save, the folder holds a chec
 complete, or none yet. Files that no metadata names are removed by the next save.
 """
 
+import io
 import os
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -19,11 +20,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from zsim.backend.backend import RunFailedError
+from zsim_torch.checkpoint.safe_load import METADATA, load_metadata, load_value
 
 SUFFIX: Final = ".distcp"
 
@@ -104,34 +106,35 @@ def metadata_of(folder: Path) -> Metadata:
     """Return what `folder` says that it holds.
 
     Raises:
-        CheckpointError: it holds no complete checkpoint.
+        CheckpointError: it holds no complete checkpoint, or one that names code.
     """
     try:
-        return FileSystemReader(folder).read_metadata()
-    except FileNotFoundError:
+        with (folder / METADATA).open("rb") as file:
+            return load_metadata(file)
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"checkpoint {folder}: no complete checkpoint is there") from None
     except Exception as error:  # unpickling a broken file raises what it likes
         raise CheckpointError(f"checkpoint {folder}: cannot be read: {_reason(error)}") from error
 
 
-def read(folder: Path, state: dict[str, Any]) -> None:
+def read(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
     """Read the values of `state` from `folder`, in place where they are tensors.
 
-    Every rank calls it.
+    Every rank calls it, with the metadata of the folder.
 
     Raises:
         CheckpointError: they cannot be read; some tensors may have been.
     """
-    _read(folder, state, FileSystemReader(folder), alone=not distributed.is_initialized())
+    _read(folder, metadata, state, alone=not distributed.is_initialized())
 
 
 def read_alone(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
-    """As `read`, on this rank alone, of a folder whose metadata is known.
+    """As `read`, on this rank alone.
 
     Raises:
         CheckpointError: they cannot be read.
     """
-    _read(folder, state, _KnownReader(folder, metadata), alone=True)
+    _read(folder, metadata, state, alone=True)
 
 
 class _KnownReader(FileSystemReader):
@@ -146,13 +149,26 @@ class _KnownReader(FileSystemReader):
         return self._known
 
 
-def _read(folder: Path, state: dict[str, Any], reader: FileSystemReader, *, alone: bool) -> None:
+class _CodelessPlanner(DefaultLoadPlanner):
+    """Unpickles no code in values that are no tensors; keys of a state are those of the folder."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a value into the state.
+
+        Raises:
+            UnsafeError: it names something that might run code.
+        """
+        key = read_item.dest_index.fqn
+        self.original_state_dict[key] = load_value(value, key)
+
+
+def _read(folder: Path, metadata: Metadata, state: dict[str, Any], *, alone: bool) -> None:
     try:
         with _alone_unsaid():
             load_state(
                 state,
-                storage_reader=reader,
-                planner=DefaultLoadPlanner(flatten_sharded_tensors=False),
+                storage_reader=_KnownReader(folder, metadata),
+                planner=_CodelessPlanner(flatten_sharded_tensors=False),
                 no_dist=alone,
             )
     except (Exception, CheckpointException) as error:  # a broken file raises what it likes

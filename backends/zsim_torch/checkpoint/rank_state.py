@@ -140,7 +140,11 @@ class RankState:
         """Return moments and constants as FSDP2's checkpoints have them."""
         steps = torch.tensor(float(step))
         state = {name: {**found, "step": steps} for name, found in self.moments().items()}
-        return {"state": state, "param_groups": self.groups.saved_groups(self._names)}
+        return {"state": state, "param_groups": self.groups_with_names()}
+
+    def groups_with_names(self) -> list[dict[str, Any]]:
+        """Return rates, constants and names of parameters of each group of the optimizer."""
+        return self.groups.saved_groups(self._names)
 
     def wanted(self, metadata: Metadata, folder: Path, *, parameters_only: bool) -> "Wanted":
         """Return what to read of a checkpoint, by the names that it has there.
@@ -170,6 +174,7 @@ class RankState:
                     "begins the optimizer anew"
                 )
         for name, buffer in self.buffers().items():
+            _need_shape(folder, f"buffer {name}", model.get(name), buffer)
             tensors[f"{prefix}model.{name}"] = buffer
         return Wanted(prefix, {key: each for key, each in tensors.items() if key in there})
 
@@ -203,14 +208,23 @@ def _need_same_model(
             raise CheckpointError(
                 f"checkpoint {folder}: it is of another model: it has no parameter {name}"
             )
-        if found.size != held.shape:
-            raise CheckpointError(
-                f"checkpoint {folder}: it is of another model: parameter {name} is "
-                f"{extents(found.size)} there, {extents(held.shape)} here"
-            )
+        _need_shape(folder, f"parameter {name}", found, held)
     if others := sorted(there.keys() - known):
         raise CheckpointError(
             f"checkpoint {folder}: it is of another model: it has {others[0]}, the module has not"
+        )
+
+
+def _need_shape(folder: Path, what: str, there: object, here: torch.Tensor) -> None:
+    """Return if a stored tensor has the shape that it has here, or there is none.
+
+    Raises:
+        CheckpointError: it has another shape.
+    """
+    if isinstance(there, TensorStorageMetadata) and there.size != here.shape:
+        raise CheckpointError(
+            f"checkpoint {folder}: it is of another model: {what} is {extents(there.size)} there, "
+            f"{extents(here.shape)} here"
         )
 
 

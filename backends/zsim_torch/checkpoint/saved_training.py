@@ -1,10 +1,11 @@
 """A training in a checkpoint: written and read as a whole, on any number of ranks."""
 
 import io
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 import torch
 from torch import distributed, nn
@@ -14,12 +15,20 @@ from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
 from zsim_torch.checkpoint.parameter_part import need_parts
 from zsim_torch.checkpoint.rank_state import RankState, derivations, need_savable
+from zsim_torch.checkpoint.safe_load import UnsafeError, load_value
+from zsim_torch.checkpoint.saved_groups import SavedGroup, matched, saved_groups
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.generator_state import RandomState
 from zsim_torch.optimizer_groups import RateGroups
 
 STEP: Final = "step"
 """The host scalar with the number of updates."""
+
+BESIDE: Final = "beside."
+"""Begins the keys of what is saved with the training."""
+
+MOST_ELEMENTS: Final = 2**20
+"""Of a tensor that is no parameter, moment or buffer: states of generators have 5,056."""
 
 
 class Stateful(Protocol):
@@ -35,12 +44,20 @@ class Stateful(Protocol):
 
 
 class ReadPlan(NamedTuple):
-    """Values to read of a checkpoint, by key; those that are no tensors are replaced."""
+    """Tensors to read of a checkpoint, and the other values of it, which are read and checked.
+
+    Attributes:
+        numbers: values by key.
+        groups: for each group of the optimizer that of the checkpoint whose rate it takes, if any.
+        beside: objects, each with the state that it takes.
+    """
 
     folder: Path
-    prefix: str
-    values: dict[str, Any]
-    beside: Mapping[str, Stateful]
+    metadata: Metadata
+    tensors: dict[str, Any]
+    numbers: Mapping[str, Any]
+    groups: Sequence[SavedGroup]
+    beside: Sequence[tuple[Stateful, dict[str, Any]]]
     parameters_only: bool
 
 
@@ -102,23 +119,37 @@ class SavedTraining:
         checkpoint_folder.write(folder, self.state_dict(steps_done, beside))
 
     def plan(
-        self, folder: Path, beside: Mapping[str, Stateful], *, parameters_only: bool
+        self,
+        folder: Path,
+        beside: Mapping[str, Stateful],
+        *,
+        parameters_only: bool,
+        keep_groups: bool,
     ) -> ReadPlan:
         """Return what to read of a checkpoint; nothing is changed.
 
         Raises:
-            CheckpointError: it is of another model, or has not all that is wanted.
+            CheckpointError: it is of another model or optimizer, or has not all that is wanted.
         """
         metadata = checkpoint_folder.metadata_of(folder)
         wanted = self.state.wanted(metadata, folder, parameters_only=parameters_only)
-        values: dict[str, Any] = {**wanted.tensors}
-        if not parameters_only:
-            values |= self._numbers(metadata, wanted.prefix)
+        numbers = {} if parameters_only else self._numbers(metadata, folder, wanted.prefix)
         for name in beside:
-            if f"beside.{name}" not in metadata.state_dict_metadata:
+            if BESIDE + name not in metadata.state_dict_metadata:
                 raise CheckpointError(f"checkpoint {folder}: it has no {name}")
-            values[f"beside.{name}"] = None
-        return ReadPlan(folder, wanted.prefix, values, beside, parameters_only)
+            numbers[BESIDE + name] = None
+        if not parameters_only:
+            _warn_of_left_out(folder, metadata, beside)
+        if numbers:
+            checkpoint_folder.read_alone(folder, metadata, numbers)
+        states = [
+            (each, _unpacked(folder, name, numbers[BESIDE + name])) for name, each in beside.items()
+        ]
+        saved = saved_groups(numbers, f"{wanted.prefix}optim.param_groups.")
+        own = self.state.groups_with_names()
+        follows = bool(saved) and not keep_groups
+        groups = matched(folder, saved, own, self.groups.constants) if follows else []
+        return ReadPlan(folder, metadata, wanted.tensors, numbers, groups, states, parameters_only)
 
     def read(self, plan: ReadPlan) -> int:
         """Go on from a checkpoint, and return how many steps it has done; every rank calls it.
@@ -126,43 +157,47 @@ class SavedTraining:
         Raises:
             CheckpointError: it cannot be read; what is trained may be of both.
         """
-        found = plan.values
-        checkpoint_folder.read(plan.folder, found)
+        checkpoint_folder.read(plan.folder, plan.metadata, plan.tensors)
         self.state.spread()
         self.executor.run_again(derivations(self.executor.machine.program))
-        for name, each in plan.beside.items():
-            # As pickle alone holds it: a scheduler's state may be of any type.
-            packed = io.BytesIO(found[f"beside.{name}"])
-            each.load_state_dict(torch.load(packed, weights_only=False))
-        return 0 if plan.parameters_only else self._take(found, plan.prefix)
+        for each, state in plan.beside:
+            each.load_state_dict(state)
+        return 0 if plan.parameters_only else self._take(plan.numbers, plan.groups)
 
-    def _numbers(self, metadata: Metadata, prefix: str) -> dict[str, Any]:
-        """Return what else to read, by key; each is replaced by what is read."""
+    def _numbers(self, metadata: Metadata, folder: Path, prefix: str) -> dict[str, Any]:
+        """Return what else to read, by key; each is replaced by what is read.
+
+        Raises:
+            CheckpointError: a tensor is too large for a number.
+        """
         rank, _ = _rank_of_ranks()
         there = metadata.state_dict_metadata
         kept = ("trainer.", f"generator.{rank}.", f"{prefix}optim.param_groups.")
         found: dict[str, Any] = {key: None for key in there if key.startswith(kept)}
         for key, each in there.items():
             if key in found and isinstance(each, TensorStorageMetadata):
+                if each.size.numel() > MOST_ELEMENTS:
+                    raise CheckpointError(
+                        f"checkpoint {folder}: {key} has {each.size.numel()} elements; at most "
+                        f"{MOST_ELEMENTS} are read"
+                    )
                 found[key] = torch.empty(each.size, dtype=each.properties.dtype)
         name = next(iter(self.state.parameters()))
         if f"{prefix}optim.state.{name}.step" in there:
             found[f"{prefix}optim.state.{name}.step"] = torch.zeros(())
         return found
 
-    def _take(self, found: Mapping[str, Any], prefix: str) -> int:
-        """Set numbers of the host, constants of the optimizer and generators as they were read."""
+    def _take(self, found: Mapping[str, Any], groups: Sequence[SavedGroup]) -> int:
+        """Set numbers of the host, rates of the optimizer and generators as they were read."""
         rank, ranks = _rank_of_ranks()
         updates = next((each for key, each in found.items() if key.endswith(".step")), 0)
         if STEP in self.scalars:
             self.scalars[STEP] = float(updates)
         for name in self.scalars:
             self.scalars[name] = found.get(f"trainer.scalars.{name}", self.scalars[name])
-        start = f"{prefix}optim.param_groups."
-        for key, each in found.items():
-            if key.startswith(start):
-                number, _, name = key.removeprefix(start).partition(".")
-                self.groups.restore(int(number), name, each)
+        for number, group in enumerate(groups):
+            for name, each in group.items():
+                self.groups.restore(number, name, each)
         if found.get("trainer.ranks") == ranks and f"generator.{rank}.cpu" in found:
             RandomState(found[f"generator.{rank}.cpu"], found.get(f"generator.{rank}.cuda")).set()
         return int(found.get("trainer.steps_done", updates))
@@ -173,6 +208,32 @@ def _packed(state: dict[str, Any]) -> bytes:
     packed = io.BytesIO()
     torch.save(state, packed)
     return packed.getvalue()
+
+
+def _warn_of_left_out(folder: Path, metadata: Metadata, beside: Mapping[str, Stateful]) -> None:
+    """Warn of states in a checkpoint that nobody takes: a scheduler would begin anew."""
+    for key in metadata.state_dict_metadata:
+        name = key.removeprefix(BESIDE)
+        if name != key and name not in beside:
+            message = f"checkpoint {folder}: it has {name}, which is not loaded; give it to load"
+            warnings.warn(message, stacklevel=4)
+
+
+def _unpacked(folder: Path, name: str, packed: object) -> dict[str, Any]:
+    """Return a state as `_packed` has taken it.
+
+    Raises:
+        CheckpointError: it is none, or names something that might run code.
+    """
+    try:
+        found: object = load_value(io.BytesIO(cast("bytes", packed)), name)
+    except UnsafeError as error:
+        raise CheckpointError(f"checkpoint {folder}: {error}") from error
+    except Exception as error:  # a broken value raises what it likes
+        raise CheckpointError(f"checkpoint {folder}: {name} cannot be read") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"checkpoint {folder}: {name} is no state: it must be a dict")
+    return cast("dict[str, Any]", found)
 
 
 def _rank_of_ranks() -> tuple[int, int]:

@@ -7,6 +7,7 @@ tied parameter may have any of its names.
 import json
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -45,11 +46,14 @@ class StoredValues:
     Nothing is read before it is asked for.
     """
 
-    def __init__(self, folder: Path, module: nn.Module) -> None:
-        """Check that all parameters are there in their shapes.
+    def __init__(self, folder: Path, module: nn.Module, ignore: Sequence[str] = ()) -> None:
+        """Check that all parameters are there in their shapes, and no tensors of another model.
+
+        `ignore` has patterns of names that may be there without one in the module.
 
         Raises:
-            CheckpointError: the folder has no values, one is missing or of another shape.
+            CheckpointError: the folder has no values, one is missing, of another shape, or of no
+                parameter or buffer.
         """
         self._folder = folder
         names: dict[int, list[str]] = {}
@@ -62,6 +66,15 @@ class StoredValues:
             if not keys:
                 raise CheckpointError(f"checkpoint {folder}: it has no parameter {name}")
             self._keys[name] = self._need_shape(keys[0], each)
+        known = {key for keys in names.values() for key in keys}
+        known |= {key for key, _ in module.named_buffers(remove_duplicate=False)}
+        others = sorted(self._stored.keys() - known)
+        for key in others:
+            if not any(fnmatchcase(key, pattern) for pattern in ignore):
+                raise CheckpointError(
+                    f"checkpoint {folder}: it is of another model: it has {key}, the module has "
+                    f"not; leave it out with initial=Initializer(stored=..., ignore=({key!r},))"
+                )
 
     def __call__(self, name: str) -> Tensor:
         """Return the value of a parameter.

@@ -28,6 +28,11 @@ def leave_state(module: nn.Module, program: Program) -> None:
         _LEFT[parameter] = found
 
 
+def has_lost_moments(parameter: torch.Tensor) -> bool:
+    """Return whether the latest run of a parameter had moments, which are gone."""
+    return MOMENTS in _LEFT.get(parameter, ())
+
+
 def lost_state(module: nn.Module, program: Program, *, given: bool) -> tuple[str, ...]:
     """Return what an earlier run of `module` had that `program` has, too, and would begin anew.
 

@@ -6,7 +6,7 @@ parameter) would compute with something else, so it is told. Behind a parameter 
 are not numbers, for what reads it past Python.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import new_class
@@ -17,16 +17,25 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+HELD: Final = "it is read while a schedule has it; read it after training"
+LOST: Final = (
+    "it has no value: its training failed, or ended with write_back=False; load a checkpoint with "
+    "Option(initial=...) or load_state_dict(..., assign=True)"
+)
+
 
 class AbsentParameterError(RuntimeError):
-    """A parameter was read while a schedule has it; `what` was read."""
+    """A parameter was read while a schedule has it, or has lost it; `what` was read."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what}: it is read while a schedule has it; read it after training")
+    def __init__(self, what: str, why: str = HELD) -> None:
+        super().__init__(f"{what}: {why}")
         self.what = what
 
 
-_GETTERS = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_meta", "is_cuda")
+_GETTERS = (
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_meta", "is_cuda",
+    "is_leaf", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks",
+)  # fmt: skip
 READS_NOTHING: Final = frozenset(
     [
         *(getattr(torch.Tensor, name).__get__ for name in _GETTERS),
@@ -44,6 +53,8 @@ class _Absent:
     """Base that the class of a parameter has before its own ones while it is absent."""
 
     parameter_name: str
+    own_class: type[nn.Parameter]
+    why: str
 
     @classmethod
     def __torch_function__(
@@ -59,7 +70,7 @@ class _Absent:
             AbsentParameterError: it may read one.
         """
         if func not in READS_NOTHING:
-            raise AbsentParameterError(f"parameter {cls.parameter_name}")
+            raise AbsentParameterError(f"parameter {cls.parameter_name}", cls.why)
         # Torch documents it under this name alone (docs: "Extending PyTorch").
         with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
             return func(*args, **(kwargs or {}))
@@ -84,13 +95,44 @@ class Absence:
             parameter.__class__ = own
 
 
-def _absent(name: str, own: type[nn.Parameter]) -> type[nn.Parameter]:
+def _absent(name: str, own: type[nn.Parameter], why: str = HELD) -> type[nn.Parameter]:
     made = new_class(
         f"Absent{own.__name__}",
         (_Absent, own),
-        exec_body=lambda body: body.update(parameter_name=name),
+        exec_body=lambda body: body.update(parameter_name=name, own_class=own, why=why),
     )
     return cast("type[nn.Parameter]", made)
+
+
+def is_absent(parameter: torch.Tensor) -> bool:
+    """Return whether a schedule has the parameter, or has lost it."""
+    return isinstance(parameter, _Absent)
+
+
+@contextmanager
+def readable(module: nn.Module) -> Generator[None]:
+    """Let lost parameters of `module` be read inside as what they are: not numbers."""
+    names = [name for name, each in module.named_parameters() if _found(each)]
+    try:
+        yield
+    finally:
+        _lose(module, names)
+
+
+def _found(parameter: nn.Parameter) -> bool:
+    """Give a lost parameter its own class again, and return whether it was lost."""
+    kind = type(parameter)
+    if not issubclass(kind, _Absent) or kind.why is not LOST:
+        return False
+    parameter.__class__ = kind.own_class
+    return True
+
+
+def _lose(module: nn.Module, names: Container[str]) -> None:
+    """Refuse reads of parameters that have no values until they get some."""
+    for name, each in module.named_parameters():
+        if name in names:
+            each.__class__ = _absent(name, type(each), LOST)
 
 
 class LeftMemory(TorchFunctionMode):
@@ -139,14 +181,6 @@ def empty_module(module: nn.Module) -> dict[str, torch.Tensor]:
     return taken
 
 
-def is_emptied(parameter: nn.Parameter) -> bool:
-    """Return whether `parameter` was taken out of its module, and nothing has come in its place."""
-    if parameter.is_meta or not parameter.numel():
-        return False
-    alone = parameter.untyped_storage().nbytes() == parameter.element_size()
-    return alone and bool(parameter.detach().flatten()[:1].isnan())
-
-
 @dataclass(frozen=True, slots=True)
 class TakenParameters:
     """Parameters by name: `values` as they were taken, and `kept` those to be given back."""
@@ -160,20 +194,30 @@ def emptied(module: nn.Module, *, keep: bool) -> Generator[TakenParameters]:
     """Empty `module` of its parameters inside the context; they are in what is given.
 
     After an error in there, and with `keep`, it has those again that are still kept then; they are
-    in host memory.
+    in host memory. Parameters that have no value then, or that nobody fills afterwards, cannot be
+    read.
     """
+    lost = {name for name, each in module.named_parameters() if _found(each)}
     values = empty_module(module)
-    kept = {name: each.cpu() for name, each in values.items() if keep and not each.is_meta}
+    kept = {
+        name: each.cpu()
+        for name, each in values.items()
+        if keep and not each.is_meta and name not in lost
+    }
+    taken = [name for name, each in values.items() if not each.is_meta]
     try:
         with Absence(module):
             yield TakenParameters(values, kept)
     except BaseException:
+        _lose(module, taken)
         refill_module(module, kept)
         raise
+    _lose(module, taken)
 
 
 def refill_module(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
     """Parameters of `module` are `values` where there are some, in the format that they had."""
     for name, parameter in module.named_parameters():
         if name in values:
+            _found(parameter)
             parameter.data = values[name].to(dtype=parameter.dtype, device=parameter.device)

@@ -6,7 +6,7 @@ neither on the ranks nor on the strategy, nor on what was made before.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Final, NamedTuple
@@ -30,12 +30,15 @@ class Initializer:
             module's `reset_parameters`.
         seed: of the generator with which each unit begins, on every rank.
         stored: the path of a checkpoint, or of a folder or file of safetensors, which has all
-            parameters; buffers that it lacks are made.
+            parameters; buffers that it lacks are made, or stay as they are if they have values.
+        ignore: patterns of names in `stored` that the module has not, as `fnmatch` has them; other
+            names that it has not are refused.
     """
 
     call: Callable[[nn.Module], object] | None = None
     seed: int = 0
     stored: str | PathLike[str] | None = None
+    ignore: Sequence[str] = ()
 
 
 class _Maker(NamedTuple):

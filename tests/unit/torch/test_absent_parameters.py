@@ -116,17 +116,15 @@ def same(one: nn.Module, other: nn.Module) -> None:
 
 
 def refused(module: Net, strategy: Strategy, match: str, *, late: bool = False) -> None:
-    """`module` is refused in one line, and has the parameters that it came with.
-
-    After the first step, which is `late`, it has none.
-    """
+    """`module` is refused in one line, and keeps its parameters, or has none if it is `late`."""
     before = {name: value.detach().clone() for name, value in module.named_parameters()}
     with pytest.raises(UnitRunError, match=match) as caught:
         trained(module, strategy)
     assert "\n" not in str(caught.value)
     after = dict(module.named_parameters())
     if late:
-        assert all(each.isnan().all() for each in after.values())
+        with pytest.raises(AbsentParameterError, match="it has no value: its training failed"):
+            module.state_dict()
     else:
         assert all(torch.equal(after[name], value) for name, value in before.items())
 
@@ -363,12 +361,13 @@ def test_a_parameter_can_be_read_again_when_training_is_over() -> None:
     assert module(batches()[0]).isfinite()
 
 
-def test_a_module_that_keeps_no_parameters_holds_no_number_behind_them() -> None:
+def test_a_module_that_keeps_no_parameters_cannot_be_run() -> None:
     module = net()
     model = describe(module, UNITS, batches()[0], precision=Precision.FP64)
     option = Option(write_back=False)
     train(module, UNITS, make_schedule(model, STRATEGY), batches(), option=option)
-    assert module(batches()[0]).isnan()
+    with pytest.raises(AbsentParameterError, match="it has no value"):
+        module(batches()[0])
 
 
 @pytest.mark.parametrize("how", [partial(checkpointed, reentrant=False), closed_over])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from saved_tensors import assert_same_checkpoint, tensors_in
+from saved_tensors import assert_same_checkpoint, damage, tensors_in
 from saved_tiny import Ended, Part, fsdp_goes_on, fsdp_saves, run_all
 from tiny_training import Case
 from torch import nn
@@ -28,6 +28,7 @@ from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
 from zsim_torch.checkpoint.flat_range import boxes
 from zsim_torch.supervise.ranks import RankPool
@@ -271,19 +272,41 @@ def test_a_folder_without_a_checkpoint_is_told_in_one_line(tmp_path: Path) -> No
     assert str(caught.value) == f"checkpoint {tmp_path}/none: no complete checkpoint is there"
 
 
-def test_a_broken_file_is_told_in_one_line_and_ends_the_training(tmp_path: Path) -> None:
+def test_a_file_with_a_damaged_tensor_is_told_in_one_line_and_ends_the_training(
+    tmp_path: Path,
+) -> None:
     module = net()
     before = module.state_dict()["0.weight"].clone()
     one = trainer(module)
     one.save(tmp_path)
-    (data,) = tmp_path.glob("*.distcp")
-    data.write_bytes(data.read_bytes()[:100])
+    damage(tmp_path, "model.1.weight")
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
         one.load(tmp_path)
     assert "\n" not in str(caught.value)
     with pytest.raises(RefusedError, match="its training has ended"):
         one.step(batch(0))
     assert torch.equal(module.state_dict()["0.weight"], before)
+
+
+def test_a_file_without_its_numbers_is_told_in_one_line_and_changes_nothing(tmp_path: Path) -> None:
+    with trainer() as one:
+        one.save(tmp_path)
+        (data,) = tmp_path.glob("*.distcp")
+        data.write_bytes(data.read_bytes()[:100])
+        with pytest.raises(CheckpointError, match="cannot be read") as caught:
+            one.load(tmp_path)
+        assert "\n" not in str(caught.value)
+        one.step(batch(0))
+
+
+def test_a_buffer_of_another_shape_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    with trainer() as one:
+        state = one.state_dict()
+        state["model"]["2.running_mean"] = torch.zeros(5)
+        checkpoint_folder.write(tmp_path, state)
+        with pytest.raises(CheckpointError, match=r"buffer 2\.running_mean is 5 there, 4 here"):
+            one.load(tmp_path)
+        one.step(batch(0))
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """The trainer in a loop of one's own: equal to torch's own training, step by step."""
 
+import copy
 import gc
+import io
 import os
 import tracemalloc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim_torch.module.absent import AbsentParameterError
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import ModuleUnitError
 from zsim_torch.run_option import Option
@@ -198,15 +201,103 @@ def test_after_an_error_in_the_first_step_the_module_has_what_it_came_with() -> 
         trainer.step(batch(0))
 
 
-def test_after_an_error_in_a_later_step_the_module_has_nothing_and_says_so() -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_after_an_error_in_a_later_step_nobody_reads_or_saves_what_the_module_lacks(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    module = net()
+    before = [each.shape for each in module.parameters()]
+    failing: list[bool] = []
+
+    def fails(*_: object) -> None:
+        if failing:
+            raise error
+
+    handle = module[0].register_forward_hook(fails)
+    trainer = Trainer(module, in_fp64(), batch=batch(0))
+    trainer.step(batch(0))
+    trainer.save(tmp_path)
+    wanted = trainer.full_parameters()
+    failing.append(True)
+    with pytest.raises(error), trainer:
+        trainer.step(batch(1))
+    handle.remove()
+    assert [each.shape for each in module.parameters()] == before
+    reads: list[Callable[[], object]] = [
+        module.state_dict,
+        module[2].state_dict,
+        lambda: module[0](batch(0)),
+        lambda: copy.deepcopy(module),
+        lambda: torch.save(module, io.BytesIO()),
+        lambda: nn.utils.parameters_to_vector(module.parameters()),
+        lambda: [each.data for each in module.parameters()],
+    ]
+    for read in reads:
+        with pytest.raises(AbsentParameterError, match=r"it has no value: its training failed, or"):
+            read()
+    with pytest.raises(RefusedError, match="trainer: its training has failed, and no rank has"):
+        trainer.full_parameters()
+    with pytest.raises(RefusedError, match="or one that failed, left it no parameters"):
+        Trainer(module, in_fp64(), batch=batch(0))
+    with pytest.raises(AbsentParameterError):  # a trainer that is refused changes nothing
+        module.state_dict()
+    kept = Option(initial=tmp_path)
+    with Trainer(module, in_fp64(), batch=batch(0), option=kept) as again:
+        assert_same(again.full_parameters(), wanted)
+    assert_same(module.state_dict(), wanted)
+
+
+def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def test_what_a_module_lacks_may_be_assigned_and_is_not_given_back_as_no_number() -> None:
+    module = net()
+    with Trainer(module, in_fp64(), batch=batch(0), option=Option(write_back=False)) as trainer:
+        trainer.step(batch(0))
+    made = net().state_dict()
+    option = Option(initial=made.__getitem__, restart=True)
+    failing = Trainer(module, in_fp64(), batch=batch(0), option=option)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        failing.step(torch.ones(3, 5).double())
+    with pytest.raises(AbsentParameterError, match="or ended with write_back=False"):
+        module.state_dict()
+    module.load_state_dict(made, assign=True)
+    assert_same(module.state_dict(), made)
+
+
+def test_an_error_between_steps_of_one_rank_leaves_the_module_what_was_trained() -> None:
     module = net()
     trainer = Trainer(module, in_fp64(), batch=batch(0))
     trainer.step(batch(0))
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        trainer.step(torch.ones(3, 5).double())
-    assert all(parameter.isnan().all() for parameter in module.parameters())
-    with pytest.raises(RefusedError, match="or one that failed, left it no parameters"):
-        Trainer(module, in_fp64(), batch=batch(0))
+    wanted = trainer.full_parameters()
+    with pytest.raises(KeyboardInterrupt), trainer:
+        raise KeyboardInterrupt
+    assert_same(module.state_dict(), wanted)
+    with pytest.raises(RefusedError, match="its training has ended"):
+        trainer.step(batch(0))
+
+
+def stopped_between_steps() -> tuple[str, str]:
+    case = Case(Strategy(parallel=Parallel(data=2), zero=Zero(stage=1)))
+    module, data = Tiny(Precision.FP32), case.batch(0, 0, 0)
+    trainer = Trainer(module, case.strategy, units=UNITS, batch=data)
+    trainer.step(data)
+    with pytest.raises(KeyboardInterrupt), trainer:
+        raise KeyboardInterrupt
+    with pytest.raises(AbsentParameterError) as caught:
+        module.state_dict()
+    with pytest.raises(RefusedError) as refused:
+        trainer.full_parameters()
+    return str(caught.value), str(refused.value)
+
+
+def test_an_error_between_steps_of_several_ranks_leaves_no_value_to_read(pool: RankPool) -> None:
+    for read, collected in pool.run(stopped_between_steps):
+        assert "it has no value: its training failed" in read
+        assert collected == "trainer: its training has failed, and no rank has its parameters"
 
 
 def test_no_value_that_the_module_came_with_lives_past_the_first_step() -> None:

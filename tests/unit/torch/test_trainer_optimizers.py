@@ -1,7 +1,9 @@
 """Optimizers, learning rates and norms of the trainer: equal to torch's own loop."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -9,12 +11,20 @@ import torch
 from plain_net import assert_equal_parameters, batch, in_fp64, net, plain_steps
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from zsim.backend.backend import RefusedError
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy.learning_rate import Decay, LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, Adam, ParameterGroup
+from zsim.strategy.precision import Precision
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
-from zsim_torch.trainer import StepMetrics, Trainer
+from zsim_torch.module.description import describe
+from zsim_torch.step_metrics import StepMetrics
+from zsim_torch.trainer import Trainer
 
 Optimizer = Callable[[nn.Sequential], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -79,20 +89,154 @@ def test_learning_rates_are_those_of_any_scheduler_of_torch(
     assert_equal_parameters(mine, theirs)
 
 
-def test_a_hook_of_the_optimizer_sees_every_step() -> None:
+@pytest.mark.parametrize("base", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
+def test_a_subclass_of_an_optimizer_of_torch_is_refused(base: type[torch.optim.Optimizer]) -> None:
+    own_step: dict[str, Any] = {"step": lambda *_: None}
+    kinds: list[Any] = [type(base.__name__, (base,), added) for added in ({}, own_step)]
+    for kind in kinds:
+        module = net()
+        with pytest.raises(RefusedError, match="a schedule never calls the step of a subclass"):
+            Trainer(module, in_fp64(), batch=batch(0), optimizer=kind(module.parameters()))
+
+
+@pytest.mark.parametrize("given", [torch.optim.AdamW, "AdamW", {"lr": 0.1}])
+def test_what_is_no_optimizer_is_refused(given: Any) -> None:  # noqa: ANN401  (what a user gives)
+    with pytest.raises(RefusedError, match=r"optimizer: a \w+ must be AdamW, Adam or SGD of torch"):
+        Trainer(net(), in_fp64(), batch=batch(0), optimizer=given)
+
+
+HOOKS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "pre": lambda optimizer: optimizer.register_step_pre_hook(lambda *_: None),
+    "post": lambda optimizer: optimizer.register_step_post_hook(lambda *_: None),
+    "state": lambda optimizer: optimizer.register_state_dict_post_hook(lambda *_: None),
+    "loaded": lambda optimizer: optimizer.register_load_state_dict_pre_hook(lambda *_: None),
+    "any pre": lambda _: register_optimizer_step_pre_hook(lambda *_: None),
+    "any post": lambda _: register_optimizer_step_post_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("where", HOOKS)
+def test_a_hook_of_an_optimizer_is_refused_before_and_during_a_training(where: str) -> None:
     module = net()
-    optimizer, seen = OPTIMIZERS["groups"](module), list[int]()
+    optimizer = OPTIMIZERS["groups"](module)
+    hook = HOOKS[where](optimizer)
+    refused = pytest.raises(RefusedError, match=r"optimizer: its hook .*<lambda> would find no")
+    try:
+        with refused:
+            Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer)
+    finally:
+        hook.remove()
     with Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer) as trainer:
         trainer.step(batch(0))
-        hook = optimizer.register_step_post_hook(
-            lambda *_: seen.append(sum(len(each["params"]) for each in optimizer.param_groups))
-        )
+        hook = HOOKS[where](optimizer)
+        try:
+            with refused:
+                trainer.step(batch(1))
+        finally:
+            hook.remove()
         trainer.step(batch(1))
-        trainer.step(batch(2))
+    assert trainer.steps_done == 2
+
+
+def test_hooks_of_the_profiler_and_of_the_recorder_may_watch() -> None:
+    module, seen = net(), list[object]()
+    optimizer = OPTIMIZERS["AdamW"](module)
+
+    def watch(*given: object) -> None:
+        seen.append(given[0])
+
+    watch.__module__ = import_module("zsim_torch.record.recording").__name__
+    hook = register_optimizer_step_post_hook(watch)
+    try:
+        with (
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+            Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer) as trainer,
+        ):
+            trainer.step(batch(0))
+            trainer.step(batch(1))
+    finally:
         hook.remove()
-        trainer.step(batch(3))
-    assert seen == [0, 0]
-    assert [len(each["params"]) for each in optimizer.param_groups] == [2, 1, 1]
+    assert seen == [optimizer, optimizer]
+
+
+def test_a_step_that_is_replaced_is_refused_under_a_scheduler_too() -> None:
+    for scheduled in (False, True):
+        module = net()
+        optimizer: Any = OPTIMIZERS["AdamW"](module)
+        optimizer.step = MethodType(lambda _: None, optimizer)
+        if scheduled:
+            lr_scheduler.CosineAnnealingLR(optimizer, T_max=5)
+        with pytest.raises(RefusedError, match="optimizer: its step is replaced"):
+            Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer)
+
+
+def test_a_group_that_is_added_and_an_option_that_is_set_are_refused() -> None:
+    module = net()
+    optimizer = OPTIMIZERS["AdamW"](module)
+    more = nn.Parameter(torch.zeros(2))
+    with Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer) as trainer:
+        trainer.step(batch(0))
+        optimizer.add_param_group({"params": [more]})
+        with pytest.raises(RefusedError, match="its groups have other parameters than when the"):
+            trainer.step(batch(1))
+        del optimizer.param_groups[1]
+        optimizer.param_groups[0]["maximize"] = True
+        with pytest.raises(RefusedError, match="maximize of group 0 is now True, and steps go on"):
+            trainer.step(batch(1))
+
+
+def test_a_rate_that_the_schedule_has_itself_cannot_be_set() -> None:
+    model = describe(net(), ("0", "1", "2", "3"), batch(0), precision=Precision.FP64)
+    schedule = make_schedule(model, in_fp64(optimizer=Adam(learning_rate=0.1)))
+    with Trainer(net(), schedule) as trainer:
+        trainer.step(batch(0))
+        assert trainer.optimizer is not None
+        trainer.optimizer.param_groups[0]["lr"] = 0.01
+        with pytest.raises(RefusedError, match=r"lr of group 0 is now 0\.01, and steps go on with"):
+            trainer.step(batch(1))
+
+
+def test_state_of_an_optimizer_is_refused_while_a_schedule_has_it_and_when_it_is_gone() -> None:
+    with Trainer(net(), in_fp64(), batch=batch(0)) as trainer:
+        assert trainer.optimizer is not None
+        with pytest.raises(RefusedError, match="optimizer: the schedule has its state; save and"):
+            trainer.optimizer.state_dict()
+    module = net()
+    optimizer = OPTIMIZERS["AdamW"](module)
+    before = optimizer.state_dict()
+    with Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer) as trainer:
+        trainer.step(batch(0))
+        with pytest.raises(RefusedError, match="optimizer: the schedule has its state; save and"):
+            optimizer.state_dict()
+        with pytest.raises(RefusedError, match="optimizer: the schedule has its state; save and"):
+            optimizer.load_state_dict(before)
+    module[2](module[0](batch(1))).sum().backward()
+    for use in (optimizer.state_dict, optimizer.step):
+        with pytest.raises(RefusedError, match="optimizer: its moments have ended with the train"):
+            use()
+    again = OPTIMIZERS["AdamW"](module)
+    again.step()
+    optimizer.load_state_dict(again.state_dict())
+    optimizer.step()
+    assert optimizer.state_dict()["state"][0]["step"] == 2
+
+
+def test_an_optimizer_is_its_own_again_after_an_error_in_the_first_step_and_without_moments() -> (
+    None
+):
+    module = net()
+    optimizer = OPTIMIZERS["AdamW"](module)
+    trainer = Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        trainer.step(torch.ones(3, 5).double())
+    assert list(plain_steps(module, optimizer, 1))
+    assert optimizer.state_dict()["state"]
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with Trainer(module, in_fp64(), batch=batch(0), optimizer=optimizer) as trainer:
+        trainer.step(batch(0))
+    assert list(plain_steps(module, optimizer, 1))
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
 
 
 def test_a_scheduler_that_changes_more_than_learning_rates_is_refused() -> None:
@@ -132,6 +276,9 @@ def test_a_scheduler_goes_on_from_a_checkpoint_with_the_training(tmp_path: Path)
         assert trained(other, again, 3, 6) == rest
         with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}: it has no loader"):
             other.load(tmp_path, {"loader": again})
+        with pytest.warns(UserWarning, match="it has scheduler, which is not loaded; give it to"):
+            other.load(tmp_path)
+        other.load(tmp_path, parameters_only=True)
 
 
 def test_rules_and_rates_of_a_strategy_train_as_they_say() -> None:

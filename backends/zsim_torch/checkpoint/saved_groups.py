@@ -1,0 +1,94 @@
+"""Groups of an optimizer in a checkpoint, and their counterparts in the training that loads it.
+
+Constants of an update are written into a schedule, so a training goes on with its own. A
+checkpoint with other ones is refused: learning rates of the one would meet decays of the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
+from zsim_torch.optimizer_groups import CONSTANTS, OFF, RATE
+
+SavedGroup = Mapping[str, Any]
+
+_REMEDY: Final = (
+    "give the optimizer its constants, or say keep_groups = True to go on with your own rates and "
+    "constants"
+)
+
+
+def saved_groups(found: Mapping[str, Any], start: str) -> dict[str, dict[str, Any]]:
+    """Return groups by number from the values of a checkpoint whose keys begin with `start`."""
+    groups: dict[str, dict[str, Any]] = {}
+    for key, each in found.items():
+        if key.startswith(start):
+            number, _, name = key.removeprefix(start).partition(".")
+            groups.setdefault(number, {})[name] = each
+    return groups
+
+
+def matched(
+    folder: Path,
+    saved: Mapping[str, SavedGroup],
+    own: Sequence[SavedGroup],
+    fixed: Sequence[SavedGroup],
+) -> list[SavedGroup]:
+    """Return for each group of `own` the saved one that has its parameters.
+
+    Numbers in `fixed` are those of each group that steps go on with.
+
+    Raises:
+        CheckpointError: the parameters of a group are in several, or constants differ.
+    """
+    places = {name: key for key, group in saved.items() for name in group.get("params") or ()}
+    found: list[SavedGroup] = []
+    for number, (group, kept) in enumerate(zip(own, fixed, strict=True)):
+        keys = {places.get(name) for name in group["params"]}
+        if len(keys) != 1 or None in keys:
+            raise CheckpointError(
+                f"checkpoint {folder}: optimizer: parameters of group {number} are in "
+                f"{_said(keys)} there; make the same groups, or say keep_groups = True"
+            )
+        other = saved[str(keys.pop())]
+        _need_equal(folder, number, kept, other)
+        found.append(other)
+    return found
+
+
+def _said(keys: set[str | None]) -> str:
+    known = sorted(key for key in keys if key is not None)
+    return f"groups {' and '.join(known)}" if len(known) > 1 else "no one group"
+
+
+def _need_equal(folder: Path, number: int, own: SavedGroup, saved: SavedGroup) -> None:
+    """Return if constants of a group are those of a saved one.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    names = [*CONSTANTS, *OFF, *([RATE] if RATE in own else [])]
+    if own.get("weight_decay") and not saved.get(DECOUPLED, True):
+        names.append(DECOUPLED)
+    for name in names:
+        here, there = own.get(name), saved.get(name)
+        if name in OFF:
+            here, there = here or False, there or False
+        if _plain(here) != _plain(there):
+            raise CheckpointError(
+                f"checkpoint {folder}: optimizer: {name} of group {number} is {_plain(there)} "
+                f"there, {_plain(here)} here; {_REMEDY}"
+            )
+
+
+DECOUPLED: Final = "decoupled_weight_decay"
+
+
+def _plain(value: object) -> object:
+    """Return a constant as numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
