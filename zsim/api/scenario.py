@@ -113,12 +113,12 @@ class LoadedScenario:
 
     @property
     def document(self) -> "Document":
-        """The schedule, with model and cluster as far as they are known; it can be encoded."""
+        """The schedule and everything that its run needs, as far as it is known."""
         return self.source.document
 
     @property
     def job(self) -> "Job":
-        """The job of a backend: schedule, model, cluster and number of steps."""
+        """The job of a backend; faults, neighbours and `network.algorithm` are not in it."""
         return self.source.job()
 
     @property
@@ -206,7 +206,7 @@ class LoadedScenario:
         return PlanResult(title=self.title, plan=plan(self.schedule, self.document.model))
 
     def write_schedule(self, path: str | PathLike[str]) -> None:
-        """Write the schedule to `path` as JSON, with its model and cluster; `load` reads it.
+        """Write the schedule to `path` as JSON; `load` reads it, and its run equals this one's.
 
         Raises:
             MistakeError: there is no such folder.

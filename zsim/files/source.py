@@ -62,18 +62,18 @@ class Source:
 
     @property
     def faults(self) -> "tuple[Fault, ...]":
-        """Return what is slow or dead in the cluster."""
-        return () if self.scenario is None else self.scenario.faults
+        """Hardware of the cluster that is slow or dead."""
+        return self.document.faults
 
     @property
     def neighbours(self) -> "tuple[Neighbour, ...]":
         """Other jobs on the cluster."""
-        return () if self.scenario is None else self.scenario.neighbours
+        return self.document.neighbours
 
     @property
     def decision(self) -> "Decision | None":
-        """Return what is asked for of collectives; None if nothing is."""
-        return None if self.scenario is None else self.scenario.decision
+        """Algorithm of collectives that is asked for; None if none is."""
+        return self.document.decision
 
     def job(self) -> "Job":
         """Return the run that it describes.
@@ -338,7 +338,7 @@ def settled(
 
 
 def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
-    """Return the schedule of `resolved`, called `name`, with its model and cluster.
+    """Return the schedule of `resolved`, called `name`, with everything else that its run needs.
 
     Raises:
         MistakeError: there is no such model, or no schedule for it.
@@ -348,7 +348,12 @@ def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
     from zsim.scenario.tables import ScenarioError
 
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
-        return Document.of(resolved.make_job())
+        return replace(
+            Document.of(resolved.make_job()),
+            faults=resolved.faults,
+            neighbours=resolved.neighbours,
+            decision=resolved.decision,
+        )
 
 
 def tell_ignored(ignored: str) -> None:
