@@ -11,6 +11,7 @@ from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.api.step_time_band import WIDE
 from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
+from zsim.cluster.foreign_profile import foreign_profiles
 from zsim.memory import communicators
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Place
@@ -139,6 +140,11 @@ def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
 def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return how far to trust it, and settings that take times from measurements."""
     lines = [("trust", outcome.trace.trust)]
+    cluster = outcome.job.cluster
+    foreign = foreign_profiles(cluster) if predicts(outcome.trace.backend) else {}
+    for key, name in foreign.items():
+        why = f"{key} = {name} is of another GPU than {cluster.gpu.name}"
+        lines.append(("warning", f"{why}; --set {key}=none takes published rates"))
     if outcome.fitted:
         settings = " ".join(f"--set {each}" for each in outcome.fitted)
         lines.append(("more accurate", f"{settings}, from measurements"))
