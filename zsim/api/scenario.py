@@ -26,7 +26,7 @@ from zsim.files.source import (
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
 from zsim.scenario.tables import Scenario, ScenarioError
-from zsim.scenario.title import filled, title_of
+from zsim.scenario.title import filled, template_of, title_of
 from zsim.scenario.toml import NONE, setting_value, with_settings
 from zsim.strategy.config_table import Table
 from zsim.units import format_count
@@ -108,7 +108,8 @@ class LoadedScenario:
         except MistakeError:
             found = None
         changes = self.changes
-        title = filled(self.scenario, found)
+        template = template_of(self.scenario.title, changes.all_settings)
+        title = filled(self.scenario.model_copy(update={"title": template}), found)
         return title_of(title, self.tables, changes.all_settings, changes.ranks)
 
     @property

@@ -267,7 +267,9 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
 
 
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
-    """Return `scenario` with what the files say that it names, and what of them is ignored.
+    """Return `scenario` with the content of the files that it names, and a line about them.
+
+    The line says what of them is ignored, and which sequence length is taken of a model's file.
 
     Raises:
         MistakeError: a file cannot be read.
@@ -279,9 +281,15 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
 
     if scenario.model.name is not None:
         scenario = named(scenario, model_catalogue())
-    if (path := scenario.model.hf_config) is not None:
-        scenario = configured(scenario, _config_text(name, "model.hf_config", path))
     ignored: list[str] = []
+    if (path := scenario.model.hf_config) is not None:
+        is_given = scenario.model.sequence_length is not None
+        scenario = configured(scenario, _config_text(name, "model.hf_config", path))
+        if not is_given:
+            ignored.append(
+                f"{path}: model.sequence_length: not given, {scenario.model.sequence_length:,} is "
+                "taken, the longest of the model"
+            )
     for key in TRAINER_FILES:
         path = getattr(scenario.zero, key)
         if path is None:

@@ -6,8 +6,12 @@ from zsim.api.launch import run
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import load
 
-ONE_NODE = {"cluster.nodes": 1, "model.layers": 2, "train.steps": 1}
-PUBLISHED_RATES = {"train.precision": "fp32", "compute.profile": None, "network.profile": None}
+ONE_NODE: dict[str, object] = {"cluster.nodes": 1, "model.layers": 2, "train.steps": 1}
+PUBLISHED_RATES: dict[str, object] = {
+    "train.precision": "fp32",
+    "compute.profile": None,
+    "network.profile": None,
+}
 
 
 @cache

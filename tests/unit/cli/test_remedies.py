@@ -107,7 +107,7 @@ def test_other_axes_take_their_ranks_from_replicas(
 def test_where_nothing_helps_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     settings = options("train.steps=1", 'cluster.gpu_memory="1 kB"')
     assert answer(["run", "tiny", *settings]) == 1
-    assert "with nothing that was tried" in capsys.readouterr().out
+    assert "with no change that was tried" in capsys.readouterr().out
 
 
 def sequences(strategy: Strategy) -> int:

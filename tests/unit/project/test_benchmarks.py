@@ -122,7 +122,7 @@ def test_real_steps_beside_those_of_pytorch() -> None:
 
 def of_both() -> tuple[Any, Any]:
     """Compare a stage, and measure the host, on one start of ranks."""
-    real = import_module("benchmarks.real")
+    real: Any = import_module("benchmarks.real")
     real.WARM_UP, real.ROUNDS, real.STEPS, real.HOST_STEPS = 1, 1, 1, 1
     return real.compared(real.Size(1, 8), 1), real.host_time(1)
 
