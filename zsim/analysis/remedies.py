@@ -98,7 +98,9 @@ class RemedyChange:
         steps = subject.strategy.train.gradient_accumulation_steps * self.parts * self.fewer
         if fewest:
             steps = min(steps, 2 * self.stages * subject.strategy.parallel.pipeline)
-        batches = (f"train.micro_batch_size={size}", f"train.gradient_accumulation_steps={steps}")
+        batches: tuple[str, ...] = (f"train.gradient_accumulation_steps={steps}",)
+        if size != subject.scenario.train.micro_batch_size:
+            batches = (f"train.micro_batch_size={size}", *batches)
         ranks: tuple[str, ...] = ()
         if self._taken > 1 and subject.scenario.parallel.data is not None:
             ranks = (f"parallel.data={subject.strategy.parallel.data // self._taken}",)

@@ -112,7 +112,8 @@ def test_where_nothing_helps_it_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 def sequences(strategy: Strategy) -> int:
     """Return for how many micro-batches, all of one size, a step has tokens."""
-    return strategy.replicas * strategy.train.gradient_accumulation_steps
+    readers = strategy.replicas // strategy.parallel.context  # those that share one have the same
+    return readers * strategy.train.gradient_accumulation_steps
 
 
 def options(*settings: str) -> list[str]:
