@@ -28,6 +28,9 @@ from zsim.strategy.train import Train
 TARGET_PAIRS_PER_S = 300_000
 STEPS = 20
 REPETITIONS = 5
+LAYERS = 96
+DRAWN = 60_000
+"""Requests that are drawn."""
 
 
 def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
@@ -74,7 +77,7 @@ def main() -> None:
     """Print the table."""
     transformer = gpt(
         GPT(
-            layers=96,
+            layers=LAYERS,
             hidden_size=12288,
             attention_heads=96,
             sequence_length=2048,
@@ -97,7 +100,7 @@ def main() -> None:
     lists = {
         "96 layers": scheduled(model(), plain),
         "GPT-3 175B": scheduled(transformer, checkpointed),
-        "drawn": drawn(60_000),
+        "drawn": drawn(DRAWN),
     }
     print("caching allocator     pairs  pairs/s    target  expandable  reserved  and expandable")
     for name, requests in lists.items():

@@ -13,13 +13,18 @@ import sys
 import zsim
 
 MODEL, GPUS = "llama3.1-70b", "128xh100"
+CHANGES: dict[str, object] = {}
+SEARCH_S = 40.0
+WORKERS = None
+"""One for each core."""
+
 SETTINGS, WALL_S, GAP = 5_000, 60.0, 0.10
 MIB = 1024  # ru_maxrss is in KiB
 
 
 def main() -> int:
     """Print what the search came to, beside targets; 1 where one is missed."""
-    found = zsim.best(MODEL, GPUS)
+    found = zsim.best(MODEL, GPUS, CHANGES, search_s=SEARCH_S, workers=WORKERS)
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     used = [resource.getrusage(kind) for kind in kinds]
     cpu_s = sum(each.ru_utime + each.ru_stime for each in used)

@@ -323,6 +323,18 @@ def host_time(stage: int) -> HostTime:
     return HostTime(len(operations), *found)
 
 
+def ratios(found: dict[str, Timed]) -> str:
+    """Return the other trainer's name, and zsim's times and memory over those of it."""
+    (beside, theirs), (_, own) = found.items()
+    each = (
+        min(own.wall_s) / min(theirs.wall_s),
+        median(own.wall_s) / median(theirs.wall_s),
+        min(own.cpu_s) / min(theirs.cpu_s),
+        own.peak_bytes / theirs.peak_bytes,
+    )
+    return f"{beside:24} " + " ".join(f"{ratio:8.2f}" for ratio in each)
+
+
 def main() -> None:
     """Print the ratios of each size and stage."""
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 2
@@ -332,15 +344,7 @@ def main() -> None:
     for name in sizes:
         for stage in range(4):
             found = run_ranks(compared, SIZES[name], stage, ranks=ranks, timeout_s=TIMEOUT_S)[0]
-            (beside, theirs), (_, own) = found.items()
-            ratios = (
-                min(own.wall_s) / min(theirs.wall_s),
-                median(own.wall_s) / median(theirs.wall_s),
-                min(own.cpu_s) / min(theirs.cpu_s),
-                own.peak_bytes / theirs.peak_bytes,
-            )
-            shown = " ".join(f"{ratio:8.2f}" for ratio in ratios)
-            print(f"{name:6} {stage:5} {beside:24} {shown}", flush=True)
+            print(f"{name:6} {stage:5} {ratios(found)}", flush=True)
     print("host time of an operation with the smallest units, CPU microseconds")
     columns = ("lowest", "median", "module", "collectives", "left")
     print("stage operations " + " ".join(f"{each:>11}" for each in columns))

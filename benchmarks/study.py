@@ -10,12 +10,11 @@ other work on the machine does not change. Memory is the most of this process an
 """
 
 import os
-import resource
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -48,6 +47,9 @@ from zsim.workers.worker import FinishedRun, RunBatch
 from zsim_des import SimBackend
 
 CORES = 2
+SPEEDS = 17
+"""Speeds of NICs in the smaller of two studies."""
+
 TARGET_PER_S, TARGET_MIB = 200, 1024
 
 STUDY = """
@@ -136,23 +138,30 @@ class Usage:
     memory_mib: float
 
 
-def usage(pause_s: float = 0.0) -> Usage:
-    """Return what this process took so far; after a pause, in which others are asked."""
-    time.sleep(pause_s)
-    found = resource.getrusage(resource.RUSAGE_SELF)
+def usage(process: int) -> Usage:
+    """Return the CPU time and memory of a process so far, as the kernel counts them."""
+    folder = Path("/proc") / str(process)
+    ticks = (folder / "stat").read_text("utf-8").rpartition(")")[2].split()[11:13]
+    status = (folder / "status").read_text("utf-8").splitlines()
+    peak = next(line for line in status if line.startswith("VmHWM:"))
     return Usage(
-        process=os.getpid(),
-        cpu_s=found.ru_utime + found.ru_stime,
-        memory_mib=found.ru_maxrss / 1024,
+        process=process,
+        cpu_s=sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
+        memory_mib=int(peak.split()[1]) / 1024,
     )
 
 
-def all_usage(executor: Executor) -> list[Usage]:
-    """Return what this process and every worker took so far."""
-    asked = [executor.submit(usage, 0.1) for _ in range(4 * CORES)]
-    found = {each.process: each for each in [future.result() for future in asked]}
-    assert len(found) == CORES
-    return [usage(), *found.values()]
+def all_usage() -> list[Usage]:
+    """Return the usage of this process and of every worker, which a child of it forks."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text("utf-8").rpartition(")")[2].split()[1]
+            )
+    own = os.getpid()
+    workers = [each for each, parent in parents.items() if parents.get(parent) == own]
+    return [usage(own), *map(usage, workers)]
 
 
 def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
@@ -166,12 +175,12 @@ def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
             store.put((key, names[key], each.outcome, each.seconds) for key, each in done)
             known.update({key: each.outcome for key, each in done})
 
-        before = all_usage(found.executor)
+        before = all_usage()
         begin = time.monotonic()
         work_off(left_of(plan.runs, keys, {}), found, RunBatch((), proved_step), keep)
         result = result_of(plan, {name: known[key] for name, key in keys.items()})
         taken_s = time.monotonic() - begin
-        after = all_usage(found.executor)
+        after = all_usage()
     cpu_s = sum(each.cpu_s for each in after) - sum(each.cpu_s for each in before)
     assert all(row.outcome.summary is not None for row in result.rows)
     runs = len(plan.runs)
@@ -181,8 +190,9 @@ def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
 def main(runs: int) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder:
-        rate, _ = swept(study(17), Path(folder) / "small.sqlite")
-        print(f"612 runs, a second            {rate:>24}   target {TARGET_PER_S}")
+        plan = study(SPEEDS)
+        rate, _ = swept(plan, Path(folder) / "small.sqlite")
+        print(f"{len(plan.runs):,} runs, a second            {rate:>24}   target {TARGET_PER_S}")
         begin = time.process_time()
         plan = study(-(-runs // 36))
         planned_s = time.process_time() - begin

@@ -17,13 +17,13 @@ from zsim.schedule.operation import walk
 from zsim_des import SimBackend
 
 ROUNDS = 7
-NODES = 32
+CHANGES: dict[str, object] = {"cluster.nodes": 32}
 TARGET_S = 1.0
 
 
 def main() -> None:
     """Print the three times, and their sum."""
-    scenario = zsim.load("infinity_1t", {"cluster.nodes": NODES})
+    scenario = zsim.load("infinity_1t", CHANGES)
     model, strategy, cluster = scenario.model, scenario.strategy, scenario.cluster
     fastest: dict[str, float] = {}
     count = 0

@@ -5,8 +5,8 @@ only trying says: `remedies` does that with functions that it is given.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 
 from zsim.cluster.cluster import Cluster
 from zsim.model.architecture import Attention
@@ -30,6 +30,9 @@ MOST_PARTS = 8
 
 MOST_STAGES = 16
 """A pipeline does not have more times as many stages: their schedule would grow as many times."""
+
+FEWEST_TOKENS = 1024
+"""Sequences are not offered shorter than this."""
 
 OUTWARD = tuple(MemoryTier)
 """Tiers, the one next to the GPU first."""
@@ -60,12 +63,14 @@ class RemedyChange:
         parts: a micro-batch is cut into so many.
         fewer: there are so many times fewer replicas.
         stages: a pipeline has so many times more stages.
+        shares: so many times more ranks of the data axis share each sequence, as `fewer` replicas.
     """
 
     settings: tuple[str, ...] = ()
     parts: int = 1
     fewer: int = 1
     stages: int = 1
+    shares: int = 1
 
     def beside(self, other: "RemedyChange") -> "RemedyChange":
         """Return both changes."""
@@ -74,7 +79,12 @@ class RemedyChange:
             parts=self.parts * other.parts,
             fewer=self.fewer * other.fewer,
             stages=self.stages * other.stages,
+            shares=self.shares * other.shares,
         )
+
+    def shared(self, more: int) -> "RemedyChange":
+        """Return this change with so many times more ranks for each sequence."""
+        return replace(self, fewer=self.fewer * more, shares=self.shares * more)
 
     def all_settings(self, subject: TightScenario, *, fewest: bool = False) -> tuple[str, ...]:
         """Return its settings with those of batches: a step keeps its sequences, or has `fewest`.
@@ -88,15 +98,23 @@ class RemedyChange:
         steps = subject.strategy.train.gradient_accumulation_steps * self.parts * self.fewer
         if fewest:
             steps = min(steps, 2 * self.stages * subject.strategy.parallel.pipeline)
-        batches = (f"train.micro_batch_size={size}", f"train.gradient_accumulation_steps={steps}")
+        batches: tuple[str, ...] = (f"train.gradient_accumulation_steps={steps}",)
+        if size != subject.scenario.train.micro_batch_size:
+            batches = (f"train.micro_batch_size={size}", *batches)
         ranks: tuple[str, ...] = ()
-        if self.fewer > 1 and subject.scenario.parallel.data is not None:
-            ranks = (f"parallel.data={subject.strategy.parallel.data // self.fewer}",)
+        if self._taken > 1 and subject.scenario.parallel.data is not None:
+            ranks = (f"parallel.data={subject.strategy.parallel.data // self._taken}",)
         return (*self.settings, *ranks, *batches)
 
     def keeps_ranks(self, subject: TightScenario) -> bool:
         """Return whether replicas can give up as many ranks as other axes take."""
-        return subject.strategy.parallel.data % self.fewer == 0
+        parallel = subject.strategy.parallel
+        return parallel.data % (self._taken * self.shares * parallel.context) == 0
+
+    @property
+    def _taken(self) -> int:
+        """How many times fewer ranks the data axis has."""
+        return self.fewer // self.shares
 
 
 Family = tuple[RemedyChange, ...]
@@ -113,6 +131,7 @@ def families(subject: TightScenario) -> tuple[Family, ...]:
         _micro_batches(subject),
         _stages(subject),
         _tensor(subject),
+        _context(subject),
         _pipeline(subject),
         _pinned(subject),
         _tiers(subject),
@@ -267,6 +286,37 @@ def _tensor(subject: TightScenario) -> list[RemedyChange]:
     return found
 
 
+def _context(subject: TightScenario) -> list[RemedyChange]:
+    """Return more ranks that share each sequence; the fewer replicas take more micro-batches."""
+    strategy = subject.strategy
+    if subject.model.architecture is None or subject.scenario.zero.is_configured:
+        return []
+    return [
+        _set(f"parallel.context={strategy.parallel.context * more}").shared(more)
+        for more in (2, 4, 8, 16)
+        if strategy.parallel.data % (strategy.parallel.context * more) == 0
+    ]
+
+
+def shorter(subject: TightScenario) -> list[RemedyChange]:
+    """Return shorter sequences, the longest first, as they are and with checkpoints.
+
+    They change the training, so they are for runs that nothing else makes fit.
+    """
+    shape = subject.model.architecture
+    if shape is None:
+        return []
+    found: list[RemedyChange] = []
+    length = shape.sequence_length // 2
+    full = _set("activations.checkpointing=full")
+    checkpoints = subject.strategy.activations.checkpointing is not Checkpointing.FULL
+    while length >= FEWEST_TOKENS:
+        change = _set(f"model.sequence_length={length}")
+        found += [change, change.beside(full)] if checkpoints else [change]
+        length //= 2
+    return found
+
+
 def _pipeline(subject: TightScenario) -> list[RemedyChange]:
     """Yield more stages, on ranks that replicas give up, where the runtime has a pipeline."""
     strategy = subject.strategy
@@ -302,7 +352,7 @@ def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]
     """Return the cheapest changes that make `subject` fit, each of them run; cheapest first.
 
     Of each kind the mildest that helps is taken. Where fewer than `WANTED` kinds help alone, pairs
-    of the others are tried, and at last all of them together.
+    of the others are tried, then all of them together, and at last shorter sequences.
     """
 
     def enough(change: RemedyChange) -> bool:
@@ -326,6 +376,8 @@ def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]
         for family in weak[1:]:
             everything = everything.beside(family[-1])
         helping = [everything] if enough(everything) else []
+    if not helping:
+        helping = list(islice(filter(enough, shorter(subject)), 1))
     made = [run(change.all_settings(subject)) for change in helping]
     found = [each for each in made if each is not None]
     return tuple(sorted(found, key=lambda each: each.step_time_s)[:WANTED])

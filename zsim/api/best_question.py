@@ -12,7 +12,7 @@ from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, pr
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.files.installed import part_names, topology
-from zsim.files.source import with_files
+from zsim.files.source import tell_ignored, with_files
 from zsim.mistake import MistakeError, mistakes
 from zsim.planner.fleet import Fleet
 from zsim.planner.space import RuntimeSpace, SettingSpace, powers
@@ -276,7 +276,8 @@ def _tables(model: str, fleet: GpuFleet, settings: tuple[str, ...]) -> dict[str,
 def _described(tables: Mapping[str, Any]) -> Scenario:
     """Return the scenario as far as it is known, with the shape of its model."""
     with mistakes(ScenarioError):
-        scenario, _ = with_files(NAME, from_tables({"zero": {"stage": 3}, **tables}))
+        scenario, told = with_files(NAME, from_tables({"zero": {"stage": 3}, **tables}))
+        tell_ignored(told)
         return scenario
 
 

@@ -12,6 +12,7 @@ from zsim.files.installed import topology
 from zsim.mistake import MistakeError, mistakes
 
 if TYPE_CHECKING:
+    from zsim.backend.document import Document
     from zsim.cluster.cluster import Cluster
 
 FABRIC: Final = "single_switch"
@@ -85,6 +86,8 @@ def node_of(node: str | PathLike[str]) -> "Cluster":
 def on_cluster_of(loaded: LoadedScenario, scenario: str | PathLike[str]) -> LoadedScenario:
     """Return a schedule on the cluster of `scenario`, with as many nodes as its ranks need.
 
+    Faults, neighbours and `network.algorithm` are those of `scenario`.
+
     Raises:
         MistakeError: `loaded` is no schedule, or there is no such scenario.
     """
@@ -92,17 +95,23 @@ def on_cluster_of(loaded: LoadedScenario, scenario: str | PathLike[str]) -> Load
         raise MistakeError(
             f"--cluster: {loaded.name} is a scenario, which has a cluster; change it with --set"
         )
-    found = load(scenario).cluster
+    source = load(scenario).source
+    found = source.job().cluster
     ranks = loaded.schedule.mesh.size
-    return on_cluster(
-        loaded,
-        replace(found, nodes=-(-ranks // found.gpus_per_node)),
-        f"--cluster: {fspath(scenario)}",
-    )
+    cluster = replace(found, nodes=-(-ranks // found.gpus_per_node))
+    return on_cluster(loaded, cluster, f"--cluster: {fspath(scenario)}", source.document)
 
 
-def on_cluster(loaded: LoadedScenario, cluster: "Cluster", what: str) -> LoadedScenario:
+def on_cluster(
+    loaded: LoadedScenario,
+    cluster: "Cluster",
+    what: str,
+    circumstances: "Document | None" = None,
+) -> LoadedScenario:
     """Return a schedule with another cluster, which `what` names in messages.
+
+    Faults, neighbours and `network.algorithm` are those of `circumstances`. Without it, faults and
+    neighbours remain, and the algorithm, which belongs to a network, does not.
 
     Raises:
         MistakeError: the cluster has fewer ranks than the schedule.
@@ -112,5 +121,12 @@ def on_cluster(loaded: LoadedScenario, cluster: "Cluster", what: str) -> LoadedS
     ranks = loaded.schedule.mesh.size
     if ranks > cluster.ranks:
         raise MistakeError(f"{what} has {cluster.ranks} ranks, the schedule is for {ranks}")
-    document = replace(loaded.document, cluster=cluster)
+    there = circumstances or replace(loaded.document, decision=None)
+    document = replace(
+        loaded.document,
+        cluster=cluster,
+        faults=there.faults,
+        neighbours=there.neighbours,
+        decision=there.decision,
+    )
     return replace(loaded, schedule_json=encode(document))

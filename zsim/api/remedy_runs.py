@@ -109,10 +109,19 @@ def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
 def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
     """Return a line for each, cheapest first."""
     if not found:
-        tried = "smaller batches, higher stages, checkpoints, tensor axes, pipelines, offload"
-        return [("it would fit", f"with nothing that was tried ({tried}): it takes more GPUs")]
+        tried = (
+            "smaller batches, higher stages, checkpoints, tensor and context axes, pipelines, "
+            "offload, shorter sequences"
+        )
+        return [("it would fit", f"with no change that was tried ({tried}); try more GPUs")]
     names = ("it would fit with", *("or with" for _ in found[1:]))
     return [
-        (name, f"{' '.join(each.settings)}: {format_seconds(each.step_time_s)} a step")
+        (name, f"{' '.join(each.settings)}: {format_seconds(each.step_time_s)} a step{_less(each)}")
         for name, each in zip(names, found, strict=True)
     ]
+
+
+def _less(remedy: Remedy) -> str:
+    """Return in words that a step has fewer tokens, where sequences are shorter."""
+    is_shorter = any(each.startswith("model.sequence_length=") for each in remedy.settings)
+    return ", which has fewer tokens" if is_shorter else ""

@@ -11,6 +11,7 @@ from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.api.step_time_band import WIDE
 from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
+from zsim.cluster.foreign_profile import foreign_profiles
 from zsim.memory import communicators
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Place
@@ -106,6 +107,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             *_on_host(found),
             *_host(found),
             ("throughput", _rates(found)),
+            *_causal(found),
         ]
         if outcome.training is not None:
             lines.append(("the training", outcome.training.text()))
@@ -139,6 +141,11 @@ def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
 def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return how far to trust it, and settings that take times from measurements."""
     lines = [("trust", outcome.trace.trust)]
+    cluster = outcome.job.cluster
+    foreign = foreign_profiles(cluster) if predicts(outcome.trace.backend) else {}
+    for key, name in foreign.items():
+        why = f"{key} = {name} is of another GPU than {cluster.gpu.name}"
+        lines.append(("warning", f"{why}; --set {key}=none takes published rates"))
     if outcome.fitted:
         settings = " ".join(f"--set {each}" for each in outcome.fitted)
         lines.append(("more accurate", f"{settings}, from measurements"))
@@ -251,6 +258,29 @@ def _rates(found: Summary) -> str:
     if found.tokens_per_s:  # a recorded script says nothing of tokens
         texts = [*texts, f"{found.tokens_per_s:,.0f} tokens/s"]
     return ", ".join(texts)
+
+
+MASKED = 0.1
+"""Share of the FLOPs that are counted from which a line says that masks leave them out."""
+
+
+def _causal(found: Summary) -> list[tuple[str, str]]:
+    """Return which FLOPs are counted, and the rates without masked ones.
+
+    Published figures count all of attention, but kernels skip the half that causal masks hide. So
+    where sequences are long, or kernels reach their peak, utilization may exceed 100 %.
+    """
+    if not found.model_tflops_per_gpu:
+        return []
+    without = found.causal
+    is_masked = without.model_tflops_per_gpu < (1 - MASKED) * found.model_tflops_per_gpu
+    if not is_masked and max(found.mfu, found.hfu) <= 1:
+        return []
+    used = [f"MFU {without.mfu:.1%}"] if without.mfu else []
+    used += [f"HFU {without.hfu:.1%}"] if without.hfu > without.mfu * 1.0005 else []
+    text = f"{format_rate(without.model_tflops_per_gpu * 1e12)} per GPU"
+    text += f" ({', '.join(used)})" if used else ""
+    return [("causal throughput", f"{text}; the line above counts masked attention too")]
 
 
 BLOCKS = 0.01

@@ -26,7 +26,7 @@ from zsim.files.source import (
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
 from zsim.scenario.tables import Scenario, ScenarioError
-from zsim.scenario.title import filled, title_of
+from zsim.scenario.title import filled, template_of, title_of
 from zsim.scenario.toml import NONE, setting_value, with_settings
 from zsim.strategy.config_table import Table
 from zsim.units import format_count
@@ -108,17 +108,18 @@ class LoadedScenario:
         except MistakeError:
             found = None
         changes = self.changes
-        title = filled(self.scenario, found)
+        template = template_of(self.scenario.title, changes.all_settings)
+        title = filled(self.scenario.model_copy(update={"title": template}), found)
         return title_of(title, self.tables, changes.all_settings, changes.ranks)
 
     @property
     def document(self) -> "Document":
-        """The schedule, with model and cluster as far as they are known; it can be encoded."""
+        """The schedule and everything that its run needs, as far as it is known."""
         return self.source.document
 
     @property
     def job(self) -> "Job":
-        """The job of a backend: schedule, model, cluster and number of steps."""
+        """The job of a backend; faults, neighbours and `network.algorithm` are not in it."""
         return self.source.job()
 
     @property
@@ -206,7 +207,7 @@ class LoadedScenario:
         return PlanResult(title=self.title, plan=plan(self.schedule, self.document.model))
 
     def write_schedule(self, path: str | PathLike[str]) -> None:
-        """Write the schedule to `path` as JSON, with its model and cluster; `load` reads it.
+        """Write the schedule to `path` as JSON; `load` reads it, and its run equals this one's.
 
         Raises:
             MistakeError: there is no such folder.

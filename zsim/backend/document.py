@@ -5,7 +5,9 @@
 Keys are the fields of the values in `zsim.schedule.schedule`, `zsim.schedule.operation`,
 `zsim.model.model` and `zsim.cluster.cluster`. An operation says which it is in `type`; so does
 every value whose field allows several kinds. An empty field that is empty by default is left out. A
-schedule without a model and a cluster can be read and checked, but not run.
+schedule without a model and a cluster can be read and checked, but not run. `faults` and
+`neighbours` (`zsim.cluster.fault`) and `decision` (`zsim.network.link_load`) are circumstances of
+the run.
 
 A trace may stand in a file of PyTorch's profiler (`zsim.trace.kineto`), beside the keys of such a
 file.
@@ -18,8 +20,10 @@ from typing import cast
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
+from zsim.cluster.fault import Fault, Neighbour
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
+from zsim.network.link_load import Decision
 from zsim.schedule.json import FieldError, decode_value, encode_value
 from zsim.schedule.schedule import Schedule
 from zsim.trace.kineto import KEYS
@@ -35,13 +39,22 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A schedule with what it takes to run it, as far as it is given."""
+    """A schedule with its model, cluster and circumstances, as far as they are known.
+
+    Attributes:
+        faults: hardware of the cluster that is slow or dead.
+        neighbours: other jobs on the cluster.
+        decision: algorithm of collectives that is asked for; None if none is.
+    """
 
     schedule: Schedule
     model: Model | None = None
     cluster: Cluster | None = None
     steps: int = 1
     setup: HostSetup = HostSetup.SHARDED
+    faults: tuple[Fault, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    decision: Decision | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -49,7 +62,7 @@ class Document:
 
     @classmethod
     def of(cls, job: Job) -> "Document":
-        """Return the document of a job."""
+        """Return the document of a job, without faults, neighbours or a decision."""
         return cls(
             schedule=job.schedule,
             model=job.model,
@@ -59,7 +72,7 @@ class Document:
         )
 
     def job(self) -> Job:
-        """Return the job that it describes.
+        """Return the job that it describes; a job has no faults, neighbours or decision.
 
         Raises:
             DocumentError: it has no model, or no cluster.

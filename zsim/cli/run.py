@@ -125,7 +125,7 @@ ScheduleCluster = Annotated[
     str | None,
     typer.Option(
         metavar="SCENARIO",
-        help="Scenario on whose cluster a schedule in JSON is simulated.",
+        help="Scenario on whose cluster a schedule in JSON is simulated, with its faults.",
     ),
 ]
 Check = Annotated[

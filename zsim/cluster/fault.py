@@ -5,6 +5,7 @@ Times count from the start of the first step. A factor says how many times slowe
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 
 
 class FaultError(ValueError):
@@ -33,35 +34,41 @@ ALWAYS = Window()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowGpu:
-    """Kernels of one rank take `factor` times as long."""
+class _Slower:
+    """Hardware that is slower by a factor."""
 
-    rank: int
     factor: Fraction
     window: Window = ALWAYS
 
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise FaultError(f"factor: {self.factor} must be at least 1, times slower")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowNic:
+class SlowGpu(_Slower):
+    """Kernels of one rank take `factor` times as long."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNic(_Slower):
     """One NIC has its bandwidth divided by `factor`, in both directions."""
 
     node: int
     nic: int
-    factor: Fraction
-    window: Window = ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowSwitchLink:
+class SlowSwitchLink(_Slower):
     """The link of one rank to the switch of its domain has its bandwidth divided by `factor`."""
 
     rank: int
-    factor: Fraction
-    window: Window = ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowUplinks:
+class SlowUplinks(_Slower):
     """What group number `group` of a tier sends up and gets down is divided by `factor`.
 
     `tier` counts from the nodes. Where the group has a switch for each rail, the one of `rail` is
@@ -70,19 +77,15 @@ class SlowUplinks:
 
     tier: int
     group: int
-    factor: Fraction
     rail: int | None = None
-    window: Window = ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowEdge:
+class SlowEdge(_Slower):
     """One link of an explicit fabric has its bandwidth divided by `factor`, in both directions."""
 
     source: str
     target: str
-    factor: Fraction
-    window: Window = ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,10 @@ class Jitter:
 
     deviation: float
     window: Window = ALWAYS
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deviation < inf:
+            raise FaultError(f"deviation: {self.deviation} must be more than 0 and finite")
 
 
 Slow = SlowNic | SlowSwitchLink | SlowUplinks | SlowEdge

@@ -15,6 +15,7 @@ from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
 from zsim.cluster.files.nccl_xml import node_from_nccl
+from zsim.cluster.foreign_profile import foreign_profiles
 from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
@@ -187,20 +188,23 @@ def kernel_profile(name: str) -> KernelProfile:
 
 
 def fitted_for(cluster: Cluster) -> tuple[str, ...]:
-    """Return settings that replace data sheets of `cluster` by fitted constants that ship, if any.
+    """Return settings that give `cluster` fitted constants of its GPU that ship, if any.
+
+    They replace data sheets, and constants of other GPUs.
 
     A profile is for a GPU whose name has all parts of its own: h100_hbm2e for H100-SXM5-96GB-HBM2e.
     """
     if cluster.gpu.measured is not None:
         return ()
     parts = cluster.gpu.name.lower().split("-")
+    foreign = foreign_profiles(cluster)
     found: list[str] = []
     for field, given, names in (
         ("compute", cluster.gpu.kernels, fitted_kernels()),
         ("network", cluster.network, network_profiles()),
     ):
         fitting = [name for name in names if all(part in parts for part in name.split("_"))]
-        if given is None and fitting:
+        if fitting and (given is None or f"{field}.profile" in foreign):
             found.append(f"{field}.profile={max(fitting, key=len)}")
     return tuple(found)
 

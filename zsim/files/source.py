@@ -62,18 +62,18 @@ class Source:
 
     @property
     def faults(self) -> "tuple[Fault, ...]":
-        """Return what is slow or dead in the cluster."""
-        return () if self.scenario is None else self.scenario.faults
+        """Hardware of the cluster that is slow or dead."""
+        return self.document.faults
 
     @property
     def neighbours(self) -> "tuple[Neighbour, ...]":
         """Other jobs on the cluster."""
-        return () if self.scenario is None else self.scenario.neighbours
+        return self.document.neighbours
 
     @property
     def decision(self) -> "Decision | None":
-        """Return what is asked for of collectives; None if nothing is."""
-        return None if self.scenario is None else self.scenario.decision
+        """Algorithm of collectives that is asked for; None if none is."""
+        return self.document.decision
 
     def job(self) -> "Job":
         """Return the run that it describes.
@@ -267,7 +267,9 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
 
 
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
-    """Return `scenario` with what the files say that it names, and what of them is ignored.
+    """Return `scenario` with the content of the files that it names, and a line about them.
+
+    The line says what of them is ignored, and which sequence length is taken of a model's file.
 
     Raises:
         MistakeError: a file cannot be read.
@@ -279,9 +281,15 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
 
     if scenario.model.name is not None:
         scenario = named(scenario, model_catalogue())
-    if (path := scenario.model.hf_config) is not None:
-        scenario = configured(scenario, _config_text(name, "model.hf_config", path))
     ignored: list[str] = []
+    if (path := scenario.model.hf_config) is not None:
+        is_given = scenario.model.sequence_length is not None
+        scenario = configured(scenario, _config_text(name, "model.hf_config", path))
+        if not is_given:
+            ignored.append(
+                f"{path}: model.sequence_length: not given, {scenario.model.sequence_length:,} is "
+                "taken, the longest of the model"
+            )
     for key in TRAINER_FILES:
         path = getattr(scenario.zero, key)
         if path is None:
@@ -338,7 +346,7 @@ def settled(
 
 
 def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
-    """Return the schedule of `resolved`, called `name`, with its model and cluster.
+    """Return the schedule of `resolved`, called `name`, with everything else that its run needs.
 
     Raises:
         MistakeError: there is no such model, or no schedule for it.
@@ -348,7 +356,12 @@ def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
     from zsim.scenario.tables import ScenarioError
 
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
-        return Document.of(resolved.make_job())
+        return replace(
+            Document.of(resolved.make_job()),
+            faults=resolved.faults,
+            neighbours=resolved.neighbours,
+            decision=resolved.decision,
+        )
 
 
 def tell_ignored(ignored: str) -> None:

@@ -37,6 +37,10 @@ class Decision:
     def __post_init__(self) -> None:
         if self.algorithm is not None and self.algorithm not in algorithms():
             raise ValueError(f"algorithm: {one_of(self.algorithm, algorithms())}")
+        if self.chunks < 1:
+            raise ValueError(f"chunks: {self.chunks} must be at least 1")
+        if self.tensor_wait_ps < 0:
+            raise ValueError(f"tensor_wait_ps: {self.tensor_wait_ps} must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

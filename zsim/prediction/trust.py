@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
+from zsim.cluster.foreign_profile import foreign_words
 from zsim.prediction.evidence import JudgedRun, judged_runs
 from zsim.prediction.likeness import (
     FEWEST,
@@ -37,6 +38,7 @@ SIDES = {
     JudgedQuantity.STEP_TIME: ("too short", "too long"),
     JudgedQuantity.PEAK_MEMORY: ("too low", "too high"),
 }
+STEP_TIME = JudgedQuantity.STEP_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +68,16 @@ def trust(job: Job, aside: Sequence[str] = ()) -> Trust:
         return Trust(text=_measured(cluster))
     if cluster.gpu.kernels is None:
         sentence = PUBLISHED if cluster.network is None else NETWORK
-        return Trust(text=sentence.format(gpu=cluster.gpu.name, cluster=cluster.name))
+        text = sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
+        foreign = foreign_words(cluster)
+        return Trust(text=f"{text}; {foreign}" if foreign else text)
     wires = "link speeds are as published"
     if cluster.network is not None:
-        wires = "collectives take fitted constants too"
-    found = _by_likeness(job, JudgedQuantity.STEP_TIME, aside)
+        system = cluster.network.name.partition("/")[2]
+        of = f" of one system, {system}," if system else ""
+        wires = f"collectives take fitted constants{of} too"
+    foreign = foreign_words(cluster)
+    found = _foreign(job, foreign, aside) if foreign else _by_likeness(job, STEP_TIME, aside)
     return replace(found, text=f"{found.text}; {wires}")
 
 
@@ -86,6 +93,21 @@ def _measured(cluster: Cluster) -> str:
     hurried = f"; seconds were short: {'; '.join(times.hurried)}" if times.hurried else ""
     source = dict(cluster.cites).get("measured", "measured on ranks like these")
     return f"{MEASURED} ({source}){without}{hurried}"
+
+
+def _foreign(job: Job, foreign: str, aside: Sequence[str]) -> Trust:
+    """Return that nobody knows the error of constants of another GPU, which `foreign` names first.
+
+    Runs on their own GPU are no evidence, however like them the run is otherwise.
+    """
+    asked = features_of(job)
+    words = [foreign, *aside]
+    if isinstance(asked, str):
+        return Trust(text=f"{NONE}: {', '.join([*words, asked])}")
+    runs = judged_runs()
+    if not alike(asked, runs).runs:
+        words += unlike(asked, runs)[1]
+    return Trust(text=f"{NONE}: {', '.join(words)}")
 
 
 def _by_likeness(job: Job, quantity: JudgedQuantity, aside: Sequence[str]) -> Trust:

@@ -6,7 +6,7 @@ from typing import cast
 
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import Scenario
-from zsim.scenario.toml import apply
+from zsim.scenario.toml import apply, names_model, setting_value
 from zsim.units import format_count
 
 FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
@@ -19,11 +19,14 @@ def title_of(
 ) -> str:
     """Return the title of a run of the scenario in the tables `written` with `settings` on top.
 
-    A key that `settings` leave as it was is not named, nor is the title itself.
+    A key that `settings` leave as it was is not named, nor are the title itself and a model, which
+    `title` has.
     """
     changed: dict[str, str] = {}
     for setting in settings:
         path, _, value = setting.partition("=")
+        if names_model(setting):
+            continue  # the title is of that model
         key = ".".join(name.strip() for name in path.split("."))
         given: dict[str, object] = {}
         apply(given, setting)
@@ -33,6 +36,19 @@ def title_of(
     if ranks is not None:
         changed["ranks"] = f"ranks = {ranks}"
     return f"{title}, with {', '.join(changed.values())}" if changed else title
+
+
+def template_of(title: str, settings: Sequence[str]) -> str:
+    """Return `title`, or that of another model if one of `settings` names it.
+
+    A title in a file may name the model of that file.
+    """
+    named = [setting.partition("=")[2] for setting in settings if names_model(setting)]
+    said = any(setting.partition("=")[0].strip() == "title" for setting in settings)
+    if not named or said:
+        return title
+    model = setting_value(f"model={named[-1]}", named[-1].strip())
+    return f"{model}: ZeRO stage {{zero.stage}} on {{ranks}} {{gpu}}"
 
 
 def filled(scenario: Scenario, resolved: ResolvedScenario | None) -> str:

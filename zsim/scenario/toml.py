@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from enum import Enum
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, Final, cast, get_args, get_type_hints
 
 from zsim.scenario.model_catalogue import without_shape
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables, need_field
@@ -42,6 +42,10 @@ def tables_of(text: str) -> dict[str, Any]:
     return data
 
 
+MODEL_KEYS: Final = ("model.name", "model.hf_config")
+"""Keys that give a whole shape."""
+
+
 def with_settings(tables: Mapping[str, object], settings: Iterable[str]) -> dict[str, Any]:
     """Return a copy of `tables` with `settings` (`zero.stage=3`) in place of what they say.
 
@@ -52,16 +56,17 @@ def with_settings(tables: Mapping[str, object], settings: Iterable[str]) -> dict
     """
     settings = list(settings)
     changed = deepcopy(dict(tables))
-    if any(map(_names_model, settings)) and isinstance(model := changed.get("model"), dict):
+    if any(map(names_model, settings)) and isinstance(model := changed.get("model"), dict):
         changed["model"] = without_shape(cast("dict[str, object]", model))
     for setting in settings:
         apply(changed, setting)
     return changed
 
 
-def _names_model(setting: str) -> bool:
+def names_model(setting: str) -> bool:
+    """Return True if `setting` names a whole model: one that ships, or a config.json."""
     key, _, value = setting.partition("=")
-    return key.replace(" ", "") == "model.name" and value.strip() != NONE
+    return key.replace(" ", "") in MODEL_KEYS and value.strip() != NONE
 
 
 def apply(data: dict[str, Any], setting: str) -> None:

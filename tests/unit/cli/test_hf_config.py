@@ -85,3 +85,67 @@ def test_a_configuration_of_another_architecture_is_one_line(
     assert capsys.readouterr().err == (
         f"zsim: {scenario}: model.hf_config: 'config.json' is not text\n"
     )
+
+
+LONG = json.dumps(CONFIG | {"max_position_embeddings": 8192})
+
+
+def without_length(scenario: Path) -> Path:
+    scenario.write_text(SCENARIO.replace("sequence_length = 64\n", "").format(path="config.json"))
+    (scenario.parent / "config.json").write_text(LONG, "utf-8")
+    return scenario
+
+
+def test_a_length_that_nobody_gave_is_said(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = without_length(scenario)
+    assert answer(["plan", str(path)]) == 0
+    assert capsys.readouterr().err == (
+        "zsim: config.json: model.sequence_length: not given, 8,192 is taken, the longest of the "
+        "model\n"
+    )
+    assert answer(["plan", str(path), "--set", "model.sequence_length=64"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("key", ["model.hf_config", "model.name"])
+def test_another_model_replaces_the_shape_and_the_title(
+    key: str, scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(scenario.parent / "config.json") if key == "model.hf_config" else "pythia-70m"
+    (scenario.parent / "config.json").write_text(LONG, "utf-8")
+    words = ["plan", "tiny", "--set", f"{key}={path}", "--set", "model.sequence_length=16"]
+    assert answer([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"] == (f"{path}: ZeRO stage 3 on 4 A100, with model.sequence_length = 16")
+    assert answer(["plan", str(scenario), "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    if key == "model.hf_config":
+        assert found["parameters"] == alone["parameters"]
+    assert answer([*words, "--json", "--set", "title=Mine"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"].startswith("Mine, with ")
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "helps"), [(40, "parallel.context=2"), (20, "model.sequence_length=1024")]
+)
+def test_a_run_that_is_too_long_fits_with_context_ranks_or_shorter_sequences(
+    megabytes: int, helps: str, scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(without_length(scenario)), "--set", "train.steps=1"]
+    words += ["--set", f'cluster.gpu_memory="{megabytes} MB"', "--json"]
+    assert answer(words) == 1
+    remedies = json.loads(capsys.readouterr().out)["remedies"]
+    (settings,) = [each["settings"] for each in remedies if helps in each["settings"]]
+    assert answer([*words, *(word for setting in settings for word in ("--set", setting))]) == 0
+
+
+def test_a_remedy_with_shorter_sequences_says_so(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(without_length(scenario)), "--set", "train.steps=1"]
+    assert answer([*words, "--set", 'cluster.gpu_memory="20 MB"']) == 1
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "it would fit" in each]
+    assert "model.sequence_length=1024: " in line
+    assert line.endswith(" a step, which has fewer tokens")

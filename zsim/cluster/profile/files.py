@@ -99,10 +99,16 @@ def parse(
     fabrics = table.get("fabrics", [])
     if not isinstance(fabrics, list) or not set(fabrics) <= set(_table(name, table, "systems")):
         raise ProfileError(f"{name}: fabrics must be a list of systems")
-    shared = _profile(name, "constants", _numbers(name, table, "constants"), check)
+    numbers = _numbers(name, table, "constants")
+    shared = _profile(name, "constants", NetworkProfile(numbers, gpu), check)
     systems = _table(name, table, "systems")
     known = {
-        str(each): _profile(name, each, {**shared.numbers, **_numbers(name, systems, each)}, check)
+        str(each): _profile(
+            name,
+            each,
+            NetworkProfile({**numbers, **_numbers(name, systems, each)}, f"{gpu}/{each}"),
+            check,
+        )
         for each in systems
     }
     return Profiles(
@@ -124,9 +130,8 @@ def _table(name: str, table: Mapping[str, object], key: str) -> Mapping[str, obj
 
 
 def _profile(
-    name: str, label: str, numbers: dict[str, float], check: Callable[[NetworkProfile], None]
+    name: str, label: str, found: NetworkProfile, check: Callable[[NetworkProfile], None]
 ) -> NetworkProfile:
-    found = NetworkProfile(numbers)
     try:
         check(found)
     except ProfileError as error:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import cast
 
+NAME = "name"
+"""Key of the name beside the constants, in files of jobs."""
+
 
 class ProfileError(ValueError):
     """Constants that cannot be; the message starts with the name of the constant."""
@@ -16,9 +19,14 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NetworkProfile:
-    """Constants by name. Times in seconds, shares of nominal bandwidth."""
+    """Constants by name. Times in seconds, shares of nominal bandwidth.
+
+    `name` is the kind of GPU that they were fitted to, with the system if it is of one alone:
+    "h100", "h100/aws_p5". It is empty of constants that were made by hand.
+    """
 
     numbers: Mapping[str, float] = field(hash=False)
+    name: str = ""
 
     def __post_init__(self) -> None:
         given: Mapping[str, object] = self.numbers
@@ -34,17 +42,21 @@ class NetworkProfile:
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
 
-    def as_json(self) -> dict[str, float]:
+    def as_json(self) -> dict[str, float | str]:
         """Return the form of the constants in files of jobs."""
-        return dict(self.numbers)
+        return {**self.numbers, **({NAME: self.name} if self.name else {})}
 
     @classmethod
     def from_json(cls, value: object) -> "NetworkProfile":
         """Return the constants that `as_json` made `value` from."""
         if not isinstance(value, dict):
             raise ProfileError(f"{value!r} must be an object of numbers")
-        return cls(cast("dict[str, float]", value))
+        numbers = dict(cast("dict[str, float]", value))
+        name: object = numbers.pop(NAME, "")
+        if not isinstance(name, str):
+            raise ProfileError(f"{NAME}: {name!r} must be a string")
+        return cls(numbers, name)
 
     def changed(self, **numbers: float) -> "NetworkProfile":
         """Return the same constants but those given, in the same order."""
-        return NetworkProfile({**self.numbers, **numbers})
+        return NetworkProfile({**self.numbers, **numbers}, self.name)
