@@ -14,10 +14,12 @@ from functools import cache
 from zsim.dtype import DType
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
+from zsim.proof.format_ways import passages
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     Action,
     AllGather,
+    Broadcast,
     Compute,
     Copy,
     Operation,
@@ -25,7 +27,7 @@ from zsim.schedule.operation import (
     Reduction,
     Role,
 )
-from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 from zsim.specification.strategy_formats import formats
 from zsim.strategy.runtime_options import Formats
 
@@ -55,12 +57,21 @@ def examine(context: Context) -> list[Finding]:
     strategy = context.schedule.contract.strategy
     if strategy is None:
         return []
-    wanted = formats(strategy)
-    return [
-        finding
-        for program in context.schedule.programs
-        for finding in _Narrow(context.schedule, program, wanted).examine()
-    ]
+    wanted, found = formats(strategy), list[Finding]()
+    narrow = {
+        each.role: _Narrow(context.schedule, each, wanted) for each in context.schedule.programs
+    }
+    for each in narrow.values():
+        found += each.examine()
+    known = {(each.role, each.operation) for each in found}
+
+    def is_narrower(program: Program, name: str, dtype: DType, *, gathered: bool) -> bool:
+        return narrow[program.role].is_narrower(name, dtype, gathered=gathered)
+
+    for role, operation, why in passages(context.schedule, wanted, is_narrower):
+        if (role, operation) not in known:
+            found.append(Finding(invariant=INVARIANT, role=role, operation=operation, why=why))
+    return found
 
 
 @cache
@@ -108,9 +119,17 @@ class _Narrow:
 
     def _computes(self, name: str) -> bool:
         """Return whether a buffer is as wide as what is computed with the parameters in it."""
+        return not self.is_narrower(name, self.wanted.compute, gathered=True)
+
+    def is_narrower(self, name: str, wanted: DType, *, gathered: bool) -> bool:
+        """Return whether a buffer is narrower than a format; some may be `gathered` in 8 bits."""
         buffer = self.program.by_name[name]
-        if not _is_narrower(buffer.dtype, self.wanted.compute):
-            return True
+        if not _is_narrower(buffer.dtype, wanted):
+            return False
+        return not (gathered and self._may_be_float8(buffer))
+
+    def _may_be_float8(self, buffer: Buffer) -> bool:
+        """Return whether a buffer has nothing but parameters that may be gathered in 8 bits."""
         if buffer.dtype is not DType.FP8 or buffer.layout is None:
             return False
         layout = self.schedule.layout_by_name[buffer.layout]
@@ -133,15 +152,16 @@ class _Narrow:
                         if _is_narrower(dtype, self.wanted.compute):
                             return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
                 return self._parameters(operation)
-            case AllGather(wire=dtype, target=target) if not self._computes(target.buffer):
-                if self.program.by_name[target.buffer].kind in STATES:
-                    return f"gathers in {dtype}, and not in {self.wanted.compute}"
+            case AllGather() | Broadcast():
+                return self._spread(operation)
             case Compute(action=Action.NORM):
                 self.norms |= {
                     each.view.buffer for each in operation.operands if each.role is Role.OUTPUT
                 }
             case Compute(action=Action.UPDATE):
                 return self._update(operation)
+            case Compute(action=Action.UNSCALE | Action.CLIP):
+                return self._scaled(operation)
             case ReducingOperation():
                 return self._reduction(operation)
             case Copy():
@@ -174,8 +194,41 @@ class _Narrow:
                 return f"updates with {each.role} in {dtype}, and not in {self.wanted.optimizer}"
         return ""
 
+    def _scaled(self, compute: Compute) -> str:
+        """Return what is wrong with gradients that are unscaled or clipped, or with their norm."""
+        verb, wanted = f"{compute.action}s", self.wanted.optimizer
+        for each in compute.operands:
+            dtype = self._dtype(each.view.buffer)
+            if _is_narrower(dtype, wanted):
+                what = "gradients" if each.role is Role.GRADIENT else "by a norm"
+                return f"{verb} {what} in {dtype}, and not in {wanted}"
+        return ""
+
+    def _spread(self, operation: AllGather | Broadcast) -> str:
+        """Follow what ranks hand on as it is, and return what is wrong with its format."""
+        source, target = operation.source.buffer, operation.target.buffer
+        self._follow_norm(source, target)
+        if source in self.gradients:
+            self.gradients.add(target)
+            self.micro_batches[target] = self._batches(source)
+            self.reduced.pop(target, None)
+            if source in self.reduced:
+                self.reduced[target] = self.reduced[source]
+            return ""
+        self.gradients.discard(target)
+        if self._computes(target) or self.program.by_name[target].kind not in STATES:
+            return ""
+        return f"gathers in {operation.wire}, and not in {self.wanted.compute}"
+
+    def _follow_norm(self, source: str, target: str) -> None:
+        if source in self.norms:
+            self.norms.add(target)
+        else:
+            self.norms.discard(target)
+
     def _reduction(self, operation: ReducingOperation) -> str:
         source, target = operation.source.buffer, operation.target.buffer
+        self._follow_norm(source, target)
         if source in self.norms:
             for dtype in (operation.wire, operation.accumulate, self._dtype(target)):
                 if _is_narrower(dtype, self.wanted.optimizer):
@@ -202,6 +255,8 @@ class _Narrow:
 
     def _copy(self, copy: Copy) -> str:
         source, target = copy.source.buffer, copy.target.buffer
+        if self.norms:
+            self._follow_norm(source, target)
         if source not in self.gradients:
             self.gradients.discard(target)
             if self.program.by_name[target].kind in STATES and not self._computes(target):

@@ -7,6 +7,8 @@ is a matter of which states are restored, and along which axes generators are se
 all that ranks see other data or run other units on, and along the tensor axis where segments say.
 
 Assumed: seeds and states of different draws give independent numbers; the model says what draws.
+Without a model a segment that draws once is one that draws, in every micro-batch and when it is run
+again.
 
 Cost: a look at each computation; one more for each pair of roles that share states.
 """
@@ -38,7 +40,12 @@ def examine(context: Context) -> list[Finding]:
         }
     if not context.schedule.generators and not any(each.draws for each in segments.values()):
         return []
-    found = [finding for each in context.programs for finding in _program(context, each, segments)]
+    drawing = _drawing(context) if context.model is None else frozenset()
+    found = [
+        finding
+        for each in context.programs
+        for finding in _program(context, each, segments, drawing)
+    ]
     return [*found, *_roles(context)]
 
 
@@ -46,8 +53,24 @@ def _finding(role: str, operation: str, why: str) -> Finding:
     return Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
 
 
-def _program(context: Context, each: NumberedProgram, segments: Segments) -> Iterator[Finding]:
-    """Find what one role draws otherwise than its segments say."""
+def _drawing(context: Context) -> frozenset[tuple[str, int]]:
+    """Return the segments that draw in some micro-batch of some role: then they do in each."""
+    return frozenset(
+        (compute.unit, compute.segment)
+        for each in context.programs
+        for part in (each.program.setup, each.program.step)
+        for compute in _unit_computes(part)
+        if compute.draw is not None
+    )
+
+
+def _program(
+    context: Context,
+    each: NumberedProgram,
+    segments: Segments,
+    drawing: frozenset[tuple[str, int]],
+) -> Iterator[Finding]:
+    """Find what one role draws otherwise than its segments say, or those that are `drawing`."""
     generators = {generator.name: generator for generator in context.schedule.generators}
     strategy = context.schedule.contract.strategy
     micro_batches = None if strategy is None else strategy.train.gradient_accumulation_steps
@@ -59,7 +82,7 @@ def _program(context: Context, each: NumberedProgram, segments: Segments) -> Ite
             draws = None if segment is None else segment.draws
             why = ""
             if compute.draw is None:
-                if draws is not None:
+                if draws is not None or (compute.unit, compute.segment) in drawing:
                     why = "draws nothing, and its segment has random numbers"
             elif segments and draws is None:
                 why = "draws random numbers, and its segment has none"

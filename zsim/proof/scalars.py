@@ -44,7 +44,7 @@ SCALERS = (Action.UNSCALE, Action.CLIP)
 SILENT = frozenset({Allocate, Free, HostWait, Copy, Read, Write})
 """Operations that have nothing to do with scalars: most of a step."""
 
-STEPS, SCALE, SINCE = 1_000_003.0, 2.0**13, 17.0
+STEPS, SCALE, SINCE = 1_000_003.0, 12_289.0, 17.0
 """A state like no other: not at a clamp, and no number equal to another."""
 
 
@@ -122,6 +122,14 @@ def examine(context: Context) -> list[Finding]:
                 set_scalar(operation, initial)
         counted = _Counted(each.program, initial, law, given=given, strategy=strategy)
         found += counted.examine()
+    trains = any(not each.frozen for each in schedule.contract.parameters)
+    if (
+        law is not None
+        and trains
+        and not any(Uses.of(each.program).scale for each in context.programs)
+    ):
+        why = "reads no loss scale, and the strategy trains in fp16"
+        found.append(Finding(invariant=INVARIANT, role="", operation="step", why=why))
     return found
 
 

@@ -88,14 +88,14 @@ class _Scales:
         return Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
 
     def _tokens(self) -> Iterator[Finding]:
-        """Go through casts of what is no parameter."""
+        """Go through casts of tokens, and of all else whose weights no layout names."""
         buffers, numbered = self.each.program.by_name, self.each.step
         for number, copy in enumerate(numbered.operations):
             if type(copy) is not Copy or buffers[copy.target.buffer].dtype is not DType.FP8:
                 continue
-            source = buffers[copy.source.buffer]
-            is_kept = source.kind is Kind.PARAMETER or source.dtype is DType.FP8
-            if not is_kept and (why := self._token_cast(numbered, number, copy)):
+            if buffers[copy.source.buffer].dtype is DType.FP8 or self._weights(copy):
+                continue
+            if why := self._token_cast(numbered, number, copy):
                 yield self._finding(copy.id, why)
 
     def _token_cast(self, numbered: Numbered, number: int, copy: Copy) -> str:
@@ -127,23 +127,28 @@ class _Scales:
 
     def _casts(self) -> Iterator[tuple[Copy, list[Weight]]]:
         """Yield the casts of what is kept, with the weights in each."""
-        buffers, layouts = self.each.program.by_name, self.schedule.layout_by_name
+        buffers = self.each.program.by_name
         for operation in self.each.program.step_work:
             if type(operation) is not Copy:
                 continue
-            target = buffers[operation.target.buffer]
-            if target.dtype is not DType.FP8 or target.layout is None:
+            if buffers[operation.target.buffer].dtype is not DType.FP8:
                 continue
-            source = buffers[operation.source.buffer]
-            if source.kind is Kind.PARAMETER and source.layout is not None:
-                layout = layouts[source.layout]
-                wanted = {piece.parameter for piece in layouts[target.layout].pieces}
-                weights = [
-                    Weight(source.name, layout, piece)
-                    for piece in layout.pieces
-                    if piece.parameter in wanted
-                ]
+            if weights := self._weights(operation):
                 yield operation, weights
+
+    def _weights(self, copy: Copy) -> list[Weight]:
+        """Return the weights that a cast reads; none where layouts do not name them."""
+        buffers, layouts = self.each.program.by_name, self.schedule.layout_by_name
+        source, target = buffers[copy.source.buffer], buffers[copy.target.buffer]
+        if source.kind is not Kind.PARAMETER or source.layout is None or target.layout is None:
+            return []
+        layout = layouts[source.layout]
+        wanted = {piece.parameter for piece in layouts[target.layout].pieces}
+        return [
+            Weight(source.name, layout, piece)
+            for piece in layout.pieces
+            if piece.parameter in wanted
+        ]
 
     def _measured(self, weight: Weight, ready: dict[str, int]) -> tuple[str, str]:
         """Return where the scale of a weight is made wrong, and how; else note what makes it."""

@@ -14,7 +14,8 @@ from zsim.proof import (
     volume,
 )
 from zsim.proof.values import Shown
-from zsim.schedule.schedule import Schedule
+from zsim.schedule.operation import Action, Compute, Fill
+from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.optimizer_rule import SGD, Adam, Optimizer, Rate
 from zsim.units import format_bytes
 
@@ -86,7 +87,8 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
         *_, last = names
         rules = last if len(names) == 1 else f"{', '.join(names[:-1])} and {last}"
         groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
-        yield f"{rules}{groups}" + ("" if training.assumed else " as the contract says")
+        said = schedule.contract.rules.keys() >= training.rules.keys()
+        yield f"{rules}{groups}" + (" as the contract says" if said else "")
     yield f"error below 2^-{shown.error_bits}"
 
 
@@ -106,7 +108,43 @@ def _unpromised(schedule: Schedule) -> Iterator[str]:
     contract = schedule.contract
     if contract.parameters and contract.strategy is None:
         yield "number formats: the contract names no strategy"
-    if not contract.peak_bytes:
-        yield "memory: the contract promises no peak"
+        yield from _of_no_precision(schedule)
+    yield from _without_peak(schedule)
     if contract.wire_bytes is None:
         yield "volume: the contract promises none"
+    places = {pool.place for pool in schedule.pools}
+    if contract.host_bytes is None and Place.HOST in places:
+        yield "copies from and to the host: the contract promises none"
+    if contract.file_bytes is None and Place.NVME in places:
+        yield "reads and writes of files: the contract promises none"
+
+
+def _of_no_precision(schedule: Schedule) -> Iterator[str]:
+    """Yield what depends on the precision, which no strategy names, and on tests of gradients."""
+    computes = [
+        each
+        for program in schedule.programs
+        for each in program.patterns
+        if isinstance(each, Compute)
+    ]
+    if not any(each.action is Action.FINITE for each in computes):
+        yield "overflow: the contract names no strategy, and nothing tests gradients"
+    scales = any(each.scalars and each.action in scalars.SCALERS for each in computes)
+    if scales or any(
+        isinstance(each, Fill) and each.scalar
+        for program in schedule.programs
+        for each in program.patterns
+    ):
+        yield "loss scale: the contract names no strategy"
+
+
+def _without_peak(schedule: Schedule) -> Iterator[str]:
+    """Yield where no peak is promised: at all, or of a pool in which a role has buffers."""
+    promised = {(role, pool) for role, pool, _ in schedule.contract.peak_bytes}
+    if not promised:
+        yield "memory: the contract promises no peak"
+        return
+    for program in schedule.programs:
+        for pool in sorted({buffer.pool for buffer in program.buffers}):
+            if (program.role, pool) not in promised:
+                yield f"memory: the contract promises no peak of pool {pool} on {program.role}"

@@ -2,9 +2,9 @@
 
 Proved for every role: the ring-equivalent bytes of one step, summed over its operations by group
 and collective with scalars apart, equal the promise as integers, and so do the bytes that it copies
-from device to host and back. A contract that names its strategy promises, where the model is given,
-what the closed forms say of both: volume, host traffic and loss divisor. What the contract leaves
-out is not examined. Of a branch, `otherwise` counts.
+from device to host and back. A contract that names its strategy promises its loss divisor and,
+where the model is given, what the closed forms say of volume and host traffic. What the contract
+leaves out is not examined. Of a branch, `otherwise` counts.
 
 Cost: one look at each operation that communicates; at each copy, where there is host memory.
 """
@@ -63,16 +63,18 @@ def _contract(context: Context) -> Iterator[Finding]:
     """Find what the contract promises otherwise than model and strategy say."""
     contract, model = context.schedule.contract, context.model
     strategy = contract.strategy
-    if strategy is None or model is None or model.tensor != strategy.parallel.tensor:
+    if strategy is None:
         return
     divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
-    volumes = None if contract.wire_bytes is None else set(contract.wire_bytes)
-    for name, promised, said in (
-        ("loss_divisor", contract.loss_divisor, divisor),
-        ("wire_bytes", volumes, set(wire_bytes(model, strategy))),
-        ("host_bytes", contract.host_bytes, host_bytes(model, strategy)),
-        ("file_bytes", contract.file_bytes, file_bytes(model, strategy)),
-    ):
+    lines: list[tuple[str, object, object]] = [("loss_divisor", contract.loss_divisor, divisor)]
+    if model is not None and model.tensor == strategy.parallel.tensor:
+        volumes = None if contract.wire_bytes is None else set(contract.wire_bytes)
+        lines += [
+            ("wire_bytes", volumes, set(wire_bytes(model, strategy))),
+            ("host_bytes", contract.host_bytes, host_bytes(model, strategy)),
+            ("file_bytes", contract.file_bytes, file_bytes(model, strategy)),
+        ]
+    for name, promised, said in lines:
         if promised is not None and promised != said:
             yield Finding(
                 invariant=INVARIANT,

@@ -1,6 +1,6 @@
 """Hosts count updates and move the loss scale as training does, and gradients are freed of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Action, Branch, Compute, Copy, Fill, Operation, SetScalar
+from zsim.schedule.operation import Action, Branch, Compute, Copy, Fill, Operation, Role, SetScalar
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -93,14 +93,44 @@ def test_gradients_that_are_not_freed_of_the_loss_scale_once_are_found(
     assert left(spoil(made), MODEL).endswith("update")
 
 
-def test_a_seed_that_is_not_scaled_is_found_at_an_update(made: Schedule) -> None:
+def test_a_seed_that_is_not_scaled_is_found_where_backward_begins(made: Schedule) -> None:
     (program,) = made.programs
     (seed,) = (
         each.id
         for each in program.step
         if isinstance(each, Fill) and each.scalar is not None and "mb0" in each.id
     )
-    assert left(changed(made, seed, scalar=None), MODEL).endswith("update")
+    for value in (1.0, 65536.0):
+        (found,) = check(changed(made, seed, scalar=None, value=value), MODEL)
+        assert found.operation.startswith("step/backward/mb0/")
+        assert found.why == (
+            "begins with a gradient of the loss that is not multiplied by the loss scale"
+        )
+
+
+def test_training_in_fp16_that_never_scales_or_tests_is_found_without_a_model(
+    made: Schedule,
+) -> None:
+    def plain(each: Operation) -> Iterable[Operation]:
+        if isinstance(each, Fill) and each.scalar is not None:
+            return (replace(each, scalar=None),)
+        if isinstance(each, Compute) and each.action in (Action.UNSCALE, Action.CLIP):
+            return (replace(each, scalars=()),)
+        return each.otherwise if isinstance(each, Branch) else (each,)
+
+    found = {each.invariant: each.why for each in check(edited(made, plain))}
+    assert found["scalars"] == "reads no loss scale, and the strategy trains in fp16"
+    idle = edited(made, lambda each: each.otherwise if isinstance(each, Branch) else (each,))
+    constant = edited(idle, without_test)
+    assert left(constant, MODEL) == "step"
+
+
+def without_test(each: Operation) -> Iterable[Operation]:
+    """A flag that is always zero, where gradients were tested."""
+    if not isinstance(each, Compute) or each.action is not Action.FINITE:
+        return (each,)
+    (flag,) = (operand.view for operand in each.operands if operand.role is Role.OUTPUT)
+    return (Fill(id=each.id, stream=each.stream, after=each.after, target=flag, value=0.0),)
 
 
 def test_a_bucket_of_which_a_part_is_not_divided_is_found(made: Schedule) -> None:

@@ -24,7 +24,11 @@ Makes = list[Datum | None]
 
 
 class Kernels:
-    """Runs computations of all classes; `initial` has the parameters that setup begins with."""
+    """Runs computations of all classes; `initial` has the parameters that setup begins with.
+
+    Gradients that are not finite are followed where training `overflows`, whether the schedule
+    tests for them or not, and where it tests for them without need.
+    """
 
     def __init__(
         self,
@@ -34,12 +38,16 @@ class Kernels:
         random: Random,
         plain: PlainStep,
         initial: Mapping[str, Numbers],
+        overflows: bool,
     ) -> None:
         self.tensors = tensors
         self.moves = moves
+        last = plain.model.units[-1]
+        self.begins_backward = (last.name, len(last.segments) - 1) if overflows else None
         self.random = random
         self.plain = plain
         self.initial = initial
+        self.divisor = 1
         self.judges = True
         self.explains = False
         self.means: Mapping[str, Numbers] = {}
@@ -52,11 +60,12 @@ class Kernels:
         self.measures = Measures(
             tensors, moves, self.contents, trained=trained, micro_batches=plain.micro_batches
         )
-        self.follows_overflow = any(
+        self.tests_overflow = any(
             isinstance(operation, Compute) and operation.action is Action.FINITE
             for program in tensors.schedule.programs
             for operation in program.patterns
         )
+        self.follows_overflow = overflows or self.tests_overflow
 
     def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:
         """Forget the last run; compare with `plain` from now on, whose gradients are `means`."""
@@ -120,6 +129,15 @@ class Kernels:
                 return self._load(ranks, compute, operands, in_setup=in_setup)
             case _:
                 assert_never(compute.action)
+
+    def is_unscaled(self, slope: Datum) -> bool:
+        """Return whether the gradient of a loss is not scaled.
+
+        It may be scaled by a share of the loss scale: that of a micro-batch, or of a replica.
+        """
+        shares = {1, self.plain.micro_batches, self.divisor}
+        shares.add(max(1, self.divisor // self.plain.micro_batches))
+        return not self.moves.is_scaled(slope.values, shares)
 
     def _compare_gradient(self, ranks: RankArray, compute: Compute, gradient: Datum) -> None:
         """Note it if an update reads another gradient than that of plain training."""

@@ -23,6 +23,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
+from zsim.strategy.precision import Precision
 
 TENSOR = "tensor"
 """The axis that the segments of a model are split over: `Model.tensor` is its size."""
@@ -41,7 +42,8 @@ class Training:
     """Training as the contract has it; `assumed` is what it does not say.
 
     `rules` has the rule of each parameter by name. `warm_up` is how many steps update at once
-    before updates are delayed by a step; None if they never are.
+    before updates are delayed by a step; None if they never are. With `overflows` gradients are
+    scaled, and a step whose gradients are not finite changes nothing.
     """
 
     micro_batches: int
@@ -49,6 +51,7 @@ class Training:
     rules: Mapping[str, Optimizer]
     clip: ClipNorm | None
     warm_up: int | None = None
+    overflows: bool = False
     assumed: tuple[str, ...] = ()
 
 
@@ -66,6 +69,7 @@ def training_of(schedule: Schedule) -> Training | None:
             rules=contract.rules,
             clip=clip,
             warm_up=strategy.offload.warm_up_steps if strategy.offload.delayed_update else None,
+            overflows=strategy.train.precision is Precision.FP16,
         )
     computes = [
         operation
@@ -84,7 +88,11 @@ def training_of(schedule: Schedule) -> Training | None:
         divisor=contract.loss_divisor,
         rules={name: contract.rules.get(name) or rules[0] for name in names},
         clip=clips[0] if clips else None,
-        assumed=() if said else ("the optimizer, which is that of the first update",),
+        assumed=(
+            *(() if said else ("the optimizer, which is that of the first update",)),
+            f"clipping, which is {'as the first one' if clips else 'none'}",
+            "the micro-batches, which are those that the schedule runs",
+        ),
     )
 
 

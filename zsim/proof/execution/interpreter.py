@@ -34,6 +34,7 @@ from zsim.schedule.operation import (
     Operation,
     Receive,
     ReducingOperation,
+    Role,
     Send,
     SetScalar,
     Together,
@@ -288,6 +289,8 @@ class Interpreter:
 
     def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:
         run: Application | None = None
+        if self.kernels.begins_backward == (compute.unit, compute.segment):
+            self._need_scaled(ranks, compute)
         if compute.action in REPLAYED:
             run = self.kernels.plain.applications.get(
                 (compute.unit, compute.segment, compute.micro_batch)
@@ -312,6 +315,13 @@ class Interpreter:
                 if new is not None
             ],
         )
+
+    def _need_scaled(self, ranks: RankArray, compute: Compute) -> None:
+        """Note it if backward begins with a gradient that does not follow the loss scale."""
+        views = [each.view for each in compute.operands if each.role is Role.OUTPUT_GRADIENT]
+        if views and self.kernels.is_unscaled(self.read(ranks, views[-1])):
+            why = "begins with a gradient of the loss that is not multiplied by the loss scale"
+            self._trouble(ranks, compute.id, why)
 
     def _replayed(self, ranks: RankArray, compute: Compute, run: Application) -> bool:
         """Run a segment as it ran on another micro-batch; return whether it does as `run`."""

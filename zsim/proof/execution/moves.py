@@ -1,6 +1,6 @@
 """Fills and copies on exact numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ class Moves:
         self._named: dict[str, tuple[dict[int, int], int]] = {}
         self.numbers, self.names = self._number_pieces()
         self.constants: list[Numbers] = []
+        self.scaled: list[Numbers] = []
         self._filled: dict[tuple[Fraction, tuple[int, ...]], Numbers] = {}
 
     def _number_pieces(self) -> tuple[dict[tuple[str, int], int], list[str]]:
@@ -86,12 +87,23 @@ class Moves:
             one = number(value, len(shape))
             if not self.is_constant(one):
                 self.constants.append(one.reshape(2))
+            if fill.scalar is not None:
+                self.scaled.append(one.reshape(2))
             found = self._filled[value, shape] = np.broadcast_to(one, shape)
         return Datum(found)
 
     def is_constant(self, value: Numbers) -> bool:
         """Return whether some fill has written this number."""
         return any((value.reshape(2) == each).all() for each in self.constants)
+
+    def is_scaled(self, values: Numbers, shares: Iterable[int]) -> bool:
+        """Return whether all are one number that a fill has scaled, or a share of it."""
+        flat = values.reshape(2, -1)
+        return any(
+            (product(flat, number(each, 2)) == one.reshape(2, 1)).all()
+            for one in self.scaled
+            for each in shares
+        )
 
     def copied(self, ranks: RankArray, copy: Copy, source: Datum, target: Datum | None) -> Datum:
         """Return what the target of a copy holds afterwards.

@@ -111,7 +111,9 @@ class StepProof:
             random=self.random,
             plain=self.plain,
             initial=self.initial.parameters,
+            overflows=judges and training.overflows,
         )
+        self.kernels.divisor = training.divisor
         self.kernels.judges = self.kernels.measures.judges = judges
         self.interpreter = Interpreter(
             self.tensors, CollectiveRunner(self.grid, self.tensors), self.kernels, self.moves
@@ -203,6 +205,9 @@ class StepProof:
             UnfollowedError: the schedule does what cannot be followed.
         """
         outcome = StepResult(error_bits=self._error_bits())
+        if self.training.overflows and not self.kernels.tests_overflow and self._trains():
+            why = "tests no gradient for overflow (FINITE), and the strategy trains in fp16"
+            outcome.troubles["", "step"] = why
         self.layout = layout = self.persistent.begin(self._setup())
         for _ in range(ROUNDS_MAX):
             kept, differences = self._round(layout, scalars)
@@ -225,6 +230,10 @@ class StepProof:
         else:
             outcome.differences = missing
         return outcome
+
+    def _trains(self) -> bool:
+        """Return whether the model has a parameter that is not frozen."""
+        return any(each.name not in self.model.frozen for each in self.model.parameters)
 
     def stands_for_more(self, alike: Iterable[Sequence[str]]) -> bool:
         """Return whether all segments read what plain training has them read.

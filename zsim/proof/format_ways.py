@@ -1,0 +1,171 @@
+"""Formats on the way: what an update or a segment reads was never narrower than where it is read.
+
+A master that is cast to bf16 and back has lost its last bits, though both ends are in fp32. From
+the operands that updates and segments read, data are followed backwards through copies, reads and
+writes of files and communication of any step, to the buffers that they come from. Each of these has
+to be as wide as the operand: states of updates as the optimizer's format, parameters of segments as
+that of the computations, gradients as the narrower one of the computations and the reductions.
+
+Buffers are followed as a whole: where parts of one are used for several things, the widest counts.
+What setup does once is what training begins with, and is not looked at.
+
+Cost: one look at each operation that no other micro-batch repeats.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from zsim.dtype import DType
+from zsim.schedule.operation import (
+    OF_SEGMENTS,
+    Action,
+    CollectiveOperation,
+    Compute,
+    Copy,
+    Operand,
+    Receive,
+    Role,
+    Send,
+)
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.runtime_options import Formats
+
+Node = tuple[int, str]
+"""A buffer of a program, by the number of that."""
+
+WORDS = {
+    Role.MASTER: "a master",
+    Role.MOMENT: "a moment",
+    Role.PARAMETER: "a parameter",
+    Role.GRADIENT: "a gradient",
+    Role.INPUT: "a norm",
+}
+"""Operands that are followed."""
+
+OF_OPTIMIZER = {
+    Action.UPDATE: (Role.MASTER, Role.MOMENT, Role.PARAMETER, Role.GRADIENT),
+    Action.CLIP: (Role.INPUT,),
+}
+
+
+class Narrower(Protocol):
+    """Returns whether a buffer is narrower than a format; some may be `gathered` in 8 bits."""
+
+    def __call__(self, program: Program, name: str, dtype: DType, /, *, gathered: bool) -> bool:
+        """Return whether it is."""
+        ...
+
+
+class NarrowPassage(NamedTuple):
+    """An operation that hands on, from a buffer that is too narrow, what an operand reads later."""
+
+    role: str
+    operation: str
+    why: str
+
+
+class _Edge(NamedTuple):
+    """An operation of a role that fills a buffer, and the buffer that it takes it from."""
+
+    source: Node
+    role: str
+    operation: str
+
+
+class _Need(NamedTuple):
+    """Operands that are read as `role` need a format; some may be `gathered` in 8 bits."""
+
+    role: Role
+    gathered: bool
+
+
+def passages(schedule: Schedule, wanted: Formats, is_narrower: Narrower) -> Iterator[NarrowPassage]:
+    """Yield each operation that hands on what it has from a narrower buffer, once."""
+    ways = _Ways(several=len(schedule.programs) > 1)
+    for index, program in enumerate(schedule.programs):
+        ways.enter(index, program)
+    ways.meet()
+    least = min(wanted.compute, wanted.reduction, key=lambda each: each.size_bytes)
+    found: set[tuple[str, str]] = set()
+    for need in sorted(ways.starts, key=lambda each: each.gathered):  # states before what is cast
+        dtype = least if need.role is Role.GRADIENT else wanted.optimizer
+        dtype = wanted.compute if need.gathered else dtype
+        seen = set(ways.starts[need])
+        ahead = list(seen)
+        while ahead:
+            for (index, name), role, operation in ways.into.get(ahead.pop(), ()):
+                if (index, name) in seen:
+                    continue
+                seen.add((index, name))
+                program = schedule.programs[index]
+                if not is_narrower(program, name, dtype, gathered=need.gathered):
+                    ahead.append((index, name))
+                elif (role, operation) not in found:
+                    found.add((role, operation))
+                    kept = program.by_name[name].dtype
+                    why = f"hands on {WORDS[need.role]} from {name} in {kept}, and not in {dtype}"
+                    yield NarrowPassage(role, operation, why)
+
+
+@dataclass(slots=True)
+class _Ways:
+    """The edges between buffers, and those from which they are followed backwards."""
+
+    several: bool
+    into: dict[Node, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
+    starts: dict[_Need, dict[Node, None]] = field(default_factory=lambda: defaultdict(dict))
+    sent: dict[tuple[object, ...], list[Node]] = field(default_factory=lambda: defaultdict(list))
+    received: list[tuple[tuple[object, ...], Node, str, str]] = field(
+        default_factory=list[tuple[tuple[object, ...], Node, str, str]]
+    )
+
+    def enter(self, index: int, program: Program) -> None:
+        """Go through what a program does in a step."""
+        role = program.role
+        read: dict[int, tuple[Operand, ...]] = {}
+        known: set[tuple[str, str]] = set()
+        for operation in program.step_patterns:
+            if isinstance(operation, (Copy, CollectiveOperation)):
+                ends = operation.source.buffer, operation.target.buffer
+                if ends not in known:
+                    known.add(ends)
+                    edge = _Edge((index, ends[0]), role, operation.id)
+                    self.into[index, ends[1]].append(edge)
+                if self.several and isinstance(operation, CollectiveOperation):
+                    self._meets(operation, (index, ends[0]), (index, ends[1]), role)
+            elif type(operation) is Compute:
+                if operation.action in OF_SEGMENTS:
+                    read[id(operation.operands)] = operation.operands
+                else:
+                    self._start(index, operation)
+            elif isinstance(operation, Send):
+                self.sent[operation.group, operation.size].append((index, operation.source.buffer))
+            elif isinstance(operation, Receive):
+                key, target = (operation.group, operation.size), (index, operation.target.buffer)
+                self.received.append((key, target, role, operation.id))
+        segments = self.starts[_Need(Role.PARAMETER, gathered=True)]
+        for operands in read.values():
+            for operand in operands:
+                if operand.role is Role.PARAMETER:
+                    segments[index, operand.view.buffer] = None
+
+    def _start(self, index: int, compute: Compute) -> None:
+        roles = OF_OPTIMIZER.get(compute.action, ())
+        for operand in compute.operands if roles else ():
+            if operand.role in roles:
+                self.starts[_Need(operand.role, gathered=False)][index, operand.view.buffer] = None
+
+    def _meets(self, operation: CollectiveOperation, source: Node, target: Node, role: str) -> None:
+        """Remember a collective: other roles bring to it what they have under the same id."""
+        key = (type(operation), operation.id)
+        self.sent[key].append(source)
+        self.received.append((key, target, role, operation.id))
+
+    def meet(self) -> None:
+        """Add edges from what others send: messages by group and size, collectives by id."""
+        for key, target, role, operation in self.received:
+            for source in self.sent.get(key, ()):
+                if source[0] != target[0] or not isinstance(key[0], type):
+                    self.into[target].append(_Edge(source, role, operation))
