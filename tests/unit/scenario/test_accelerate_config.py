@@ -185,7 +185,10 @@ def test_the_file_of_deepspeed_is_read_after_it(
     assert loaded.strategy.zero.stage == 2
     assert loaded.model.units
     said = capsys.readouterr().err
-    assert said == "zsim: ds.json: not modelled: scheduler\n"
+    assert said == (
+        "zsim: ds.json: not modelled: "
+        "scheduler (the learning rate is train.learning_rate in every step)\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,8 +250,39 @@ def test_without_pyyaml_one_line_says_what_to_install(
     assert "pip install 'zsim[yaml]'" in said
 
 
-def test_what_is_not_modelled_is_named() -> None:
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("my_key: 3", "my_key: 3 is not modelled; remove it"),
+        ("use_cpu: true", "use_cpu: true is not modelled, only GPUs"),
+        ("dynamo_config: {backend: CUDAGRAPHS}", '"CUDAGRAPHS" must be NO or INDUCTOR'),
+        ("dynamo_config: {dynamo_backend: INDUCTOR, mode: max-autotune}", "only default"),
+    ],
+)
+def test_an_option_that_nobody_follows_is_refused(more: str, why: str) -> None:
+    assert why in refusal(f"{FSDP2}{more}\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("fsdp_activation_checkpointing_offload: true", "true is not modelled; remove it"),
+        ("ignored_modules: lm_head", 'fsdp_ignored_modules: "lm_head" is not modelled'),
+    ],
+)
+def test_an_option_of_fsdp_that_nobody_follows_is_refused(option: str, why: str) -> None:
+    assert why in refusal(FSDP2.replace("  fsdp_version", f"  {option}\n  fsdp_version"))
+
+
+def test_what_has_no_effect_is_silent() -> None:
     text = FSDP2 + "dynamo_config:\n  dynamo_backend: INDUCTOR\n"
     assert read(text).train.compile
-    text += "fp8_config:\n  backend: TE\n"
-    assert left(text.replace("num_proc", "my_key: 3\nnum_proc")) == ("my_key", "fp8_config.backend")
+    assert left(f"{text}fp8_config:\n  backend: TE\n") == ()
+
+
+def test_options_of_fsdp_are_read_without_their_prefix_and_under_an_old_name() -> None:
+    short = FSDP1.replace("  fsdp_", "  ")
+    assert read(short) == read(FSDP1)
+    old = FSDP1.replace("prefetch: BACKWARD_PRE", "prefetch_policy: NO_PREFETCH")
+    assert read(old).zero.model_dump()["fsdp1"]["backward_prefetch"] == "none"
+    assert left(old) == ()

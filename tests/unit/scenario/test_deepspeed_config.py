@@ -11,7 +11,7 @@ from read_deepspeed_config import TEXT, Config, named, read
 from zsim.dtype import DType
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.deepspeed_config import PLAIN, configured
-from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, WITHOUT_EFFECT
+from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, NAMED, WITHOUT_EFFECT
 from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import parse
@@ -27,6 +27,16 @@ def set_at(config: Config, name: str, value: object) -> None:
     config[last] = value
 
 
+def wrong(config: Config, *settings: str) -> str:
+    """Return why `config` is refused."""
+    with pytest.raises(ScenarioError) as error:
+        read(config, *settings)
+    return str(error.value)
+
+
+STAGE3 = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
 def zero(stage: int, **options: object) -> Config:
     return {"zero_optimization": {"stage": stage, **options}}
 
@@ -39,7 +49,7 @@ def test_the_options_of_zero_are_those_of_the_runtime() -> None:
         "stage3_prefetch_bucket_size": 0,
         "stage3_max_live_parameters": 3e7,
         "stage3_max_reuse_distance": 7,
-        "stage3_param_persistence_threshold": "auto",
+        "stage3_param_persistence_threshold": 5,
         "zero_hpz_partition_size": 2,
     }
     table = read(zero(3, **options) | {"communication_data_type": "FP32"}).zero
@@ -52,6 +62,7 @@ def test_the_options_of_zero_are_those_of_the_runtime() -> None:
         stage3_prefetch_bucket_size=0,
         stage3_max_live_parameters=30_000_000,
         stage3_max_reuse_distance=7,
+        stage3_param_persistence_threshold=5,
         zero_hpz_partition_size=2,
     )
 
@@ -61,7 +72,9 @@ def test_options_of_stage_3_have_no_effect_before_it(stage: int) -> None:
     options = {"zero_hpz_partition_size": 8, "stage3_max_reuse_distance": 5, "sub_group_size": 9}
     assert emulated(read(zero(stage, **options)).zero) == DeepSpeed()
     assert not named(zero(stage, stage3_use_all_reduce_for_fetch_params=True))
-    assert named(zero(3, stage3_use_all_reduce_for_fetch_params=True))
+    assert "params: true is not modelled" in wrong(
+        zero(3, stage3_use_all_reduce_for_fetch_params=True)
+    )
 
 
 def test_where_deepspeed_does_the_same_at_0_as_at_1_it_is_1() -> None:
@@ -91,14 +104,14 @@ def test_optimizer_clipping_and_bf16_are_those_of_training() -> None:
     assert train.loss_scale == LossScale()  # of fp16 alone
 
 
-def test_sgd_has_momentum_and_decay_and_its_dampening_is_named() -> None:
+def test_sgd_has_momentum_and_decay_and_its_dampening_is_refused() -> None:
     params = {"lr": 0.5, "weight_decay": 1, "momentum": 0.9, "nesterov": True}
     config: Config = {"optimizer": {"type": "SGD", "params": params}}
     train = read(zero(1) | config).train
     assert (train.optimizer, train.learning_rate, train.weight_decay) == ("sgd", 0.5, 1.0)
     assert (train.momentum, train.nesterov) == (0.9, True)
     config = {"optimizer": {"type": "SGD", "params": {"momentum": 0.9, "dampening": 0.1}}}
-    assert named(zero(1) | config) == ("optimizer.params.dampening",)
+    assert "optimizer.params.dampening: 0.1 is not modelled" in wrong(zero(1) | config)
 
 
 def test_the_loss_scale_is_dynamic_at_0_and_else_constant() -> None:
@@ -106,7 +119,7 @@ def test_the_loss_scale_is_dynamic_at_0_and_else_constant() -> None:
     found, ignored = configured(parse(TEXT), json.dumps(zero(1) | {"fp16": fp16}))
     assert found.train.precision == "fp16"
     assert found.train.loss_scale == LossScale(initial=2.0**20, interval=1000, minimum=1e-5)
-    assert ignored == ("fp16.hysteresis",)
+    assert ignored == ("fp16.hysteresis (the loss scale falls at the first overflow)",)
     found, ignored = configured(
         parse(TEXT), json.dumps(zero(1) | {"fp16": fp16 | {"loss_scale": 128}})
     )
@@ -154,47 +167,120 @@ def test_what_the_file_leaves_open_is_the_scenarios() -> None:
     assert (found.train.gradient_accumulation_steps, found.train.learning_rate) == (3, 0.25)
 
 
-def test_what_is_not_modelled_is_named() -> None:
+def test_what_changes_no_step_is_silent_or_named_with_what_differs() -> None:
     config: Config = {
         "scheduler": {"type": "WarmupLR"},
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "steps_per_print": 10,
-        "wall_clock_breakdown": False,
+        "wall_clock_breakdown": True,
         "a.b": 1,
-        "optimizer": {"type": "Lamb", "params": {"lr": 1, "max_coeff": 2}},
+        "activation_checkpointing": {"contiguous_memory_optimization": True},
+        "fp16": {"fp16_master_weights_and_grads": True},
+        "bf16": {"enabled": True, "check_grad_overflow": True, "immediate_grad_update": True},
         "zero_optimization": {
             "stage": 3,
-            "contiguous_gradients": False,
             "round_robin_gradients": True,
             "allgather_bucket_size": 5,
-            "offload_param": {"device": "nvme", "nvme_path": "/local", "tiles": 2},
             "offload_optimizer": {"device": "none", "ratio": 0.5},
-            "zero_quantized_weights": True,
-            "memory_efficient_linear": 1,
         },
     }
-    assert set(named(config)) == {
-        "scheduler",
-        '"a.b"',
-        "optimizer.type",
-        "zero_optimization.contiguous_gradients",
-        "zero_optimization.offload_param.tiles",
-        "zero_optimization.zero_quantized_weights",
-        "zero_optimization.memory_efficient_linear",
-    }
+    assert named(config) == (
+        "scheduler (the learning rate is train.learning_rate in every step)",
+        "wall_clock_breakdown (its timers stop the host: steps take longer)",
+        '"a.b" (no option of DeepSpeed, which ignores it)',
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"amp": {"enabled": True}},
+        {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+        {"prescale_gradients": True},
+        {"sparse_gradients": True},
+        {"data_types": {"grad_accum_dtype": "bf16"}},
+        {"tensor_parallel": {"autotp_size": 2}},
+        {"compile": {"deepcompile": True}},
+        {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
+        {"bf16": {"enabled": True, "check_grad_overflow": False}},
+        {"optimizer": {"type": "Lamb"}},
+        {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}},
+        {"optimizer": {"type": "Adam", "params": {"bias_correction": False}}},
+        {"activation_checkpointing": {"contiguous_memory_optimization": True}},
+        zero(3, contiguous_gradients=False),
+        zero(3, zero_quantized_weights=True),
+        zero(3, zero_quantized_gradients=True),
+        zero(3, mics_shard_size=8),
+        zero(3, memory_efficient_linear=1),
+        zero(3, module_granularity_threshold=5),
+        zero(3, use_all_reduce_for_fetch_params=True),
+        zero(3, offload_param={"device": "nvme", "tiles": 2}),
+        zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
+        zero(3, offload_optimizer={"device": "cpu", "super_offload": True}),
+        zero(3, no_such_option=3),
+    ],
+)
+def test_an_option_that_changes_the_step_and_is_not_modelled_is_refused(config: Config) -> None:
+    said = wrong(zero(1) | config, "activations.checkpointing=full")
+    assert said.startswith("zero.deepspeed_config: ")
+    assert " is not modelled" in said
+    assert "also" not in said
+
+
+@given(st.integers(1, 30_000), st.sampled_from([1, 2, 3]))
+def test_hugging_face_fills_auto_from_the_hidden_size(hidden: int, stage: int) -> None:
+    """The formulas are those of transformers 5.23, HfTrainerDeepSpeedConfig."""
+    names = ("reduce_bucket_size", *STAGE3)
+    config = zero(stage, **dict.fromkeys(names, "auto")) | {"gradient_clipping": "auto"}
+    found = read(config, f"model.hidden_size={hidden}")
+    filled = {"reduce_bucket_size": hidden * hidden}
+    if stage == 3:
+        filled["stage3_prefetch_bucket_size"] = 9 * hidden * hidden // 10
+        filled["stage3_param_persistence_threshold"] = 10 * hidden
+    assert emulated(found.zero) == DeepSpeed.model_validate(filled)
+    assert found.train.clip_norm == 1.0
+    assert read(config, f"model.hidden_size={hidden}", "train.clip_norm=2").train.clip_norm == 2.0
+
+
+def test_auto_without_a_hidden_size_is_refused_and_elsewhere_a_default() -> None:
+    assert wrong(zero(2, reduce_bucket_size="auto")) == (
+        'zero.deepspeed_config: zero_optimization.reduce_bucket_size: "auto" is made from '
+        "model.hidden_size, which is missing; give a number"
+    )
+    without = {"sub_group_size": "auto", "stage3_max_live_parameters": "auto"}
+    assert emulated(read(zero(3, **without)).zero) == DeepSpeed()
+    before = dict.fromkeys(STAGE3, "auto")
+    assert emulated(read(zero(2, **before)).zero) == DeepSpeed()
+    assert read(zero(2) | {"optimizer": "auto", "fp16": "auto"}).zero.stage == 2
+
+
+def test_options_of_stage_3_are_read_without_their_prefix() -> None:
+    names = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters")
+    values = {name: 3 + at for at, name in enumerate((*names, "max_reuse_distance"))}
+    found = emulated(read(zero(3, **values)).zero)
+    assert found == DeepSpeed.model_validate({f"stage3_{name}": n for name, n in values.items()})
+    both = zero(3, max_reuse_distance=7, stage3_max_reuse_distance=8)
+    assert emulated(read(both).zero) == DeepSpeed(stage3_max_reuse_distance=8)
+    assert not named(zero(3, gather_16bit_weights_on_model_save=True))
 
 
 def test_every_default_is_silent_and_any_other_value_is_not() -> None:
     for name, default in DEFAULTS.items():
         for value, silent in ((default, True), ("other", False)):
-            config: Config = {"fp16": {"enabled": True}, **zero(2)}
+            section = "bf16" if name.startswith("bf16.") else "fp16"
+            config: Config = {section: {"enabled": True}, **zero(2)}
             set_at(config, name, value)
             if name.startswith("optimizer."):
                 set_at(config, "optimizer.type", "SGD")
             if "offload_optimizer." in name:
                 set_at(config, "zero_optimization.offload_optimizer.device", "cpu")
             never = name.startswith("zero_optimization.stage3_")
-            assert named(config) == (() if silent or never else (name,))
+            if silent or never:
+                assert named(config) == ()
+            elif name in NAMED:
+                assert named(config) == (f"{name} ({NAMED[name]})",)
+            else:
+                assert f"{name}: " in wrong(config)
 
 
 WRONG: dict[str, tuple[str, str]] = {
