@@ -43,6 +43,8 @@ class Limits:
         runs: combinations of a study.
         file_bytes: size of a schedule, a trace or a table that is read.
         config_bytes: size of a scenario, a study or the description of a cluster.
+        config_values: values that such a file has, in all its tables and lists.
+        config_depth: tables and lists in each other.
         memory_bytes: memory of the process; None for what the machine has.
         time_s: how long a command may take, in seconds; None for as long as it takes.
         run_memory_bytes: memory of a worker that runs a study; None for its share of the machine's.
@@ -54,6 +56,8 @@ class Limits:
     runs: int = 1_000_000
     file_bytes: int = 256 * MIB
     config_bytes: int = 4 * MIB
+    config_values: int = 100_000
+    config_depth: int = 100
     memory_bytes: int | None = None
     time_s: float | None = None
     run_memory_bytes: int | None = None

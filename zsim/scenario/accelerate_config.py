@@ -9,6 +9,7 @@ stand in the script, and so are the scenario's. A file of DeepSpeed that it name
 from collections.abc import Mapping
 from functools import partial
 
+from zsim.scenario.deepspeed_auto import AUTO, CLIP_NORM
 from zsim.scenario.deepspeed_values import read_clip, read_device, read_whole
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.section_options import SectionOptions, on_world
@@ -67,7 +68,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
         _fsdp(options, replicas=scenario.parallel.replicate)
         options.drop(("deepspeed_config.", "megatron_lm_config.", "fp8_config."))
     else:
-        _deepspeed(options)
+        _deepspeed(options, clips="clip_norm" in tables["train"])
         options.drop(("fsdp_config.", "megatron_lm_config.", "fp8_config."))
     _compile(options)
     ranks = options.take("num_processes", partial(read_whole, least=1))
@@ -229,8 +230,11 @@ OFFLOADS: Mapping[str, str] = {
 }
 
 
-def _deepspeed(options: SectionOptions) -> None:
-    """Say the file of DeepSpeed, or the few options that stand for it."""
+def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
+    """Say the file of DeepSpeed, or the few options that stand for it.
+
+    Without a norm Accelerate clips at 1, unless the scenario clips.
+    """
     section = "deepspeed_config"
     path = options.word(f"{section}.deepspeed_config_file", "")
     if path:
@@ -248,11 +252,14 @@ def _deepspeed(options: SectionOptions) -> None:
         device = options.take(f"{section}.{option}", read_device)
         if stage == 3 or "optimizer" in option:
             options.say(field, device, option)
+    is_given = options.left.get(f"{section}.gradient_clipping") not in (None, AUTO)
     for key, field, read in (
         ("gradient_accumulation_steps", "train.gradient_accumulation_steps", read_whole),
         ("gradient_clipping", "train.clip_norm", read_clip),
     ):
         option = f"{section}.{key}"
-        if options.left.get(option) == "auto":
+        if options.left.get(option) == AUTO:
             del options.left[option]
         options.say(field, options.take(option, read), option)
+    if not clips and not is_given:
+        options.say("train.clip_norm", CLIP_NORM, f"{section}.gradient_clipping")

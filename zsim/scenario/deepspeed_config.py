@@ -6,11 +6,11 @@ batch sizes are needed, and accumulation is 1 if it is not said, as in DeepSpeed
 without effect, named or refused (`zsim.scenario.deepspeed_ignored_options`).
 """
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
+from zsim.bounded_text import bounded_json
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 from zsim.scenario.deepspeed_auto import AUTO, fill_autos, full_names, take_autos
 from zsim.scenario.deepspeed_ignored_options import is_silent, reasons
@@ -113,11 +113,9 @@ def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
 def _options(text: str) -> Options:
     """Return options of a ds_config.json by dotted name; null is not given."""
     try:
-        found: object = json.loads(text, object_pairs_hook=_object)
+        found = bounded_json(text)
     except ValueError as error:
         raise ScenarioError(f"{FIELD}: not JSON: {error}") from None
-    except RecursionError:
-        raise ScenarioError(f"{FIELD}: not JSON: nested too deeply") from None
     if not isinstance(found, dict):
         raise ScenarioError(f"{FIELD}: must be an object, as ds_config.json is")
     options = _given("", cast("Options", found))
@@ -126,15 +124,6 @@ def _options(text: str) -> Options:
     for section in SECTIONS:
         options |= _section(options, section)
     return options | _section(options, "optimizer.params")
-
-
-def _object(pairs: list[tuple[str, object]]) -> Options:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{shown(twice)} stands twice")
-    return found
 
 
 def _section(options: Options, name: str) -> Options:

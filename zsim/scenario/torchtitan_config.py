@@ -8,9 +8,9 @@ micro-batches, as `distributed/pipeline_parallel.py` has it. They say `[model]`,
 that change a step and are not modelled are refused.
 """
 
-import tomllib
 from collections.abc import Mapping
 
+from zsim.bounded_text import bounded_toml
 from zsim.runtimes.fsdp2.options import PipelineSchedule
 from zsim.scenario.model_catalogue import ModelCatalogue
 from zsim.scenario.said_options import put, said_tables, validated
@@ -150,13 +150,11 @@ def configured(
 
 def _tree(text: str) -> dict[str, object]:
     try:
-        return tomllib.loads(text)
+        return bounded_toml(text)
     except ValueError as error:
         what = "; configurations in Python, of torchtitan since 0.2.2, are not read"
         is_python = "import " in text
         raise ScenarioError(f"{FIELD}: not TOML: {error}{what if is_python else ''}") from None
-    except RecursionError:
-        raise ScenarioError(f"{FIELD}: not TOML: nested too deeply") from None
 
 
 def _runtime(options: SectionOptions, stages: int) -> None:

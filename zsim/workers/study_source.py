@@ -1,6 +1,5 @@
 """The study that a command names, and what its scenarios name: files and what ships."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from zsim.bounded_text import bounded_toml
 from zsim.files.installed import (
     kernel_profile,
     network_profile,
@@ -103,8 +103,8 @@ def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
         where = str(folder / name)
     text = shipped[name] if name in shipped else _text(where, tuple(shipped))
     try:
-        found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML may hold a number of thousands of digits
+        found = bounded_toml(text)
+    except ValueError as error:
         raise StudyError(f"base.scenario: {name}: not TOML: {error}") from None
     return where, changed(found, flat(tables))
 
