@@ -79,30 +79,26 @@ def bounded_xml(text: str) -> Element:
     return root
 
 
-def need_small(found: object) -> None:
-    """Raise ValueError unless `found` has few values, of few levels and digits.
+def need_small(*found: object) -> None:
+    """Raise ValueError unless all of `found` has few values, of few levels and digits.
 
     A list or mapping that is there several times counts each time, as what reads it visits it.
     """
     most = limits()
     many = f"must have at most {most.config_values:,} values"
-    level: list[object] = [found]
-    depth, count = 0, 1
+    level, depth, count = [*found], 0, len(found)
     while level:
         depth += 1
         _need(depth <= most.config_depth, DEPTH)
         inner: list[object] = []
         for each in level:
             _need(not isinstance(each, int) or each.bit_length() <= BITS_MAX, DIGITS)
-            inner.extend(_inner(each))
+            if isinstance(each, Mapping):
+                inner.extend(cast("Mapping[object, object]", each).values())
+            elif isinstance(each, list):
+                inner.extend(cast("list[object]", each))
             _need(count + len(inner) <= most.config_values, many)
         level, count = inner, count + len(inner)
-
-
-def _inner(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return cast("Mapping[object, object]", value).values()
-    return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def _need(is_small: bool, why: str) -> None:  # noqa: FBT001  (a condition)

@@ -4,7 +4,7 @@ One value holds for all that runs below `using`: every command, every call from 
 a study. `zsim.limited` and `zsim --limit` set it, and enforce memory and time.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -100,6 +100,26 @@ _CURRENT: ContextVar[Limits] = ContextVar("limits", default=USUAL)
 def limits() -> Limits:
     """Return the limits that hold here."""
     return _CURRENT.get()
+
+
+_STOP: ContextVar[Callable[[], None] | None] = ContextVar("stop", default=None)
+
+
+def go_on() -> None:
+    """Raise the exception by which the caller stops long work here, unless it goes on."""
+    stop = _STOP.get()
+    if stop is not None:
+        stop()
+
+
+@contextmanager
+def stopped_by(stop: Callable[[], None]) -> Generator[None]:
+    """Let long work inside call `stop` now and then, which may raise."""
+    token = _STOP.set(stop)
+    try:
+        yield
+    finally:
+        _STOP.reset(token)
 
 
 @contextmanager

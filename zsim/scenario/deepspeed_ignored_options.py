@@ -139,7 +139,7 @@ def is_silent(name: str, value: object, *, stage: int | None) -> bool:
 def reasons(names: Iterable[str]) -> dict[str, str]:
     """Return why each of `names` may be left out of a run; others change it."""
     found = {name: UNKNOWN for name in names if name.partition(".")[0] not in CHANGING}
-    return found | NAMED
+    return {**found, **NAMED}
 
 
 def _is_off(value: object) -> bool:

@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         self.values, self.depth = 0, 0
         self.measures: dict[int, tuple[int, int]] = {}
 
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
         """Return the next node, which is within the budget."""
         mark = self.peek_event().start_mark
         self.depth += 1
@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Raise an error unless a node has a type that a file of a trainer has."""
         if isinstance(node, yaml.ScalarNode):
             plain = self.resolve(yaml.ScalarNode, node.value, (True, False))
-            known = {STRING, plain} | ({FLOAT} if plain == INTEGER else set[str]())
+            known = frozenset({STRING, plain, FLOAT if plain == INTEGER else plain})
             is_short = node.tag == STRING or len(node.value) <= LONGEST_NUMBER
             self._need(is_short, f"must have at most {LONGEST_NUMBER} letters, or be quoted", mark)
         else:
