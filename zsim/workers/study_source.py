@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.bounded_text import bounded_toml
+from zsim.files.given import is_there
 from zsim.files.installed import (
     kernel_profile,
     network_profile,
@@ -99,7 +100,7 @@ def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(name, str):
         raise StudyError(f"base.scenario: {name!r} must be the name of a scenario, or a file")
     where = name
-    if name not in shipped and (folder / name).is_file():
+    if name not in shipped and is_there(folder / name):
         where = str(folder / name)
     text = shipped[name] if name in shipped else _text(where, tuple(shipped))
     try:
