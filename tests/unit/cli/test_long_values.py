@@ -1,4 +1,4 @@
-"""Numbers and names far beyond what anybody means are one line, in every command that reads them."""
+"""Numbers and names that nobody means are one line, in every command that reads them."""
 
 from pathlib import Path
 
@@ -32,6 +32,9 @@ HUGE, LONG = str(2**63), "a" * 300
         ["best", "gpt2", "--gpus", f"{HUGE}xdgx_h100"],
         ["plan", "tiny", "--set", f"train.micro_batch_size=0x{'f' * 5000}"],
         ["plan", "tiny", "--set", f"parallel.data={HUGE}"],
+        ["plan", "tiny", "--set", "model.layers=10000"],
+        ["run", "llama2_7b", "--set", "model.head_size=1000000"],
+        ["plan", "llama2_7b", "--set", "parallel.replicate=1000000"],
         ["plan", "tiny", "--set", "cluster.gpu_memory=" + "9" * 5000 + " GB"],
     ],
 )
