@@ -249,7 +249,8 @@ def test_products_beside_collectives_of_tokens_are_read() -> None:
         "sequence_parallel=true",
         "tp_comm_overlap_cfg.qkv_dgrad.num_sm=4",
     )
-    assert read(filed, *(f"zero.megatron.{each}" for each in same))
+    said = read(filed, *(f"zero.megatron.{each}" for each in same)).zero.model_dump()["megatron"]
+    assert said["tp_comm_overlap_cfg"]["qkv_dgrad"]["num_sm"] == 4
     assert left(f"{cut} --tp-comm-overlap-cfg ub.yaml") == ()
 
 
