@@ -4,7 +4,7 @@ One value holds for all that runs below `using`: every command, every call from 
 a study. `zsim.limited` and `zsim --limit` set it, and enforce memory and time.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -43,6 +43,8 @@ class Limits:
         runs: combinations of a study.
         file_bytes: size of a schedule, a trace or a table that is read.
         config_bytes: size of a scenario, a study or the description of a cluster.
+        config_values: values that such a file has, in all its tables and lists.
+        config_depth: tables and lists in each other.
         memory_bytes: memory of the process; None for what the machine has.
         time_s: how long a command may take, in seconds; None for as long as it takes.
         run_memory_bytes: memory of a worker that runs a study; None for its share of the machine's.
@@ -54,6 +56,8 @@ class Limits:
     runs: int = 1_000_000
     file_bytes: int = 256 * MIB
     config_bytes: int = 4 * MIB
+    config_values: int = 100_000
+    config_depth: int = 100
     memory_bytes: int | None = None
     time_s: float | None = None
     run_memory_bytes: int | None = None
@@ -96,6 +100,26 @@ _CURRENT: ContextVar[Limits] = ContextVar("limits", default=USUAL)
 def limits() -> Limits:
     """Return the limits that hold here."""
     return _CURRENT.get()
+
+
+_STOP: ContextVar[Callable[[], None] | None] = ContextVar("stop", default=None)
+
+
+def go_on() -> None:
+    """Raise the exception by which the caller stops long work here, unless it goes on."""
+    stop = _STOP.get()
+    if stop is not None:
+        stop()
+
+
+@contextmanager
+def stopped_by(stop: Callable[[], None]) -> Generator[None]:
+    """Let long work inside call `stop` now and then, which may raise."""
+    token = _STOP.set(stop)
+    try:
+        yield
+    finally:
+        _STOP.reset(token)
 
 
 @contextmanager

@@ -43,6 +43,9 @@ _RATIO = re.compile(rf"[0-9]+/[0-9]+|[0-9]*\.?[0-9]*(?:{_EXPONENT})?")
 LARGEST = 10**30
 """No quantity is larger, in bytes, bytes per second, picoseconds or operations per second."""
 
+LETTERS_MAX = 1000
+"""Letters of a number: Python reads 4,300 digits at most."""
+
 RATIO_MAX = 10**9
 """No ratio is larger, and none is smaller than its inverse."""
 
@@ -55,7 +58,8 @@ def _parse(text: str, units: dict[str, Fraction], example: str) -> int:
         if unit is not None and unit.rstrip("/s").endswith("b"):
             hint = "; bits are not accepted, write bytes"
         raise UnitError(f"{text!r} is not a quantity such as {example!r}{hint}")
-    exact = Fraction(match.group(1)) * units[unit]
+    number = match.group(1)
+    exact = Fraction(number) * units[unit] if len(number) <= LETTERS_MAX else LARGEST + 1
     if exact > LARGEST:
         raise UnitError(f"{text!r} is too large: a quantity has at most {len(str(LARGEST))} digits")
     return round(exact)

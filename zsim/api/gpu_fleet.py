@@ -8,6 +8,7 @@ from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.dtype import DType
 from zsim.files.installed import find, fitted_for, part_names, topology
+from zsim.limits import limits
 from zsim.mistake import MistakeError, mistakes
 from zsim.scenario.toml import setting_value
 from zsim.suggestion import one_of
@@ -72,7 +73,8 @@ def gpu_fleet(text: str) -> GpuFleet:
     match = ASKED.fullmatch(text.strip().lower())
     if match is None:
         raise MistakeError(f"--gpus: {text!r} must be a number and a name, such as 128xh100")
-    count, name = int(match[1] or 1), match[2]
+    most, digits = limits().ranks, (match[1] or "1").lstrip("0")
+    count, name = int(digits[: len(str(most)) + 1] or 0), match[2]
     nodes = part_names(Part.NODE)
     if not count:
         raise MistakeError(f"--gpus: {text!r} must be at least 1 GPU")
@@ -83,6 +85,8 @@ def gpu_fleet(text: str) -> GpuFleet:
         cluster = topology(node, SWITCH, 1)
     per_node = cluster.gpus_per_node
     gpus = count if name in NODE_OF else count * per_node
+    if gpus > most:
+        raise MistakeError(f"--gpus: {text!r} must be at most {most:,} GPUs")
     if gpus > per_node and gpus % per_node:
         raise MistakeError(
             f"--gpus: {gpus} must be at most {per_node}, or a multiple of it: "

@@ -55,6 +55,8 @@ KEYS: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = {
     "runs": ("runs", _count),
     "file": ("file_bytes", parse_size),
     "config": ("config_bytes", parse_size),
+    "values": ("config_values", _count),
+    "depth": ("config_depth", _count),
     "memory": ("memory_bytes", parse_size),
     "time": ("time_s", _seconds),
     "run-memory": ("run_memory_bytes", parse_size),

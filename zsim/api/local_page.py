@@ -5,12 +5,15 @@ import os
 import socket
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from threading import Lock, local
+from time import monotonic  # noqa: TID251  (how often a client is looked for)
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from zsim.api.launch import NoWayError
@@ -20,6 +23,7 @@ from zsim.api.run_result import RunResult
 from zsim.api.scenario import load, scenario_text
 from zsim.api.setting_form import ChosenSetting, chosen_setting, form_fields
 from zsim.files.html_page import need_html, render_answer, render_form
+from zsim.limits import stopped_by
 from zsim.mistake import MistakeError
 from zsim.report.setting_page import FormAnswer, MemoryBar, SettingPage
 from zsim.units import format_bytes, format_count, format_seconds
@@ -27,7 +31,13 @@ from zsim.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
+    from werkzeug.datastructures import MultiDict
     from werkzeug.wrappers import Request, Response
+
+Given: TypeAlias = "MultiDict[str, str]"
+"""Values of an address by key."""
+
+Made = TypeVar("Made")
 
 ADDRESS: Final = "127.0.0.1"
 """The only address that is listened on: nothing leaves this machine."""
@@ -44,6 +54,12 @@ FILE: Final = "setting.toml"
 RESULTS: Final = 8
 """Results that are kept, for their full pages."""
 
+RESULT_OPERATIONS: Final = 100_000
+"""Operations of all schedules that are kept, but for the last one: half a gigabyte."""
+
+LOOK_S: Final = 0.2
+"""How often a request that waits or computes looks whether its client is still there."""
+
 HEADERS: Final = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -59,12 +75,14 @@ HEADERS: Final = {
 class LocalPage:
     """The application: a form, and answers to what is chosen on it.
 
-    One setting is simulated at a time; the last results are kept.
+    One setting is simulated at a time, as long as a client waits for it; the last results are kept.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._keeping = Lock()
         self._results: OrderedDict[str, RunResult] = OrderedDict()
+        self._asked = local()
         self._context = copy_context()  # limits of the command hold in the threads of the server
 
     def __call__(self, environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
@@ -72,6 +90,7 @@ class LocalPage:
         from werkzeug.exceptions import HTTPException
         from werkzeug.wrappers import Request, Response
 
+        self._asked.connection, self._asked.looked_s = environ.get("werkzeug.socket"), 0.0
         request = Request(environ)
         request.trusted_hosts = list(TRUSTED_HOSTS)
         try:
@@ -86,7 +105,7 @@ class LocalPage:
         from werkzeug.exceptions import NotFound
         from werkzeug.wrappers import Response
 
-        given = request.args.to_dict()
+        given = request.args
         match request.path:
             case "/":
                 return _html(render_form(self._page(given)))
@@ -103,34 +122,34 @@ class LocalPage:
             case _:
                 raise NotFound
 
-    def _page(self, given: Mapping[str, str]) -> SettingPage:
+    def _page(self, given: Given) -> SettingPage:
         values = {each.name: given.get(each.name, each.default) for each in form_fields()}
         return SettingPage(fields=form_fields(), values=values, answer=self.answer(given))
 
-    def answer(self, given: Mapping[str, str]) -> FormAnswer:
+    def answer(self, given: Given) -> FormAnswer:
         """Return what the setting comes to, or in a line what is wrong with it."""
         try:
-            asked = chosen_setting(given)
+            asked = chosen_setting(_once(given))
             return _answer(asked, self._result(asked))
         except (MistakeError, NoWayError) as mistake:
             return FormAnswer(headline=_line(mistake))
 
-    def remedies(self, given: Mapping[str, str]) -> FormAnswer:
+    def remedies(self, given: Given) -> FormAnswer:
         """Return with what else the setting would fit."""
         try:
-            result = self._result(chosen_setting(given))
-            with self._lock:
-                found = result.remedies
+            result = self._result(chosen_setting(_once(given)))
+            with self._turn():
+                found = self._context.copy().run(self._stoppable, lambda: result.remedies)
         except (MistakeError, NoWayError) as mistake:
             return FormAnswer(headline=_line(mistake))
         return FormAnswer(headline="", facts=tuple(remedy_lines(found or ())))
 
-    def _told(self, given: Mapping[str, str], made: Callable[[ChosenSetting], str]) -> str:
+    def _told(self, given: Given, made: Callable[[ChosenSetting], str]) -> str:
         """Return what is made of a setting; what is wrong with it is the answer to the request."""
         from werkzeug.exceptions import BadRequest
 
         try:
-            return made(chosen_setting(given))
+            return made(chosen_setting(_once(given)))
         except (MistakeError, NoWayError) as mistake:
             raise BadRequest(_line(mistake)) from None
 
@@ -140,15 +159,86 @@ class LocalPage:
         Its schedule is one of the runtimes' own, which are tested: `zsim run` proves it first.
         """
         key = urlencode(asked.values)
-        with self._lock:
-            if key not in self._results:
-                loaded = replace(load(asked.tables()), name=FILE)
-                result = self._context.copy().run(run_scenario, loaded, check=False)
-                self._results[key] = result.of_tokens(asked.tokens, price=asked.price)
-            self._results.move_to_end(key)
-            if len(self._results) > RESULTS:
+        if (kept := self._kept(key)) is not None:
+            return kept
+        with self._turn():
+            if (kept := self._kept(key)) is not None:  # another client asked for it
+                return kept
+            loaded = replace(load(asked.tables()), name=FILE)
+            made = partial(
+                run_scenario, loaded, check=False, progress=lambda *_: self._need_client()
+            )
+            result = self._context.copy().run(self._stoppable, made)
+            result = result.of_tokens(asked.tokens, price=asked.price)
+            self._keep(key, result)
+            return result
+
+    def _kept(self, key: str) -> RunResult | None:
+        with self._keeping:
+            if key in self._results:
+                self._results.move_to_end(key)
+            return self._results.get(key)
+
+    def _keep(self, key: str, result: RunResult) -> None:
+        """Keep a result, and of those before it as many as there is room for."""
+        with self._keeping:
+            self._results[key] = result
+            while len(self._results) > 1 and (
+                len(self._results) > RESULTS
+                or sum(map(_operations, self._results.values())) > RESULT_OPERATIONS
+            ):
                 self._results.popitem(last=False)
-            return self._results[key]
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """Let one thread compute at a time.
+
+        Raises:
+            ClientDisconnected: the client left while it waited.
+        """
+        while not self._lock.acquire(timeout=LOOK_S):
+            self._need_client()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _stoppable(self, made: Callable[[], Made]) -> Made:
+        """Return what is made, as long as the client waits for it."""
+        with stopped_by(self._need_client):
+            return made()
+
+    def _need_client(self) -> None:
+        """Return if the client of this thread's request waits for its answer.
+
+        Raises:
+            ClientDisconnected: it left.
+        """
+        from werkzeug.exceptions import ClientDisconnected
+
+        from zsim.api.page_server import has_left
+
+        now_s = monotonic()
+        if now_s - self._asked.looked_s < LOOK_S:
+            return
+        self._asked.looked_s = now_s
+        if has_left(self._asked.connection):
+            raise ClientDisconnected
+
+
+def _operations(result: RunResult) -> int:
+    return sum(len(program.step) for program in result.job.schedule.programs)
+
+
+def _once(given: Given) -> dict[str, str]:
+    """Return the value of each key of an address.
+
+    Raises:
+        MistakeError: one stands twice.
+    """
+    if twice := next((name for name in given if len(given.getlist(name)) > 1), ""):
+        raise MistakeError(f"{twice}: stands twice in the address")
+    return given.to_dict()
 
 
 def _need_local(request: "Request") -> None:
@@ -250,7 +340,7 @@ class LocalServer:
             MistakeError: it is taken, or what serves pages is not installed.
         """
         try:
-            from werkzeug.serving import make_server
+            from zsim.api.page_server import PageServer
         except ImportError as error:
             raise MistakeError(f"serve: needs {error.name} (pip install 'zsim[serve]')") from None
         need_html("serve", Path("page.html"))  # what makes pages is installed
@@ -262,9 +352,7 @@ class LocalServer:
         except OSError as error:
             raise MistakeError(f"--port: {port}: {os.strerror(error.errno or 0)}") from None
         with listening:  # the server has a descriptor of its own
-            self._server = make_server(
-                ADDRESS, port, LocalPage(), threaded=True, fd=listening.fileno()
-            )
+            self._server = PageServer(ADDRESS, listening, LocalPage())
         self.address = f"http://{ADDRESS}:{self._server.port}/"
 
     def run(self) -> None:

@@ -18,6 +18,9 @@ from zsim.strategy.strategy import STAGES
 from zsim.study.axis import changed
 from zsim.suggestion import one_of
 
+DIGITS: Final = 9
+"""Of a number that is typed, at most."""
+
 OWN: Final = "zero"
 """Name of zsim's own stages in the form."""
 
@@ -243,7 +246,7 @@ class ChosenSetting:
 
     def _number(self, name: str) -> int:
         text = self.values[name]
-        if not text.isdecimal() or not 0 < int(text) < 10**9:
+        if not text.isdecimal() or len(text) > DIGITS or not int(text):
             raise MistakeError(f"{_label(name)}: {text!r} must be a whole number, at least 1")
         return int(text)
 
@@ -278,12 +281,18 @@ def chosen_setting(given: Mapping[str, str]) -> ChosenSetting:
         MistakeError: a field has no such value.
     """
     values: dict[str, str] = {}
+    if other := next((name for name in given if name not in {*map(_name, form_fields())}), None):
+        raise MistakeError(f"{other}: unknown key; {one_of(other, [*map(_name, form_fields())])}")
     for each in form_fields():
         value = given.get(each.name, each.default).strip()
         if not each.typed and value not in each.values:
             raise MistakeError(f"{each.label}: {one_of(value, each.values)}")
         values[each.name] = value
     return ChosenSetting(values=values)
+
+
+def _name(field: FormField) -> str:
+    return field.name
 
 
 def _label(name: str) -> str:

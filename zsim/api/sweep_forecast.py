@@ -8,6 +8,7 @@ from time import perf_counter  # noqa: TID251  (how long a run takes is what is 
 from typing import Any
 
 from zsim.api.answer import AnswerInFacts
+from zsim.files.given import is_there
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.outcome import StudyOutcome
 from zsim.study.study_plan import StudyPlan
@@ -93,7 +94,7 @@ def forecast_sweep(
     """
     plan = study_of(study).plan
     keys, known = keys_of(plan.runs, code_version()), dict[str, StudyOutcome]()
-    if store is not None and Path(store).exists():
+    if store is not None and is_there(Path(store)):
         with opened(Path(store)) as kept:
             known = kept.get(tuple(keys.values()))
     settled = list(left_of(plan.runs, keys, known).values())

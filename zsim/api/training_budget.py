@@ -1,6 +1,5 @@
 """Days, money and energy of a training of so many tokens."""
 
-import tomllib
 from dataclasses import dataclass
 from datetime import date
 from os import PathLike
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from zsim.bounded_text import bounded_toml
 from zsim.config_error import line
 from zsim.files.given import read_config
 from zsim.mistake import MistakeError, file_fault
@@ -157,7 +157,7 @@ def price_of(gpu: str, price: float | None, prices: str | PathLike[str] | None) 
         return None
     path = Path(prices)
     try:
-        found = Prices.model_validate(tomllib.loads(read_config(path)))
+        found = Prices.model_validate(bounded_toml(read_config(path)))
     except OSError as error:
         raise file_fault(f"--prices: {path}", error) from None
     except ValidationError as error:

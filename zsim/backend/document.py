@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from zsim.backend.backend import Job
+from zsim.bounded_text import repeated
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
 from zsim.memory.host_setup import HostSetup
@@ -195,7 +196,6 @@ def _load(text: str) -> object:
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise DocumentError(f"key {json.dumps(repeated)[:60]} stands twice in one object")
+        key = json.dumps(repeated(name for name, _ in pairs))[:60]
+        raise DocumentError(f"key {key} stands twice in one object")
     return found

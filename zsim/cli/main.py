@@ -66,7 +66,7 @@ def options(
             "--limit",
             metavar="KEY=VALUE",
             help="Bound the command: memory=8 GB, time=60 s, operations=1e7, ranks, runs, "
-            "file, config, run-memory, run-time. Many are allowed.",
+            "file, config, values, depth, run-memory, run-time. Many are allowed.",
         ),
     ] = None,
     version: Annotated[

@@ -45,6 +45,14 @@ def read_bytes(path: str | Path) -> bytes:
     return _bytes(path, limits().file_bytes)
 
 
+def is_there(path: Path) -> bool:
+    """Return whether there is a file at `path`: none has a name that is too long, or has nulls."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _text(path: str | Path, most_bytes: int) -> str:
     """Return the text with lines that end as Python ends them."""
     text = _bytes(path, most_bytes).decode("utf-8")

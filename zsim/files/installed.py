@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from zsim.bounded_text import bounded_toml
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
@@ -262,8 +263,8 @@ def _file_text(name: str) -> str:
 
 def _toml(name: str, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML may hold a number of thousands of digits
+        return bounded_toml(text)
+    except ValueError as error:
         raise TopologyError(f"{name}: not TOML: {error}") from None
 
 

@@ -224,9 +224,8 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
 def _config_text(scenario: str, key: str, config: str) -> str:
     """Return the text of the file `config`, beside the scenario if it is there, or from here."""
     beside = Path(scenario).parent / config
-    path = beside if beside.is_file() else Path(config)
     try:
-        return read_config(path)
+        return read_config(beside if beside.is_file() else Path(config))
     except UnicodeDecodeError:
         raise MistakeError(f"{scenario}: {key}: {config!r} is not text") from None
     except (OSError, ValueError) as error:

@@ -100,6 +100,10 @@ class LoRA:
     targets: tuple[str, ...] = ()
 
 
+HEAD_SIZE_MAX = 65_536
+"""Numbers of a head: 256 times those for which there are kernels."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
     """A decoder-only transformer: blocks of causal self-attention and an MLP.
@@ -215,6 +219,9 @@ class Transformer:
             raise ArchitectureError(
                 "model.attention: plain is not modelled for context of several ranks"
             )
+        if (self.head_size or 0) > HEAD_SIZE_MAX:
+            why = f"must be at most {HEAD_SIZE_MAX}"
+            raise ArchitectureError(f"model.head_size: {self.head_size} {why}")
         if self.head_size is None and self.hidden_size % self.attention_heads:
             raise ArchitectureError(
                 f"model.attention_heads: {self.attention_heads} must divide hidden_size "

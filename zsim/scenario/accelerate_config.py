@@ -9,12 +9,15 @@ stand in the script, and so are the scenario's. A file of DeepSpeed that it name
 from collections.abc import Mapping
 from functools import partial
 
+from zsim.scenario.deepspeed_auto import AUTO, CLIP_NORM
 from zsim.scenario.deepspeed_values import read_clip, read_device, read_whole
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.section_options import SectionOptions, on_world
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.torchtitan_config import ROTATES
+from zsim.scenario.unfollowed import need_followed
 from zsim.scenario.yaml_text import yaml_sections
+from zsim.schedule.json import shown
 from zsim.strategy.activations import Checkpointing
 
 FIELD = "zero.accelerate_config"
@@ -34,7 +37,7 @@ WITHOUT_EFFECT = (
     *("deepspeed_config.offload_optimizer_nvme_path", "deepspeed_config.offload_param_nvme_path"),
     *("deepspeed_config.deepspeed_hostfile", "deepspeed_config.deepspeed_multinode_launcher"),
     *("deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_inclusion_filter"),
-    *("dynamo_config.dynamo_mode", "dynamo_config.dynamo_use_dynamic"),
+    *("fsdp_config.fsdp_min_num_params", "dynamo_config.dynamo_use_dynamic"),
     *("dynamo_config.dynamo_use_fullgraph", "dynamo_config.dynamo_use_regional_compilation"),
 )
 """Beginnings of options that change neither time nor memory of a step here.
@@ -44,36 +47,65 @@ How weights are loaded before the first step is `host.setup` of the scenario.
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a configuration says, and the options that are not modelled.
+    """Return `scenario` with what a configuration says, and the options that are named.
 
     Raises:
         ScenarioError: it is no configuration, says what is not modelled, or contradicts the
             scenario.
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
+    _full_names(options)
     names = ("parallel", "zero", "activations", "train")
     tables = said_tables(scenario, names, source=FIELD)
     if "distributed_type" not in options.left:
         raise ScenarioError(f"{FIELD}: distributed_type: missing; must be FSDP or DEEPSPEED")
     kind = options.word("distributed_type", "", ("FSDP", "DEEPSPEED"))
-    options.flag("use_cpu")
+    if options.flag("use_cpu"):
+        raise options.wrong("use_cpu", value=True, why="is not modelled, only GPUs")
     if kind == "FSDP":
         _precision(options)
         _axes(options)
         _fsdp(options, replicas=scenario.parallel.replicate)
-        options.drop(("deepspeed_config.", "megatron_lm_config."))
+        options.drop(("deepspeed_config.", "megatron_lm_config.", "fp8_config."))
     else:
-        _deepspeed(options)
-        options.drop(("fsdp_config.", "megatron_lm_config."))
-    backend = options.word("dynamo_config.dynamo_backend", "NO")
-    options.say("train.compile", backend.upper() == "INDUCTOR" or None, "dynamo_backend")
+        _deepspeed(options, clips="clip_norm" in tables["train"])
+        options.drop(("fsdp_config.", "megatron_lm_config.", "fp8_config."))
+    _compile(options)
     ranks = options.take("num_processes", partial(read_whole, least=1))
     for field, what in options.said.items():
         put(tables, field, what, source=FIELD)
     options.drop(WITHOUT_EFFECT)
-    left = tuple(name for name, value in options.left.items() if value not in (False, "", []))
+    off: tuple[object, ...] = (False, "", [])
+    left = {name: shown(value) for name, value in options.left.items() if value not in off}
+    need_followed(FIELD, left.items())
     read = validated(scenario, tables, options.said, source=FIELD)
-    return on_world(read, ranks), left
+    return on_world(read, ranks), ()
+
+
+def _full_names(options: SectionOptions) -> None:
+    """Give options the prefix of their section, as `_validate_launch_command` does, and new names.
+
+    What was `fsdp_backward_prefetch_policy` before 0.26 has no effect since, and is read as it was.
+    """
+    for section, prefix in (("fsdp_config", "fsdp"), ("dynamo_config", "dynamo_")):
+        for name in [each for each in options.left if each.startswith(f"{section}.")]:
+            key = name.removeprefix(f"{section}.")
+            if not key.startswith(prefix):
+                full = f"{section}.{prefix.removesuffix('_')}_{key}"
+                options.left.setdefault(full, options.left.pop(name))
+    old, new = (f"fsdp_config.fsdp_backward_prefetch{each}" for each in ("_policy", ""))
+    if old in options.left:
+        options.left.setdefault(new, options.left.pop(old))
+
+
+def _compile(options: SectionOptions) -> None:
+    """Say that the model is compiled, by Inductor as it is by default."""
+    name = "dynamo_config.dynamo_backend"
+    backend = options.word(name, "NO", ("NO", "INDUCTOR"))
+    options.say("train.compile", backend == "INDUCTOR" or None, "dynamo_backend")
+    mode = options.word("dynamo_config.dynamo_mode", "default")
+    if backend == "INDUCTOR" and mode != "default":
+        raise options.wrong("dynamo_config.dynamo_mode", mode, "is not modelled, only default")
 
 
 def _precision(options: SectionOptions) -> None:
@@ -198,8 +230,11 @@ OFFLOADS: Mapping[str, str] = {
 }
 
 
-def _deepspeed(options: SectionOptions) -> None:
-    """Say the file of DeepSpeed, or the few options that stand for it."""
+def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
+    """Say the file of DeepSpeed, or the few options that stand for it.
+
+    Without a norm Accelerate clips at 1, unless the scenario clips.
+    """
     section = "deepspeed_config"
     path = options.word(f"{section}.deepspeed_config_file", "")
     if path:
@@ -217,11 +252,14 @@ def _deepspeed(options: SectionOptions) -> None:
         device = options.take(f"{section}.{option}", read_device)
         if stage == 3 or "optimizer" in option:
             options.say(field, device, option)
+    is_given = options.left.get(f"{section}.gradient_clipping") not in (None, AUTO)
     for key, field, read in (
         ("gradient_accumulation_steps", "train.gradient_accumulation_steps", read_whole),
         ("gradient_clipping", "train.clip_norm", read_clip),
     ):
         option = f"{section}.{key}"
-        if options.left.get(option) == "auto":
+        if options.left.get(option) == AUTO:
             del options.left[option]
         options.say(field, options.take(option, read), option)
+    if not clips and not is_given:
+        options.say("train.clip_norm", CLIP_NORM, f"{section}.gradient_clipping")

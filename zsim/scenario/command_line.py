@@ -5,13 +5,16 @@ import shlex
 from zsim.scenario.tables import ScenarioError
 
 
-def words_by_name(text: str, *, field: str) -> dict[str, list[str]]:
+def words_by_name(
+    text: str, *, field: str, any_value: tuple[str, ...] = ()
+) -> dict[str, list[str]]:
     """Return the values of each argument of a command line by its name.
 
     Of one that is given twice the last count; `field` is the key that has the command line.
+    Arguments that begin with one of `any_value` may have a variable for a value.
 
     Raises:
-        ScenarioError: it is no command line, or has variables.
+        ScenarioError: it is no command line, or has other variables.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -20,8 +23,14 @@ def words_by_name(text: str, *, field: str) -> dict[str, list[str]]:
     scripts = [at for at, word in enumerate(words) if word.endswith(".py")]
     found: dict[str, list[str]] = {}
     values: list[str] | None = None
+    is_free = False
     for word in words[scripts[0] + 1 :] if scripts else words:
-        if "$" in word:
+        begins = word.removeprefix("--").partition("=")[0].replace("_", "-")
+        if word.startswith("--"):
+            is_free = begins.startswith(any_value) and "$" not in begins
+        elif values and "$" in values[-1]:
+            is_free = False  # a variable after another one may hold further arguments
+        if "$" in word and not is_free:
             raise ScenarioError(f"{field}: {word!r}: must be written out, a variable has no value")
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")

@@ -1,18 +1,19 @@
 """A scenario from the `ds_config.json` that a DeepSpeed run is given.
 
-What it says goes into `[zero]`, `[train]` and `[activations]`; what it leaves open, or calls
-"auto", is the scenario's. Two batch sizes are needed, and accumulation is 1 if it is not said, as
-in DeepSpeed. Options that are not modelled are named, less those of
-`zsim.scenario.deepspeed_ignored_options`.
+What it says goes into `[zero]`, `[train]` and `[activations]`; what it leaves open is the
+scenario's, and so is "auto" unless Hugging Face fills it (`zsim.scenario.deepspeed_auto`). Two
+batch sizes are needed, and accumulation is 1 if it is not said, as in DeepSpeed. Other options are
+without effect, named or refused (`zsim.scenario.deepspeed_ignored_options`).
 """
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
+from zsim.bounded_text import bounded_json
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
-from zsim.scenario.deepspeed_ignored_options import is_silent
+from zsim.scenario.deepspeed_auto import AUTO, fill_autos, full_names, take_autos
+from zsim.scenario.deepspeed_ignored_options import is_silent, reasons
 from zsim.scenario.deepspeed_values import (
     read_at_least_one,
     read_clip,
@@ -25,6 +26,7 @@ from zsim.scenario.deepspeed_values import (
 )
 from zsim.scenario.said_options import Said, put, said_tables, validated
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.unfollowed import need_followed
 from zsim.schedule.json import shown
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
@@ -57,16 +59,19 @@ SECTIONS = (
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a ds_config.json says, and the options that are not modelled.
+    """Return `scenario` with what a ds_config.json says, and the options that are named.
 
     Raises:
-        ScenarioError: it is no configuration, says what cannot be, or contradicts the scenario.
+        ScenarioError: it is no configuration, says what cannot be or is not modelled, or
+            contradicts the scenario.
     """
     options = _options(text)
     tables = said_tables(scenario, ("zero", "train", "activations"), source=FIELD)
     emulate = tables["zero"].setdefault("emulate", "deepspeed")
     if emulate != "deepspeed":
         raise ScenarioError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
+    full_names(options)
+    autos = take_autos(options)
     _deprecated(options)
     said = _plain(options)
     precision = _precision(options, said, tables["train"])
@@ -79,32 +84,38 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
             said[field] = what  # else there are no checkpoints
     stage = _stage(said, tables["zero"])
     if stage != 3:
+        autos = [name for name in autos if not name.startswith(f"{ZERO}.stage3_")]
+    fill_autos(FIELD, autos, said, tables, hidden_size=scenario.model.hidden_size)
+    if stage != 3:
         _drop_stage3(said)
     for field, what in said.items():
         put(tables, field, what, source=FIELD)
     _complete(tables["train"], precision)
-    named = tuple(
-        name
+    recomputes = tables["activations"].get("checkpointing") is Checkpointing.FULL
+    left = {
+        name: shown(value)
         for name, value in options.items()
-        if not is_silent(name, value, stage=stage) and _applies(name, precision)
-    )
+        if not is_silent(name, value, stage=stage)
+        and _applies(name, precision, recomputes=recomputes)
+    }
+    named = need_followed(FIELD, left.items(), reasons(left))
     return validated(scenario, tables, said, source=FIELD), named
 
 
-def _applies(name: str, precision: Precision) -> bool:
-    """Return whether an option is of no format, or of the one that is trained in."""
+def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
+    """Return whether an option is of the format that is trained in, and of what is there."""
     section = name.partition(".")[0]
+    if section == "activation_checkpointing":
+        return recomputes
     return section not in {"fp16", "bf16"} or section == precision.compute
 
 
 def _options(text: str) -> Options:
-    """Return options of a ds_config.json by dotted name; null and "auto" are not given."""
+    """Return options of a ds_config.json by dotted name; null is not given."""
     try:
-        found: object = json.loads(text, object_pairs_hook=_object)
+        found = bounded_json(text)
     except ValueError as error:
         raise ScenarioError(f"{FIELD}: not JSON: {error}") from None
-    except RecursionError:
-        raise ScenarioError(f"{FIELD}: not JSON: nested too deeply") from None
     if not isinstance(found, dict):
         raise ScenarioError(f"{FIELD}: must be an object, as ds_config.json is")
     options = _given("", cast("Options", found))
@@ -115,28 +126,21 @@ def _options(text: str) -> Options:
     return options | _section(options, "optimizer.params")
 
 
-def _object(pairs: list[tuple[str, object]]) -> Options:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{shown(twice)} stands twice")
-    return found
-
-
 def _section(options: Options, name: str) -> Options:
     inner = options.pop(name, {})
+    if inner == AUTO:
+        return {}
     if not isinstance(inner, dict):
         raise ScenarioError(f"{FIELD}: {name}: {shown(inner)} must be an object")
     return _given(f"{name}.", cast("Options", inner))
 
 
 def _given(prefix: str, options: Options) -> Options:
-    """Return `options` that are given, by name after `prefix`; a name with a dot is quoted."""
+    """Return `options` that are not null, by name after `prefix`; a name with a dot is quoted."""
     return {
         prefix + (shown(name) if "." in name else name): value
         for name, value in options.items()
-        if value is not None and value != "auto"
+        if value is not None
     }
 
 
@@ -292,14 +296,13 @@ def _loss_scale(options: Options, said: dict[str, Said]) -> None:
 
 
 def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> None:
-    """Read the rule and its constants; an optimizer that is not modelled is left in `options`."""
+    """Read the rule and its constants; what else an optimizer has is left in `options`."""
     kinds = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
     word = options.get("optimizer.type")
     kind = kinds.get(word.lower()) if isinstance(word, str) else None
     if word is not None and kind is None:
-        for name in [name for name in options if name.startswith("optimizer.params.")]:
-            del options[name]
-        return
+        why = "is not modelled, only Adam, AdamW and SGD"
+        raise ScenarioError(f"{FIELD}: optimizer.type: {shown(word)} {why}")
     if kind is not None:
         said["train.optimizer"] = Said("optimizer.type", kind)
         del options["optimizer.type"]

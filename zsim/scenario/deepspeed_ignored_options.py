@@ -1,15 +1,19 @@
-"""Options of a DeepSpeed configuration that change nothing that zsim computes.
+"""Options of a DeepSpeed configuration that no scenario has: without effect, named, or refused.
 
 Names, defaults and what an option does are those of DeepSpeed 0.19: `deepspeed/runtime/config.py`,
 `constants.py`, `precision_config.py` and `zero/config.py`, as read; optimizers as recalled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 DEFAULTS: Mapping[str, object] = {
     # Defaults that are not plainly off: this is what zsim emulates.
     "gradient_predivide_factor": 1.0,
+    "gradient_allreduce_op": "mean",
+    "managed_gradient_accumulation": True,
+    "seq_parallel_communication_data_type": "fp32",
     "seq_parallel_comm_data_type": "fp32",
+    "bf16.check_grad_overflow": True,
     "optimizer.params.bias_correction": True,
     "optimizer.params.adam_w_mode": True,
     "optimizer.params.dampening": 0,
@@ -24,7 +28,7 @@ DEFAULTS: Mapping[str, object] = {
     "zero_optimization.stage3_module_granularity_threshold": 0,
     "zero_optimization.stage3_model_persistence_threshold": 2**63 - 1,
 }
-"""Options that are silent at one value, and named at any other."""
+"""Options that are silent at one value, and refused or named at any other."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -55,7 +59,15 @@ WITHOUT_EFFECT = frozenset(
         "zero_optimization.ignore_unused_parameters",
         # Read nowhere, or where the post-step gather has no `all_gather_into_tensor`: no torch now.
         "vocabulary_size",
+        "disable_allgather",
         "fp16.fused_mode",
+        # Of the optimizer for bf16 without ZeRO; casts of inputs, which are numbers of tokens.
+        "bf16.immediate_grad_update",
+        "fp16.auto_cast",
+        # Of Muon, which is refused.
+        "zero_optimization.save_muon_momentum_buffer_in_memory",
+        # A number of slots of contiguous_memory_optimization, which is refused.
+        "activation_checkpointing.number_checkpoints",
         "zero_optimization.allgather_bucket_size",
         # How files are read and written, and where; which CPU Adam; how states are made at first.
         # A copy of parameters to the device stops the host, pinned or not.
@@ -71,6 +83,34 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 """Options that are silent at any value."""
+
+NAMED: Mapping[str, str] = {
+    "scheduler": "the learning rate is train.learning_rate in every step",
+    "fp16.hysteresis": "the loss scale falls at the first overflow",
+    "fp16.consecutive_hysteresis": "the loss scale falls at the first overflow",
+    "wall_clock_breakdown": "its timers stop the host: steps take longer",
+    "flops_profiler": "the step that it profiles takes longer",
+    "comms_logger": "its timers stop the host: steps take longer",
+}
+"""Options that are followed by nothing, with what differs: no plain step, or its timing alone."""
+
+CHANGING = frozenset(
+    {
+        *("amp", "autotuning", "compile", "compression_training"),
+        *("curriculum_learning", "data_efficiency", "data_types", "eigenvalue", "elasticity"),
+        *("expert_parallel", "gradient_allreduce_op", "gradient_predivide_factor"),
+        *("graph_harvesting", "hybrid_engine", "managed_gradient_accumulation", "pipeline"),
+        *("prescale_gradients", "progressive_layer_drop", "quantize_training"),
+        *("seq_parallel_comm_data_type", "seq_parallel_communication_data_type"),
+        *("sequence_parallel_size", "sparse_attention", "sparse_gradients", "tensor_parallel"),
+        *("timers", "torch_autocast", "use_data_before_expert_parallelism", "weight_quantization"),
+        *("zenflow",),
+        *("fp16", "bf16", "optimizer", "aio", "activation_checkpointing", "zero_optimization"),
+    }
+)
+"""Options of DeepSpeed, and its sections, that change a step; it ignores names it does not know."""
+
+UNKNOWN = "no option of DeepSpeed, which ignores it"
 
 BEFORE_STAGE_3 = frozenset(
     {
@@ -94,6 +134,12 @@ def is_silent(name: str, value: object, *, stage: int | None) -> bool:
         default = DEFAULTS[name]
         return value == default and isinstance(value, bool) == isinstance(default, bool)
     return _is_off(value)
+
+
+def reasons(names: Iterable[str]) -> dict[str, str]:
+    """Return why each of `names` may be left out of a run; others change it."""
+    found = {name: UNKNOWN for name in names if name.partition(".")[0] not in CHANGING}
+    return {**found, **NAMED}
 
 
 def _is_off(value: object) -> bool:

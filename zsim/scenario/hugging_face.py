@@ -5,11 +5,11 @@ initialization, scales of embeddings and scores, caps of logits and scores, and 
 scaling and the share of rotary positions.
 """
 
-import json
 from typing import cast
 
 from pydantic import ValidationError
 
+from zsim.bounded_text import bounded_json
 from zsim.config_error import line
 from zsim.scenario.hugging_face_architectures import READERS, REFUSED
 from zsim.scenario.hugging_face_values import Config, Fields
@@ -40,11 +40,9 @@ def shape_fields(text: str) -> Fields:
         ScenarioError: it is no configuration, or of an architecture that zsim does not know.
     """
     try:
-        found: object = json.loads(text)
+        found = bounded_json(text)
     except ValueError as error:
         raise ScenarioError(f"model.hf_config: not JSON: {error}") from None
-    except RecursionError:
-        raise ScenarioError("model.hf_config: not JSON: nested too deeply") from None
     if not isinstance(found, dict):
         raise ScenarioError("model.hf_config: must be an object, as config.json is")
     config = cast("Config", found)

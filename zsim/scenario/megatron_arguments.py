@@ -4,7 +4,8 @@ The arguments stand in a file as a shell has them, with every variable written o
 prints of a script. What comes before the name of a Python file is the launcher's. They say
 `[model]`, `[parallel]`, `[zero]`, `[activations]` and `[train]`, with the defaults of
 `megatron/training/arguments.py` (2026-08); the cluster, and the vocabulary where a tokenizer has
-it, are the scenario's. Arguments that are not modelled are named.
+it, are the scenario's. Names that recomputation had before 2023 are read, too. An argument that
+nobody has read is refused, unless it changes no step, or is named with what differs.
 """
 
 from zsim.scenario.command_line import words_by_name
@@ -12,22 +13,79 @@ from zsim.scenario.megatron_stage_arguments import stage_options
 from zsim.scenario.named_arguments import Arguments
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.tables import Scenario
+from zsim.scenario.unfollowed import need_followed
 from zsim.strategy.activations import Checkpointing
+from zsim.strategy.execution import Loss
 from zsim.strategy.precision import Precision
 
 FIELD = "zero.megatron_arguments"
 
 WITHOUT_EFFECT = (
-    *("adlr", "async-save", "ckpt", "data", "decay", "dist-ckpt", "distributed", "eval", "exit"),
-    *("init-method", "inference", "load", "log", "lr-", "manual-gc", "merge-file", "min-lr"),
+    *("adlr", "async-save", "ckpt", "data-args", "data-cache", "data-path", "dataloader"),
+    *("data-per-class", "decay", "dist-ckpt", "distributed-backend", "distributed-timeout"),
+    *("eval", "exit", "app-tag", "num-dataset-builder", "per-dataset", "per-split", "otel"),
+    *("one-logger", "no-one-logger", "object-storage", "ft-", "calc-ft", "enable-ft", "inprocess"),
+    *(
+        "eod-mask-loss",
+        "reset-position-ids",
+        "reset-attention-mask",
+        "sft",
+        "fim-",
+        "use-dist-ckpt",
+    ),
+    *("short-seq-prob", "mask-prob", "disable-msc", "enable-msc", "run-workload", "result-reject"),
+    *("no-check-for-nan", "check-for", "use-cpu-initialization", "perform-initialization"),
+    *("override-ckpt", "titles-", "onnx-safe", "lazy-mpu-init", "local-rank", "empty-unused"),
+    *("barrier-with-L1-time", "no-ckpt", "use-persistent-ckpt", "straggler"),
+    *("use-rope-scaling", "rope-scaling", "rope-type", "rotary-seq-len", "rotary-scaling"),
+    *("apply-query-key-layer", "no-query-key-layer", "layernorm-epsilon", "tp-comm-bootstrap"),
+    *("rerun-mode", "error-injection", "langrl", "rl-", "grpo-", "mid-level-dataset"),
+    *("init-method", "inference", "load", "log-", "lr-", "manual-gc", "merge-file", "min-lr"),
     *("mock-data", "no-load", "no-mmap", "no-save", "num-workers", "override-opt", "profile"),
-    *("rampup", "rotary-base", "save", "seed", "split", "step-batch-size", "tensorboard"),
+    *("rotary-base", "save", "seed", "split", "step-batch-size", "tensorboard"),
     *("test-data", "tiktoken", "timing", "tokenizer", "train-data", "train-iters"),
     *("train-samples", "transformer-impl", "use-checkpoint", "use-mcore-models", "valid-data"),
     *("vocab-file", "wandb", "no-create-attention-mask", "rotary-percent", "attention-softmax"),
     *("no-masked-softmax-fusion", "use-rotary-position-embeddings", "norm-epsilon", "no-rope-f"),
 )
 """Beginnings of arguments that change neither time nor memory of a step of training."""
+
+NAMED = {
+    "hysteresis": "the loss scale falls at the first overflow",
+    "rampup-batch-size": "every step has the whole global batch",
+    "weight-decay-incr-style": "the decay is train.weight_decay in every step",
+    "start-weight-decay": "the decay is train.weight_decay in every step",
+    "end-weight-decay": "the decay is train.weight_decay in every step",
+}
+"""Arguments that are followed by nothing, with what differs: neither time nor memory of a step."""
+
+DEFAULTS = {
+    "cpu-offloading-num-layers": "0",
+    "num-distributed-optimizer-instances": "1",
+    "recompute-modules": "core_attn",
+    "weight-decay-incr-style": "constant",
+}
+"""Arguments that say their default, which is followed."""
+
+OF_FP16 = ("loss-scale", "initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis")
+OF_RULES = {
+    "sgd": {"sgd-momentum": ("momentum", 0.9)},
+    "adam": {
+        "adam-beta1": ("beta1", 0.9),
+        "adam-beta2": ("beta2", 0.999),
+        "adam-eps": ("epsilon", 1e-8),
+    },
+}
+"""Arguments of an optimizer: what they are in `[train]`, and their defaults."""
+
+OLD_NAMES = {
+    "checkpoint-num-layers": "recompute-num-layers",
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "activations-checkpoint-granularity": "recompute-granularity",
+    "distribute-checkpointed-activations": "distribute-saved-activations",
+}
+"""Arguments of recomputation before 2023, and how they are called since."""
 
 REFUSED = {
     "num-experts": "experts",
@@ -42,17 +100,19 @@ REFUSED = {
     "optimizer-cpu-offload": "its optimizer on the host",
     "fine-grained-activation-offloading": "activations of modules on the host",
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
+    "deepspeed": "Megatron-DeepSpeed; write a scenario with emulate = deepspeed",
 }
 """Arguments with which another model, or another runtime, would be trained."""
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what the arguments in `text` say, and those that are not modelled.
+    """Return `scenario` with what the arguments in `text` say, and those that are named.
 
     Raises:
         ScenarioError: they are no arguments, say what is not modelled, or contradict the scenario.
     """
-    return with_arguments(scenario, Arguments(words_by_name(text, field=FIELD), field=FIELD))
+    given = words_by_name(text, field=FIELD, any_value=WITHOUT_EFFECT)
+    return with_arguments(scenario, Arguments(given, field=FIELD))
 
 
 def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, tuple[str, ...]]:
@@ -63,6 +123,7 @@ def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, 
     """
     names = ("model", "parallel", "zero", "activations", "train")
     tables = said_tables(scenario, names, source=arguments.field)
+    arguments.drop(name for name, value in DEFAULTS.items() if arguments.given.get(name) == [value])
     for name, other in REFUSED.items():
         if name in arguments.given:
             raise arguments.wrong(name, f"{other}: not modelled")
@@ -71,14 +132,20 @@ def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, 
     _train(arguments)
     _optimizer(arguments)
     _checkpoints(arguments)
-    _runtime(arguments)
+    runtime = tables["zero"].get("megatron") or {}
+    _runtime(arguments, has_methods=METHODS_KEY in runtime)
     for field, what in arguments.said.items():
         put(tables, field, what, source=arguments.field)
     if "global_batch_size" not in tables["train"]:  # the default is a micro-batch a replica
         tables["train"].setdefault("gradient_accumulation_steps", 1)
-    rest = (name for name in arguments.given if not name.startswith(WITHOUT_EFFECT))
-    read = validated(scenario, tables, arguments.said, source=arguments.field)
-    return read, tuple(map(arguments.called, rest))
+    left = [
+        (arguments.called(name), " ".join(values))
+        for name, values in arguments.given.items()
+        if name in NAMED or not name.startswith(WITHOUT_EFFECT)
+    ]
+    reasons = {arguments.called(name): reason for name, reason in NAMED.items()}
+    named = need_followed(arguments.field, left, reasons)
+    return validated(scenario, tables, arguments.said, source=arguments.field), named
 
 
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather"}  # `cp_comm_type` of Transformer Engine
@@ -143,8 +210,9 @@ def _model(arguments: Arguments) -> None:
     arguments.say("model.attention", "plain" if plain else "flash2", "attention-backend")
     dropout = arguments.number("hidden-dropout", 0.1)
     arguments.say("model.dropout", dropout, "hidden-dropout")
-    if arguments.number("attention-dropout", 0.1) != dropout:
-        arguments.given["attention-dropout"] = []  # one rate is modelled
+    if (other := arguments.number("attention-dropout", 0.1)) != dropout:
+        hidden = arguments.called("hidden-dropout")
+        raise arguments.wrong("attention-dropout", f"{other} must be {dropout}, as {hidden}")
 
 
 BACKENDS = ("auto", "flash", "fused", "unfused", "local")
@@ -182,7 +250,14 @@ def _train(arguments: Arguments) -> None:
     arguments.say("train.precision", precision, formats[0] if formats else "fp32")
     clip = arguments.number("clip-grad", 1.0)
     arguments.say("train.clip_norm", clip or None, "clip-grad")
+    implementation = arguments.word("cross-entropy-fusion-impl", "native", ("native", "te"))
+    fused = "cross-entropy-loss-fusion"
+    if arguments.flag(fused):
+        if implementation != "te":
+            raise arguments.wrong(fused, "is modelled with --cross-entropy-fusion-impl te alone")
+        arguments.say("train.loss", Loss.FUSED, fused)  # one kernel, its gradient in place
     if precision is not Precision.FP16:
+        arguments.drop(OF_FP16)
         return
     scale = "train.loss_scale"
     constant = arguments.number("loss-scale", 0.0)
@@ -202,6 +277,7 @@ def _train(arguments: Arguments) -> None:
 
 
 def _optimizer(arguments: Arguments) -> None:
+    arguments.word("DDP-impl", "local", ("local",))  # before 2023; torch is PyTorch's
     for name in ("main-params", "main-grads", "exp-avg", "exp-avg-sq"):
         # of the precision-aware optimizer, whose formats are fp32 unless they are given
         arguments.word(f"{name}-dtype", "fp32", ("fp32",))
@@ -210,19 +286,20 @@ def _optimizer(arguments: Arguments) -> None:
     if "lr" in arguments.given:
         arguments.say("train.learning_rate", arguments.number("lr", 0.0), "lr")
     arguments.say("train.weight_decay", arguments.number("weight-decay", 0.01), "weight-decay")
-    constants = {"sgd-momentum": ("momentum", 0.9)}
-    if kind == "adam":
-        constants = {
-            "adam-beta1": ("beta1", 0.9),
-            "adam-beta2": ("beta2", 0.999),
-            "adam-eps": ("epsilon", 1e-8),
-        }
-    for name, (field, default) in constants.items():
+    for name, (field, default) in OF_RULES[kind].items():
         arguments.say(f"train.{field}", arguments.number(name, default), name)
+    for names in OF_RULES.values():
+        arguments.drop(names)  # of the other rule
 
 
 def _checkpoints(arguments: Arguments) -> None:
     """Say what is recomputed: whole layers one by one, or the core of attention."""
+    old = [name for name in OLD_NAMES if name in arguments.given]
+    for name in old:
+        arguments.rename(name, OLD_NAMES[name])
+    # before there was a granularity, either of these recomputed whole layers
+    if arguments.flag("checkpoint-activations") or "activations-checkpoint-method" in old:
+        arguments.given.setdefault("recompute-granularity", ["full"])
     granularity = arguments.word("recompute-granularity", "", ("full", "selective"))
     if arguments.flag("recompute-activations"):
         granularity = "selective"
@@ -233,14 +310,14 @@ def _checkpoints(arguments: Arguments) -> None:
         arguments.word("recompute-method", "uniform", ("uniform",))
         if (layers := arguments.whole("recompute-num-layers", 1)) != 1:
             raise arguments.wrong("recompute-num-layers", f"{layers} is not modelled, only 1")
+    else:
+        arguments.drop(("recompute-method", "recompute-num-layers"))
     cuts = "distribute-saved-activations"
     arguments.say("activations.partition", arguments.flag(cuts) or None, cuts)
 
 
-def _runtime(arguments: Arguments) -> None:
+def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
     """Say the stage, which is that of the distributed optimizer, and the options of the runtime."""
-    if arguments.given.get("cpu-offloading-num-layers") == ["0"]:  # the default
-        del arguments.given["cpu-offloading-num-layers"]
     shards = arguments.flag("use-distributed-optimizer")
     arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
     arguments.say("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
@@ -263,7 +340,7 @@ def _runtime(arguments: Arguments) -> None:
             )
         },
     }
-    options |= _tensor_options(arguments)
+    options |= _tensor_options(arguments, has_methods=has_methods)
     apart = "no-gradient-accumulation-fusion"
     options["gradient_accumulation_fusion"] = (apart, not arguments.flag(apart))
     whole = "no-scatter-gather-tensors-in-pipeline"
@@ -274,11 +351,16 @@ def _runtime(arguments: Arguments) -> None:
         arguments.say(f"zero.megatron.{field}", value, name)
 
 
-def _tensor_options(arguments: Arguments) -> dict[str, tuple[str, object]]:
+METHODS, METHODS_KEY = "tp-comm-overlap-cfg", "tp_comm_overlap_cfg"
+
+
+def _tensor_options(arguments: Arguments, *, has_methods: bool) -> dict[str, tuple[str, object]]:
     """Return options of tensor ranks: how hidden states are cut, what runs beside products."""
     cuts_tokens = arguments.flag("sequence-parallel")
     tensor = arguments.said["parallel.tensor"].value
     overlaps = arguments.flag("tp-comm-overlap")
+    if (path := arguments.word(METHODS, "")) and overlaps and not has_methods:
+        raise arguments.wrong(METHODS, f"{path!r} is not read; write zero.megatron.{METHODS_KEY}")
     if overlaps and not (cuts_tokens and tensor != 1):  # validate_args
         raise arguments.wrong("tp-comm-overlap", "needs --sequence-parallel and tensor ranks")
     behind = "disable-tp-comm-overlap-rs"

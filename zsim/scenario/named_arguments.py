@@ -1,6 +1,6 @@
 """Arguments of a trainer, each with its values, from which a scenario is said one by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 
@@ -36,6 +36,22 @@ class Arguments:
     def called(self, name: str) -> str:
         """Return what an argument is called in its file."""
         return self._names.get(name, f"--{name}")
+
+    def rename(self, old: str, name: str) -> None:
+        """Take the argument `old` as `name`, under which it is read from now on.
+
+        Raises:
+            ScenarioError: both are given.
+        """
+        if name in self.given:
+            raise self.wrong(old, f"contradicts {self.called(name)}: allowed is one of the two")
+        self.given[name] = self.given.pop(old)
+        self._names = {**self._names, name: self.called(old)}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Take arguments that change nothing here."""
+        for name in [*names]:
+            self.given.pop(name, None)
 
     def wrong(self, name: str, why: str) -> ScenarioError:
         """Return the error of an argument, in the words of its file."""

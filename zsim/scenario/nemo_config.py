@@ -16,7 +16,9 @@ from zsim.scenario.megatron_arguments import with_arguments
 from zsim.scenario.named_arguments import Arguments
 from zsim.scenario.section_options import SectionOptions, on_world
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.unfollowed import need_followed
 from zsim.scenario.yaml_text import yaml_sections
+from zsim.schedule.json import shown
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, ByKernel, OverlapMethods
 
 FIELD = "zero.nemo_config"
@@ -92,7 +94,7 @@ WITHOUT_EFFECT = (
     *("model.mcore_gpt", "model.megatron_amp_O2", "model.persist_layer_norm", "model.fp8_"),
     *("model.grad_", "model.gradient_", "model.bias_", "model.masked_softmax", "model.headscale"),
     *("model.get_attention_mask", "model.apply_", "model.sync_batch_comm", "model.gc_interval"),
-    *("model.batch_p2p", "model.reduce_amax"),
+    *("model.batch_p2p", "model.reduce_amax", "model.barrier_with", "model.onnx_safe"),
     *("model.pre_process", "model.post_process", "model.do_layer_norm_weight_decay"),
     *("model.attention_type", "model.ffn_dropout", "model.cpu_offloading_", "model.skip_"),
     *("model.fsdp_", "model.rampup_batch_size", "model.nccl_", "model.drop_layers"),
@@ -101,11 +103,13 @@ WITHOUT_EFFECT = (
 )
 """Beginnings of keys that change neither time nor memory of a step here."""
 
+OFF_VALUES: tuple[object, ...] = (False, [], "")
+OPTIMIZER = "mcore_distributed_optim"
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a configuration says, and the keys that are not modelled.
+    """Return `scenario` with what a configuration says, and the keys that are named.
 
     Raises:
         ScenarioError: it is no configuration, says what is not modelled, or contradicts the
@@ -126,8 +130,9 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     _overlap_methods(options, arguments)
     read, left = with_arguments(scenario, arguments)
     options.drop(WITHOUT_EFFECT)
-    rest = (name for name, value in options.left.items() if value not in (False, [], ""))
-    return on_world(read, ranks), (*left, *taken.named, *rest)
+    rest = {name: shown(value) for name, value in options.left.items() if value not in OFF_VALUES}
+    need_followed(FIELD, rest.items())
+    return on_world(read, ranks), left
 
 
 class _Taken:
@@ -137,7 +142,6 @@ class _Taken:
         self.options = options
         self.given: dict[str, list[str]] = {"use-distributed-optimizer": []}
         self.names: dict[str, str] = {}
-        self.named: list[str] = []
 
     def put(self, argument: str, key: str, *values: str) -> None:
         """Take an argument, which stands for a key."""
@@ -268,15 +272,12 @@ def _shape(taken: _Taken) -> None:
 
 
 def _optimizer(taken: _Taken) -> None:
-    """Take the optimizer: Megatron Core's, or Apex's, which is taken for it and named."""
+    """Take the optimizer, which is Megatron Core's."""
     options = taken.options
     key = "model.optim.name"
-    known = ("mcore_distributed_optim", "distributed_fused_adam")
     name = options.word(key, "missing")
-    if name not in known:
-        raise options.wrong(key, name, f"is not modelled, only {' and '.join(known)}")
-    if name != known[0]:
-        taken.named.append(key)
+    if name != OPTIMIZER:
+        raise options.wrong(key, name, f"is not modelled, only {OPTIMIZER}")
     taken.names["optimizer"] = key
     betas = options.take("model.optim.betas", read_pair)
     if betas is not None:

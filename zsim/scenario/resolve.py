@@ -284,8 +284,8 @@ def _batches(train: TrainTable, replicas: int) -> tuple[int, int]:
     return micro or rest, steps or rest
 
 
-LAYERS_MAX = 10_000
-"""Layers of a model: a slip of an exponent is told."""
+LAYERS_MAX = 4_000
+"""Layers of a model: a schedule of more of them has too many operations, mostly."""
 
 
 def _need_bounded(model: ModelTable, accumulation_steps: int) -> None:

@@ -1,11 +1,11 @@
 """Scenarios in TOML text, with settings such as `zero.stage=3` in place of what the text says."""
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from enum import Enum
 from typing import Any, Final, cast, get_args, get_type_hints
 
+from zsim.bounded_text import bounded_toml
 from zsim.scenario.model_catalogue import without_shape
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables, need_field
 from zsim.strategy.config_table import Table
@@ -32,11 +32,9 @@ def tables_of(text: str) -> dict[str, Any]:
         ScenarioError: it is no TOML, or empty.
     """
     try:
-        data = tomllib.loads(text)
-    except ValueError as error:  # not TOML, or a number of thousands of digits
+        data = bounded_toml(text)
+    except ValueError as error:
         raise ScenarioError(f"not TOML: {error}") from None
-    except RecursionError:
-        raise ScenarioError("not TOML: nested too deeply") from None
     if not data:
         raise ScenarioError(f"empty; a scenario has {', '.join(Scenario.model_fields)}")
     return data
@@ -124,8 +122,8 @@ def setting_value(setting: str, text: str) -> object:
         ScenarioError: it is none.
     """
     try:
-        found = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # TOML may hold a number of thousands of digits
+        found = bounded_toml(f"value = {text}")
+    except ValueError:
         if not text or text[0] in "\"'[{":
             raise ScenarioError(f"--set: {setting!r}: the value is not TOML") from None
         return text

@@ -5,17 +5,19 @@ Sections, defaults and what an option does are those of `torchtitan/config/job_c
 reads TOML; what 0.1.0 called otherwise is read too. With a pipeline the batch of a step is cut into
 micro-batches, as `distributed/pipeline_parallel.py` has it. They say `[model]`, `[parallel]`,
 `[zero]`, `[activations]` and `[train]`; the cluster, and its allocator, are the scenario's. Options
-that are not modelled are named.
+that change a step and are not modelled are refused.
 """
 
-import tomllib
 from collections.abc import Mapping
 
+from zsim.bounded_text import bounded_toml
 from zsim.runtimes.fsdp2.options import PipelineSchedule
 from zsim.scenario.model_catalogue import ModelCatalogue
 from zsim.scenario.said_options import put, said_tables, validated
 from zsim.scenario.section_options import SectionOptions
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.unfollowed import need_followed
+from zsim.schedule.json import shown
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8, Loss
 from zsim.strategy.precision import Precision
@@ -98,13 +100,16 @@ SILENT: Mapping[str, object] = {
     "debug.deterministic_warn_only": False,
     "experimental.custom_import": "",
 }
-"""Options that are silent at one value, which is what zsim follows, and named at any other."""
+"""Options that are silent at one value, which is what zsim follows; any other is not followed."""
+
+NAMED: Mapping[str, str] = {"experimental.custom_import": "zsim does not know that module"}
+"""Options that are followed by nothing, with what may differ."""
 
 
 def configured(
     scenario: Scenario, text: str, catalogue: ModelCatalogue
 ) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a configuration says, and the options that are not modelled.
+    """Return `scenario` with what a configuration says, and the options that are named.
 
     Shapes of models are those of `catalogue`.
 
@@ -136,19 +141,20 @@ def configured(
     if "global_batch_size" not in tables["train"]:  # torchtitan's default
         tables["train"].setdefault("gradient_accumulation_steps", 1)
     options.drop(WITHOUT_EFFECT)
-    left = (name for name, value in options.left.items() if SILENT.get(name, ...) != value)
-    return validated(scenario, tables, options.said, source=FIELD), tuple(left)
+    left = {
+        name: shown(value) for name, value in options.left.items() if SILENT.get(name, ...) != value
+    }
+    named = need_followed(FIELD, left.items(), NAMED)
+    return validated(scenario, tables, options.said, source=FIELD), named
 
 
 def _tree(text: str) -> dict[str, object]:
     try:
-        return tomllib.loads(text)
+        return bounded_toml(text)
     except ValueError as error:
         what = "; configurations in Python, of torchtitan since 0.2.2, are not read"
         is_python = "import " in text
         raise ScenarioError(f"{FIELD}: not TOML: {error}{what if is_python else ''}") from None
-    except RecursionError:
-        raise ScenarioError(f"{FIELD}: not TOML: nested too deeply") from None
 
 
 def _runtime(options: SectionOptions, stages: int) -> None:

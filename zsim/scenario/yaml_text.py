@@ -1,40 +1,101 @@
-"""YAML files of trainers, by PyYAML: safe types alone, each key once, of a bounded size.
+"""YAML files of trainers, by PyYAML: plain types alone, each key once, within a budget.
 
+References and merged keys count with everything that they stand for, before any of it is made.
 PyYAML's parser in C ends the process where lists nest deeply; this is the one in Python, and files
 of trainers are small.
 """
 
-from collections.abc import Hashable
 from typing import cast
 
 import yaml
 
+from zsim.bounded_text import DEPTH, need_small
+from zsim.limits import limits
 from zsim.scenario.tables import ScenarioError
 from zsim.schedule.json import shown
 
 MOST_BYTES = 256 * 1024
 """Size of a file; the parser takes some seconds for so much."""
 
+MOST_VALUES = 20_000
+"""Values of a file, those of references included: PyYAML takes 0.1 ms for each."""
+
+LONGEST_NUMBER = 100
+"""Letters of a value that is no string: a number in base 60 takes the square of them."""
+
+TAG = "tag:yaml.org,2002:"
+STRING, INTEGER, FLOAT, MERGE = (f"{TAG}{name}" for name in ("str", "int", "float", "merge"))
+SECTIONS = frozenset({f"{TAG}map", f"{TAG}seq"})
+"""Types of what holds values; sets, ordered maps and types of Python are refused."""
+
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader that refuses a key that stands twice."""
+    """Loader that refuses a key that stands twice, and bounds what references stand for.
 
-    def construct_mapping(
-        self,
-        node: yaml.MappingNode,
-        deep: bool = False,  # noqa: FBT001, FBT002 (as PyYAML's)
-    ) -> dict[Hashable, object]:
-        """Return the mapping of a node."""
-        found: set[object] = set()
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key.value in found:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{shown(str(key.value))} stands twice", key.start_mark
-                )
-            found.add(key.value)
-        return cast("dict[Hashable, object]", super().construct_mapping(node, deep))
+    Attributes:
+        values: values that have been read, those of references included.
+        depth: lists and mappings that are open.
+        measures: values and levels of each node that is complete, by its identity.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.values, self.depth = 0, 0
+        self.measures: dict[int, tuple[int, int]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
+        """Return the next node, which is within the budget."""
+        mark = self.peek_event().start_mark
+        self.depth += 1
+        self._need(self.depth <= limits().config_depth, DEPTH, mark)
+        is_reference = self.check_event(yaml.AliasEvent)
+        node = cast("yaml.Node", super().compose_node(parent, index))
+        self.depth -= 1
+        if not is_reference:
+            self._need_plain(node, mark)
+            self.measures[id(node)] = self._measured(node)
+        self._need(id(node) in self.measures, "a value must not hold itself", mark)
+        values, levels = self.measures[id(node)]
+        self.values += values if is_reference else 1
+        most = min(MOST_VALUES, limits().config_values)
+        self._need(max(values, self.values) <= most, f"must have at most {most:,} values", mark)
+        self._need(self.depth + levels <= limits().config_depth, DEPTH, mark)
+        return node
+
+    def _measured(self, node: yaml.Node) -> tuple[int, int]:
+        """Return values and levels of a node whose parts are complete."""
+        if isinstance(node, yaml.ScalarNode):
+            return 1, 1
+        parts = [each for pair in node.value for each in pair] if _is_map(node) else node.value
+        inner = [self.measures[id(each)] for each in parts]
+        return 1 + sum(each for each, _ in inner), 1 + max((each for _, each in inner), default=0)
+
+    def _need_plain(self, node: yaml.Node, mark: yaml.Mark) -> None:
+        """Raise an error unless a node has a type that a file of a trainer has."""
+        if isinstance(node, yaml.ScalarNode):
+            plain = self.resolve(yaml.ScalarNode, node.value, (True, False))
+            known = frozenset({STRING, plain, FLOAT if plain == INTEGER else plain})
+            is_short = node.tag == STRING or len(node.value) <= LONGEST_NUMBER
+            self._need(is_short, f"must have at most {LONGEST_NUMBER} letters, or be quoted", mark)
+        else:
+            known = SECTIONS
+        self._need(node.tag in known, f"could not determine a constructor for {node.tag!r}", mark)
+        if _is_map(node):
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            seen: set[str] = set()
+            for key in keys:
+                is_new = key.tag == MERGE or key.value not in seen
+                self._need(is_new, f"{shown(key.value)} stands twice", key.start_mark)
+                seen.add(key.value)
+
+    @staticmethod
+    def _need(is_right: bool, why: str, mark: yaml.Mark) -> None:  # noqa: FBT001  (a condition)
+        if not is_right:
+            raise yaml.constructor.ConstructorError(None, None, why, mark)
+
+
+def _is_map(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.MappingNode)
 
 
 def yaml_sections(field: str, text: str) -> dict[str, object]:
@@ -47,10 +108,11 @@ def yaml_sections(field: str, text: str) -> dict[str, object]:
         raise ScenarioError(f"{field}: must have at most {MOST_BYTES} characters, has {len(text)}")
     try:
         found: object = yaml.load(text, _Loader)
+        need_small(found)
     except yaml.YAMLError as error:
         raise ScenarioError(f"{field}: not YAML: {_why(error)}") from None
     except RecursionError:
-        raise ScenarioError(f"{field}: not YAML: nested too deeply") from None
+        raise ScenarioError(f"{field}: not YAML: {DEPTH}") from None
     except ValueError as error:  # a date that is none, a number of too many digits
         raise ScenarioError(f"{field}: not YAML: {error}") from None
     if not isinstance(found, dict):

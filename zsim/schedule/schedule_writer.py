@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from zsim.dtype import DType
+from zsim.limits import go_on
 from zsim.model.model import ModelError
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.buffer_handle import BufferHandle
@@ -103,6 +104,7 @@ class ScheduleWriter(OperationList):
         Raises:
             ModelError: there are too many; it names what makes fewer.
         """
+        go_on()
         if len(self.operations) >= OPERATIONS_MAX:
             raise ModelError(
                 f"model.layers: a step of more than {OPERATIONS_MAX:,} operations; fewer layers or "

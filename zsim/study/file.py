@@ -4,12 +4,12 @@
 field, the value, and what is allowed.
 """
 
-import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError
 
+from zsim.bounded_text import bounded_toml
 from zsim.config_error import line
 from zsim.strategy.config_table import Count, Flag, Positive, Table, Time
 
@@ -78,11 +78,9 @@ def parse(text: str) -> StudyFile:
         StudyError: it cannot be used.
     """
     try:
-        data = tomllib.loads(text)
-    except ValueError as error:  # not TOML, or a number of thousands of digits
+        data = bounded_toml(text)
+    except ValueError as error:
         raise StudyError(f"not TOML: {error}") from None
-    except RecursionError:
-        raise StudyError("not TOML: nested too deeply") from None
     return from_tables(data)
 
 

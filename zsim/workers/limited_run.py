@@ -28,6 +28,8 @@ class LimitChanges(TypedDict, total=False):
     runs: int
     file_bytes: int
     config_bytes: int
+    config_values: int
+    config_depth: int
     memory_bytes: int | None
     time_s: float | None
     run_memory_bytes: int | None

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from zsim.backend.backend import RunFailedError
+from zsim.files.given import is_there
 from zsim.mistake import MistakeError, file_fault
 from zsim.study.outcome import StudyOutcome, decoded, encoded
 
@@ -141,7 +142,7 @@ def opened(path: Path) -> Generator[Store]:
     """
     connection = None
     try:
-        if path.exists() and not path.is_file():
+        if is_there(path) and not path.is_file():
             raise MistakeError(f"--store: {path}: must be a regular file")
         connection = sqlite3.connect(path, timeout=WAIT_S)
         damage = _damage(connection)

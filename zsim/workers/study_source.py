@@ -1,6 +1,5 @@
 """The study that a command names, and what its scenarios name: files and what ships."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +7,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from zsim.bounded_text import bounded_toml
+from zsim.files.given import is_there
 from zsim.files.installed import (
     kernel_profile,
     network_profile,
@@ -99,12 +100,12 @@ def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(name, str):
         raise StudyError(f"base.scenario: {name!r} must be the name of a scenario, or a file")
     where = name
-    if name not in shipped and (folder / name).is_file():
+    if name not in shipped and is_there(folder / name):
         where = str(folder / name)
     text = shipped[name] if name in shipped else _text(where, tuple(shipped))
     try:
-        found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML may hold a number of thousands of digits
+        found = bounded_toml(text)
+    except ValueError as error:
         raise StudyError(f"base.scenario: {name}: not TOML: {error}") from None
     return where, changed(found, flat(tables))
 

@@ -1,13 +1,21 @@
 """The local page answers what is chosen on it, as `zsim run` does, and this machine alone."""
 
 import re
+import socket
+import threading
 import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from time import sleep
 from urllib.parse import urlencode
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from werkzeug.test import Client, TestResponse
 
 import zsim
+from zsim.api import local_page, page_server
 from zsim.api.local_page import ADDRESS, PORT, LocalPage, LocalServer
 from zsim.api.setting_form import OFFLOADS, chosen_setting, form_fields
 from zsim.files.html_page import render_answer
@@ -83,6 +91,11 @@ def test_a_price_is_told_as_money(client: Client) -> None:
         ),
         ({"host": "much"}, "cluster.host_memory: 'much' must be a size"),
         ({"tokens": "many"}, "Tokens of the training: 'many' must be"),
+        ({"count": "9" * 5000}, "Number of GPUs: '9999"),
+        ({"tokens": "9" * 5000}, "Tokens of the training: '9999"),
+        ({"host": "9" * 5000 + " GB"}, "cluster.host_memory: '9999"),
+        ({"price": "9" * 5000}, "Price of a GPU hour: '9999"),
+        ({"optimizer": "adam"}, "optimizer: unknown key; 'optimizer' must be one of model, count"),
         ({"price": "-1"}, "Price of a GPU hour: '-1' must be a number of more than 0"),
     ],
 )
@@ -96,6 +109,135 @@ def test_a_wrong_choice_is_told_in_one_line(
     assert shown[1].startswith(line) or line in shown[1]
     assert "\n" not in shown[1]
     assert got(client, "/report.html", **choices).status_code == 400
+
+
+def test_a_key_that_stands_twice_in_an_address_is_refused(client: Client) -> None:
+    address = f"/answer?{urlencode(SMALL)}&count=4"
+    found = client.get(address, headers=HOST, environ_overrides=HERE)
+    assert "count: stands twice in the address" in found.text
+
+
+@given(st.sampled_from(["count", "tokens", "price", "host"]), st.text() | st.from_regex("[0-9]+"))
+def test_any_typed_text_is_taken_or_told_in_one_line(name: str, text: str) -> None:
+    try:
+        setting = chosen_setting({**SMALL, name: text})
+        assert zsim.load(setting.tables()).tables == setting.tables()
+        assert setting.price is None or setting.price > 0
+        assert setting.tokens is None or setting.tokens > 0
+    except zsim.MistakeError as error:
+        assert str(error)  # noqa: PT017  (either is right)
+
+
+def test_a_setting_is_not_simulated_for_a_client_that_left() -> None:
+    page = LocalPage()
+    here, there = socket.socketpair()
+    with here:
+        there.close()
+        gone = {**HERE, "werkzeug.socket": here}
+        for path in ("/answer", "/report.html", "/"):
+            address = f"{path}?{urlencode(SMALL)}"
+            found = Client(page).get(address, headers=HOST, environ_overrides=gone)
+            assert found.status_code == 400
+    answered = got(Client(page), "/answer")
+    assert "gpt2 fits." in answered.text
+
+
+def test_work_ends_when_its_client_leaves_and_the_next_client_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page, looks = LocalPage(), 0
+
+    def has_left(_: object) -> bool:
+        nonlocal looks
+        looks += 1
+        return looks == 100
+
+    monkeypatch.setattr(page_server, "has_left", has_left)
+    monkeypatch.setattr(local_page, "LOOK_S", 0.0)
+    assert got(Client(page), "/answer").status_code == 400
+    assert looks == 100
+    assert "gpt2 fits." in got(Client(page), "/answer").text
+
+
+def test_a_search_for_remedies_ends_when_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = {"gpu": "4090", "model": "gpt2-xl", "count": "4", "micro": "32", "checkpointing": "none"}
+    client = Client(LocalPage())
+    assert "does not fit" in got(client, "/answer", **full).text
+    monkeypatch.setattr(page_server, "has_left", lambda _: True)
+    assert got(client, "/remedies", **full).status_code == 400
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_the_queue_and_what_is_kept_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page = LocalPage()
+    client = Client(page)
+    before = got(client, "/answer").text
+    with page._lock:  # pyright: ignore[reportPrivateUsage]  # as if another client had its turn
+        assert got(client, "/answer").text == before
+        monkeypatch.setattr(page_server, "has_left", lambda _: True)
+        assert got(client, "/answer", micro="2").status_code == 400
+
+
+def test_as_many_results_are_kept_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_page, "RESULT_OPERATIONS", 1)
+    page = LocalPage()
+    for micro in ("1", "2"):
+        assert got(Client(page), "/answer", micro=micro).status_code == 200
+        kept = page._results  # pyright: ignore[reportPrivateUsage]  # no page shows it
+        assert len(kept) == 1
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+    monkeypatch.setattr(page_server, "REQUEST_S", 0.5)
+    server = LocalServer(0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.stop()
+    thread.join()
+
+
+def connected(server: LocalServer) -> socket.socket:
+    port = int(server.address.rpartition(":")[2].strip("/"))
+    return socket.create_connection((ADDRESS, port), timeout=60)
+
+
+def whole_answer(connection: socket.socket) -> bytes:
+    """Return what comes until the server closes the connection."""
+    found = b""
+    with suppress(ConnectionError):
+        while part := connection.recv(4096):
+            found += part
+    return found
+
+
+def test_requests_that_never_end_have_few_threads_and_leave_in_time(server: LocalServer) -> None:
+    before = threading.active_count()
+    many = [connected(server) for _ in range(3 * page_server.CONNECTIONS)]
+    for each in many[::2]:
+        each.send(b"GET /answer HTTP/1.1\r\nHost: 127.0.0.1")
+    assert threading.active_count() - before <= page_server.CONNECTIONS
+    answers = [whole_answer(each) for each in many]
+    busy = [each for each in answers if each]
+    assert len(busy) == 2 * page_server.CONNECTIONS
+    assert all(each == page_server.BUSY for each in busy)
+    with connected(server) as late:
+        late.send(f"GET /nothing HTTP/1.1\r\nHost: {server.address[7:-1]}\r\n\r\n".encode())
+        assert b" 404 " in whole_answer(late)
+    for each in many:
+        each.close()
+
+
+def test_a_request_that_comes_byte_by_byte_has_no_longer_than_another(server: LocalServer) -> None:
+    with connected(server) as slow:
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 10_000:
+                sent += slow.send(b"G")
+                sleep(0.01)
+        assert sent < 10_000
 
 
 def test_what_does_not_fit_says_what_would_when_it_is_asked(client: Client) -> None:

@@ -37,16 +37,20 @@ CONFIG = {
         "reduce_bucket_size": 5e6,
         "sub_group_size": "1e9",
         "stage3_prefetch_bucket_size": "auto",
-        "zero_quantized_weights": True,
     },
     "steps_per_print": 100,
 }
-NAMED = "zsim: ds_config.json: not modelled: scheduler, zero_optimization.zero_quantized_weights\n"
+NAMED = (
+    "zsim: ds_config.json: not modelled: "
+    "scheduler (the learning rate is train.learning_rate in every step)\n"
+)
 BY_HAND = [
     "zero.emulate=deepspeed",
     "zero.stage=3",
     "zero.deepspeed.overlap_comm=true",
     "zero.deepspeed.reduce_bucket_size=5e6",
+    "zero.deepspeed.stage3_prefetch_bucket_size=921",
+    "train.clip_norm=1.0",
     "train.micro_batch_size=2",
     "train.gradient_accumulation_steps=2",
     "train.precision=bf16",

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from read_deepspeed_config import TEXT
 
 from zsim.runtimes.deepspeed.options import (
@@ -12,7 +13,7 @@ from zsim.runtimes.deepspeed.options import (
 )
 from zsim.scenario.deepspeed_config import configured
 from zsim.scenario.runtime_tables import emulated
-from zsim.scenario.tables import Scenario
+from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
 from zsim.strategy.offload import FileAccess
 
@@ -53,17 +54,19 @@ def test_the_old_flag_of_offloading_is_the_section_that_replaced_it() -> None:
     assert emulated(taken(2, cpu_offload=False)[0].zero) == DeepSpeed()
 
 
-def test_handles_of_files_are_read_and_what_is_not_modelled_of_them_is_named() -> None:
+def test_handles_of_files_are_read_and_what_is_not_modelled_of_them_is_refused() -> None:
     plain = {"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1}
     plain |= {"single_submit": False, "overlap_events": True}
     config = {"zero_optimization": {"stage": 3}, "aio": plain}
     assert configured(parse(TEXT), json.dumps(config))[1] == ()
     tuned = {"block_size": 2097152, "queue_depth": 32, "thread_count": 4, "overlap_events": False}
-    others = {"single_submit": True, "use_gds": True}
-    scenario, said = configured(
-        parse(TEXT), json.dumps({"zero_optimization": {"stage": 3}, "aio": tuned | others})
+    for other in ("single_submit", "use_gds"):
+        wrong = {"zero_optimization": {"stage": 3}, "aio": tuned | {other: True}}
+        with pytest.raises(ScenarioError, match=rf"aio\.{other}: true is not modelled"):
+            configured(parse(TEXT), json.dumps(wrong))
+    scenario, _ = configured(
+        parse(TEXT), json.dumps({"zero_optimization": {"stage": 3}, "aio": tuned})
     )
-    assert set(said) == {f"aio.{key}" for key in others}
     options = emulated(scenario.zero)
     assert isinstance(options, DeepSpeed)
     assert options.file_access == FileAccess(

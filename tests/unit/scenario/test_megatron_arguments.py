@@ -59,19 +59,23 @@ def test_a_command_line_of_llama_3_8b_is_the_published_shape() -> None:
         assert getattr(found, key) == getattr(published, key), key
 
 
-def test_a_file_is_read_beside_the_scenario_and_what_is_left_is_told_once(
+def test_a_file_is_read_beside_the_scenario_and_what_differs_is_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
     words = LLAMA3_8B.replace(" --hidden", " \\\n  --hidden")
-    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --fp8-format hybrid  # a run\n"
+    words += " --rampup-batch-size 8 8 1000"
+    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words}  # a run\n"
     (tmp_path / "arguments.txt").write_text(command, "utf-8")
     loaded = load(tmp_path / "scenario.toml")
     elements = sum(parameter.elements for parameter in loaded.model.parameters)
     assert elements == 8_030_261_248  # Llama 3 8B
     assert loaded.strategy.train.gradient_accumulation_steps == 128 // 8
     said = capsys.readouterr().err
-    assert said == "zsim: arguments.txt: not modelled: --fp8-format\n"
+    assert said == (
+        "zsim: arguments.txt: not modelled: "
+        "--rampup-batch-size (every step has the whole global batch)\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,8 +156,9 @@ def test_options_are_what_megatron_makes_of_them(
     assert runtime["grad_reduce_in_fp32"] is (precision == "--bf16")
     assert found.train.clip_norm == 1.0
     assert found.train.gradient_accumulation_steps == 1
-    assert left(words) == (("--hysteresis",) if precision == "--fp16" else ())
-    assert left(f"{words} --hysteresis 1") == (() if precision == "--fp16" else ("--hysteresis",))
+    falls = ("--hysteresis (the loss scale falls at the first overflow)",)
+    assert left(words) == (falls if precision == "--fp16" else ())
+    assert left(f"{words} --hysteresis 1 --loss-scale-window 500 --sgd-momentum 0.5") == ()
 
 
 @pytest.mark.parametrize(
@@ -236,9 +241,17 @@ def test_products_beside_collectives_of_tokens_are_read() -> None:
         assert left(words) == ()
     options = read(f"{cut} --tp-comm-overlap --disable-tp-comm-overlap-rs").zero.model_dump()
     assert options["megatron"]["tp_comm_overlap_rs"] is False
-    # its file is not read
-    named = "--tp-comm-overlap-cfg"
-    assert left(f"{cut} --tp-comm-overlap {named} ub.yaml") == (named,)
+    # its file is not read: a scenario says the same, or nothing does
+    filed = f"{cut} --tp-comm-overlap --tp-comm-overlap-cfg ub.yaml"
+    assert "'ub.yaml' is not read; write zero.megatron.tp_comm_overlap_cfg" in refusal(filed)
+    same = (
+        "tp_comm_overlap=true",
+        "sequence_parallel=true",
+        "tp_comm_overlap_cfg.qkv_dgrad.num_sm=4",
+    )
+    said = read(filed, *(f"zero.megatron.{each}" for each in same)).zero.model_dump()["megatron"]
+    assert said["tp_comm_overlap_cfg"]["qkv_dgrad"]["num_sm"] == 4
+    assert left(f"{cut} --tp-comm-overlap-cfg ub.yaml") == ()
 
 
 @pytest.mark.parametrize("cut", ["", "--tensor-model-parallel-size 2", "--sequence-parallel"])
@@ -303,6 +316,54 @@ def test_recomputation_and_flags_of_the_optimizer_are_read() -> None:
     assert (found.train.learning_rate, found.train.beta2) == (1e-4, 0.95)
     options = found.zero.model_dump()["megatron"]
     assert (options["bucket_size"], options["grad_reduce_in_fp32"]) == (1000, False)
-    assert left(f"{words} --save /x --log-interval 3 --cross-entropy-loss-fusion") == (
-        "--cross-entropy-loss-fusion",
-    )
+    fused = f"{words} --save /x --log-interval 3 --cross-entropy-loss-fusion"
+    assert left(f"{fused} --cross-entropy-fusion-impl te") == ()
+    assert read(f"{fused} --cross-entropy-fusion-impl te").train.loss == "fused"
+    assert "--cross-entropy-loss-fusion: is modelled with --cross-entropy-f" in refusal(fused)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--checkpoint-activations",
+        "--checkpoint-activations --checkpoint-num-layers 1",
+        "--activations-checkpoint-method uniform --activations-checkpoint-num-layers 1",
+        "--activations-checkpoint-granularity full --activations-checkpoint-method uniform",
+    ],
+)
+def test_old_names_of_recomputation_are_followed(words: str) -> None:
+    found = read(f"{SHAPE} {words}")
+    assert found == read(f"{SHAPE} --recompute-granularity full --recompute-method uniform")
+    assert found.activations.checkpointing == "full"
+
+
+def test_both_names_of_one_argument_contradict_each_other() -> None:
+    words = f"{SHAPE} --activations-checkpoint-method uniform --recompute-method block"
+    assert "--activations-checkpoint-method: contradicts --recompute-method" in refusal(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--deepspeed --zero-stage 1", "--deepspeed: Megatron-DeepSpeed; write a scenario with"),
+        ("--zero-stage 1", "--zero-stage: 1 is not modelled; remove it to run without it"),
+        ("--fp8-format hybrid", "--fp8-format: hybrid is not modelled"),
+        ("--glu-activation swiglu", "--glu-activation: swiglu is not modelled"),
+        ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion: not modelled; remove it"),
+        ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer: not modelled"),
+        ("--data-parallel-random-init", "--data-parallel-random-init: not modelled"),
+        ("--logits-load-dir /x", "--logits-load-dir: /x is not modelled"),
+        ("--attention-dropout 0.0", "--attention-dropout: 0.0 must be 0.1, as --hidden-dropout"),
+        ("--DDP-impl torch", "--DDP-impl: 'torch' must be local"),
+        ("--an-argument-of-a-fork 3", "--an-argument-of-a-fork: 3 is not modelled"),
+    ],
+)
+def test_an_argument_that_nobody_follows_is_refused(words: str, why: str) -> None:
+    assert why in refusal(f"{SHAPE} {words}")
+
+
+def test_paths_may_be_variables_and_nothing_that_changes_a_step() -> None:
+    paths = "--save $1 --data-path 0.5 ${DATA} --tensorboard-dir=${LOGS}"
+    assert read(f"{SHAPE} {paths}") == read(SHAPE)
+    for words in ("--num-layers $N", "$ARGS", "--data-path ${DATA} ${ARGS}", "--save-$N 3"):
+        assert "must be written out, a variable has no value" in refusal(f"{SHAPE} {words}")

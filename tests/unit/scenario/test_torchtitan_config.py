@@ -176,7 +176,8 @@ def test_what_is_compiled_and_8_bits_are_read_under_old_names_too() -> None:
     train = read(new).train
     assert (train.compile, train.loss, train.float8) == (True, "fused", "rowwise")
     assert left(new) == left(old) == ()
-    assert left(new.replace('["output"]', "[]")) == ("quantize.linear.float8.filter_fqns",)
+    with_output = new.replace('["output"]', "[]")
+    assert "quantize.linear.float8.filter_fqns: a list is not modelled" in refusal(with_output)
 
 
 def test_weights_may_be_gathered_in_8_bits() -> None:
@@ -220,11 +221,11 @@ def test_products_of_tensor_ranks_may_be_fused_with_gathers() -> None:
     by_row = text.replace("}", ', converters = ["float8"]}') + (
         '[quantize.linear.float8]\nrecipe_name = "rowwise"\nfilter_fqns = ["output"]'
     )
-    assert left(by_row) == (name,)
+    assert f"{name}: true is not modelled; remove it" in refusal(by_row)
     assert left(by_row.replace("rowwise", "tensorwise")) == ()
 
 
-def test_what_would_change_the_step_and_is_not_modelled_is_named() -> None:
+def test_what_would_change_the_step_and_is_not_modelled_is_refused_at_once() -> None:
     text = """
     [model]
     flavor = "70B"
@@ -238,11 +239,13 @@ def test_what_would_change_the_step_and_is_not_modelled_is_named() -> None:
     [mine]
     own = 3
     """
-    assert left(text) == (
-        "parallelism.enable_compiled_autograd",
-        "optimizer.implementation",
-        "mine.own",
-    )
+    said = refusal(text)
+    for option in (
+        "parallelism.enable_compiled_autograd: true",
+        'optimizer.implementation: "foreach"',
+        "mine.own: 3",
+    ):
+        assert f"zero.torchtitan_config: {option} is not modelled; remove it" in said
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from xml.etree.ElementTree import Element, ParseError, fromstring
+from xml.etree.ElementTree import Element
 
+from zsim.bounded_text import bounded_xml
 from zsim.cluster.files.table import TopologyError
 
 NVLINK_GB_PER_S = {"70": 25, "80": 25, "90": 25, "100": 50, "103": 50}
@@ -60,8 +61,8 @@ def node_from_nccl(
         TopologyError: it is no such XML, or the node is not one that zsim can describe; one line.
     """
     try:
-        root = fromstring(text)
-    except ParseError as error:
+        root = bounded_xml(text)
+    except ValueError as error:
         raise TopologyError(f"{name}: not XML: {error}") from None
     if root.tag != "system":
         raise TopologyError(f"{name}: <{root.tag}>: must be <system>, as NCCL writes it")

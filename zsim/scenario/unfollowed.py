@@ -1,0 +1,29 @@
+"""Options of a trainer's file that no reader has followed: refused, or named with what differs."""
+
+from collections.abc import Iterable, Mapping
+
+from zsim.scenario.tables import ScenarioError
+
+Unfollowed = tuple[str, str]
+"""An option, and its value as the file has it; "" for a flag."""
+
+
+def need_followed(
+    field: str, left: Iterable[Unfollowed], named: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Return the options of `left` that are `named`, each with the reason there.
+
+    Raises:
+        ScenarioError: another one is left, which would change time, memory or values of a step.
+    """
+    told: list[str] = []
+    wrong: list[str] = []
+    for name, value in left:
+        if named is not None and name in named:
+            told.append(f"{name} ({named[name]})")
+            continue
+        shown = f"{value} is not" if value else "not"
+        wrong.append(f"{field}: {name}: {shown} modelled; remove it to run without it")
+    if wrong:
+        raise ScenarioError(*wrong)
+    return tuple(told)
