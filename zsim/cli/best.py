@@ -17,10 +17,10 @@ from zsim.cli.option import (
     Tokens,
     at_least,
     completed,
-    more_than_nothing,
 )
 from zsim.cli.printing import answer_before, outputs, print_answer
 from zsim.cli.progress_bar import progress
+from zsim.mistake import MistakeError
 
 Model = Annotated[
     str,
@@ -60,10 +60,18 @@ Fabric = Annotated[
         autocompletion=completed("fabric_names"),
     ),
 ]
-SearchTime = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing),
+OPERATIONS = 3_000_000
+"""Operations of a search, as `zsim.api.best_search` has them."""
+
+SearchOperations = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        parser=at_least(1),
+        help="Simulate no other setting after so many operations of schedules.",
+    ),
 ]
+SearchTime = Annotated[str | None, typer.Option(hidden=True)]
 Workers = Annotated[
     int | None,
     typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
@@ -105,7 +113,8 @@ def best(
     runtime: Runtime = None,
     fabric: Fabric = None,
     settings: Settings = None,
-    search_time: SearchTime = 40.0,
+    search_operations: SearchOperations = OPERATIONS,
+    search_time: SearchTime = None,
     workers: Workers = None,
     save: Save = None,
     config: Config = None,
@@ -120,6 +129,11 @@ def best(
     from zsim.api.output import FileKind, need_output, need_picture
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
 
+    if search_time is not None:
+        raise MistakeError(
+            "--search-time: seconds depend on the machine and no longer limit a search; use "
+            f"--search-operations N (default: {OPERATIONS:,})"
+        )
     need_output("--save", save, FileKind.ANY)
     need_output("--config", config, FileKind.ANY)
     need_output("--report", report, FileKind.PAGE)
@@ -128,6 +142,7 @@ def best(
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
     once["--price"] = f"{price:g}" if price is not None else None
     once["--objective"] = objective if objective != "time" else None
+    once["--search-operations"] = search_operations if search_operations != OPERATIONS else None
     command = _command(model, gpus, many, once)
     with progress(f"the best setting of {model}") as told:
         found = best_of(
@@ -142,7 +157,7 @@ def best(
             prices=prices,
             among=runtime or (),
             fabrics=fabric or (),
-            search_s=search_time,
+            operations=search_operations,
             workers=workers,
             progress=told,
         )

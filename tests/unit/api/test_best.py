@@ -58,7 +58,7 @@ def exhaustive(question: Question) -> float | None:
 
 
 def need_optimum(question: Question) -> None:
-    found, least = best_of(question, workers=1, search_s=600), exhaustive(question)
+    found, least = best_of(question, workers=1), exhaustive(question)
     assert found.open_settings == 0
     if least is None:
         assert found.best is None
@@ -94,7 +94,6 @@ def found() -> BestResult:
         price=2.0,
         among=["fsdp2", "nanotron"],
         workers=1,
-        search_s=600,
     )
 
 
@@ -198,7 +197,6 @@ def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
         objective="gpus",
         among=["megatron"],
         workers=1,
-        search_s=600,
     )
     assert answer.best is not None
     assert answer.best.gpus == 1
@@ -217,7 +215,7 @@ def test_the_best_of_several_fabrics_is_that_of_the_best_one() -> None:
     def best(changes: tuple[str, ...], *names: str) -> BestResult:
         options: BestOptions = {"batch_tokens": 256 * 16, "among": ["fsdp2"], "fabrics": names}
         question = question_of("llama3.2-1b", "16xh100", changes, **options)
-        return best_of(question, workers=1, search_s=600)
+        return best_of(question, workers=1)
 
     both = best(settings, *fabrics)
     alone = [best((*settings, f"cluster.fabric={each}")) for each in fabrics]
