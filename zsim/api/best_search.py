@@ -30,8 +30,8 @@ OPERATIONS: Final = 3_000_000
 STOP_S: Final = 1800.0
 """Seconds of processor time after which a search stops unfinished, whatever it was given."""
 
-LEAST_OPERATIONS: Final = 1_000
-"""Operations that each setting counts at least, such as one that is refused."""
+LEAST_OPERATIONS: Final = 4_000
+"""Operations that each setting counts at least: reading a scenario is as much work."""
 
 OFFLOADS_LEFT_OUT: Final = "states or checkpoints off the GPU, and other settings fit without"
 

@@ -356,7 +356,8 @@ class Search:
         """Return what the next setting of a branch may come to: what the first of it did, or so."""
         branch, progress = self.branches[index], self._progress[index]
         first = progress.first
-        if first is not None and first.is_answer and first.value is not None:
+        is_sure = first is not None and first.is_answer and not first.is_tight
+        if is_sure and first is not None and first.value is not None:
             return first.value * (1 + 1e-3 * progress.started)
         delay = 1 + UNFIT_STEP * progress.unfit
         share = 0.0 if first is None else first.memory_share
