@@ -48,16 +48,14 @@ def unfinished_text(state: SearchState, *, has_best: bool, is_tight: bool) -> st
     """Return in one line that more than 5 % may be left, and why; empty if not."""
     if not state.is_stopped and (not state.open_settings or state.gap <= MOST_GAP):
         return ""
-    why = f"--search-operations allows no more than {state.operations:,}"
+    why = f"{state.operations:,} operations were simulated, --search-operations allows more"
     if state.is_stopped:
         why = "it stopped for the processor time that it took"
-    left = f"{state.open_settings:,} settings that were not reached may be "
+    left = f"{state.open_settings:,} settings were not reached"
     if not has_best:
-        left = f"nothing fits so far, {state.open_settings:,} settings were not reached"
-    elif is_tight:
-        left += "better"
-    else:
-        left += f"up to {state.gap:.1%} better"
+        left = f"nothing fits so far, {left}"
+    elif not is_tight:
+        left = f"{left} and may be up to {state.gap:.1%} better"
     return f"search unfinished: {left}; {why}"
 
 

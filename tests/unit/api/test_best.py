@@ -45,16 +45,22 @@ def small_question(seed: int) -> Question:
 def exhaustive(question: Question) -> float | None:
     """Return the least step time that is expected of settings that fit; None if none does.
 
-    Those at the edge of memory count where no others are.
+    Those at the edge of memory count where no others are, and those with offload where none fits
+    without.
     """
-    found: list[tuple[bool, float]] = []
+    found: list[tuple[bool, bool, float]] = []
     for group in question.space().groups():
-        if isinstance(group, SettingGroup):
-            for number in range(len(group.knobs)):
-                outcome = tried(question.scenario(group.setting(number)))
-                if outcome.fits:
-                    found.append((outcome.is_tight, outcome.step_time_s * outcome.slower))
-    return min(found)[1] if found else None
+        if not isinstance(group, SettingGroup):
+            continue
+        if group.moves_states and any(not is_tight for is_tight, *_ in found):
+            continue
+        for number in range(len(group.knobs)):
+            outcome = tried(question.scenario(group.setting(number)))
+            if outcome.fits:
+                value = outcome.step_time_s * outcome.slower
+                found.append((outcome.is_tight, group.moves_states, value))
+    without = [each for each in found if each[:2] == (False, False)]
+    return min(without or found, key=lambda each: (each[0], each[2]))[2] if found else None
 
 
 def need_optimum(question: Question) -> None:
