@@ -71,7 +71,22 @@ SearchOperations = Annotated[
         help="Simulate no other setting after so many operations of schedules.",
     ),
 ]
-SearchTime = Annotated[str | None, typer.Option(hidden=True)]
+
+
+def _no_seconds(given: str | None) -> None:
+    """Raise MistakeError if a limit in seconds is given.
+
+    Raises:
+        MistakeError: it is.
+    """
+    if given is not None:
+        raise MistakeError(
+            "--search-time: seconds depend on the machine and no longer limit a search; use "
+            f"--search-operations N (default: {OPERATIONS:,})"
+        )
+
+
+SearchTime = Annotated[str | None, typer.Option(hidden=True, callback=_no_seconds)]
 Workers = Annotated[
     int | None,
     typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
@@ -124,25 +139,17 @@ def best(
     json: Json = False,
 ) -> Code:
     """Find the best setting for a model on GPUs."""
-    from zsim.api.best_report import BEST_FIGURES
     from zsim.api.best_search import best as best_of
-    from zsim.api.output import FileKind, need_output, need_picture
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
 
-    if search_time is not None:
-        raise MistakeError(
-            "--search-time: seconds depend on the machine and no longer limit a search; use "
-            f"--search-operations N (default: {OPERATIONS:,})"
-        )
-    need_output("--save", save, FileKind.ANY)
-    need_output("--config", config, FileKind.ANY)
-    need_output("--report", report, FileKind.PAGE)
-    need_picture(picture, figure, BEST_FIGURES)
+    del search_time  # refused before
+    _need_outputs(save, config, report)
+    _need_picture(picture, figure)
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
     once["--price"] = f"{price:g}" if price is not None else None
     once["--objective"] = objective if objective != "time" else None
-    once["--search-operations"] = search_operations if search_operations != OPERATIONS else None
+    once["--search-operations"] = _other_than(OPERATIONS, search_operations)
     command = _command(model, gpus, many, once)
     with progress(f"the best setting of {model}") as told:
         found = best_of(
@@ -168,6 +175,25 @@ def best(
     with answer_before(files):
         print_answer(found, as_json=json)
     return Code.NO if found.best is None else Code.DONE
+
+
+def _need_outputs(save: str | None, config: str | None, report: str | None) -> None:
+    from zsim.api.output import FileKind, need_output
+
+    need_output("--save", save, FileKind.ANY)
+    need_output("--config", config, FileKind.ANY)
+    need_output("--report", report, FileKind.PAGE)
+
+
+def _need_picture(picture: str | None, figure: str | None) -> None:
+    from zsim.api.best_report import BEST_FIGURES
+    from zsim.api.output import need_picture
+
+    need_picture(picture, figure, BEST_FIGURES)
+
+
+def _other_than(default: int, number: int) -> str | None:
+    return None if number == default else str(number)
 
 
 def _command(

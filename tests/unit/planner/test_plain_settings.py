@@ -16,7 +16,7 @@ RUNTIMES = (
 )
 
 
-def groups(gpus: int = 16, **fixed: object) -> list[SettingGroup]:
+def groups(gpus: int = 16, /, **fixed: object) -> list[SettingGroup]:
     space = SettingSpace(
         runtimes=RUNTIMES,
         fleets=[Fleet(gpus=each, gpus_per_node=min(each, 8)) for each in (gpus // 2, gpus)],
@@ -72,7 +72,7 @@ def test_plain_settings_of_each_runtime_stage_and_checkpointing_come_first() -> 
     ],
 )
 def test_values_that_a_question_fixes_are_plain(key: str, value: object) -> None:
-    known = groups(**{key: value})
+    known = groups(16, **{key: value})
     always, *_ = plain_settings(known)
     assert always
     assert {known[place].changes[key.replace("__", ".")] for place in always} == {value}
