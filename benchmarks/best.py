@@ -2,9 +2,9 @@
 
     python -m benchmarks.best
 
-All runtimes, the default batch and search time, one process for each core. The wall time counts
-where nothing else runs; CPU seconds are of all processes, and their memory the most that this one
-and the largest worker held.
+All runtimes, the default batch and operations, one process for each core. The answer is the same on
+every machine. The wall time counts where nothing else runs; CPU seconds are of all processes, and
+their memory the most that this one and the largest worker held.
 """
 
 import resource
@@ -31,7 +31,8 @@ def main() -> int:
     largest = " + ".join(f"{each.ru_maxrss / MIB:,.0f}" for each in used)
     print(
         f"{MODEL} on {GPUS}: {found.settings:,} settings, {len(found.tried)} simulated, "
-        f"{found.open_settings} not reached, gap {found.gap:.1%}, {found.wall_time_s:.1f} s, "
+        f"{found.operations:,} operations, {found.open_settings} not reached, "
+        f"gap {found.gap:.1%}, {found.wall_time_s:.1f} s, "
         f"{cpu_s:.1f} s of CPU, {largest} MiB"
     )
     met = found.settings >= SETTINGS and found.wall_time_s <= WALL_S and found.gap <= GAP

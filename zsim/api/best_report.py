@@ -74,6 +74,11 @@ class SettingRanking(Protocol):
         """The best setting; None if none fits."""
         ...
 
+    @property
+    def unfinished(self) -> str:
+        """The line that more than 5 % may be left; empty if not."""
+        ...
+
     def ordered(self) -> OrderedSettings:
         """Return its settings."""
         ...
@@ -216,8 +221,9 @@ def _trust(each: TriedSetting) -> str:
 
 def _answer(result: SettingRanking) -> str:
     best = result.best
+    unfinished = f"{result.unfinished.capitalize()}. " if result.unfinished else ""
     if best is None:
-        return "No setting fits."
+        return f"{unfinished}No setting fits."
     outcome = best.outcome
     parts = [
         f"{best.name()}: a step takes {format_seconds(outcome.step_time_s)}, with "
@@ -225,7 +231,7 @@ def _answer(result: SettingRanking) -> str:
     ]
     if (budget := result.budget(best)) is not None:
         parts.append(budget.text())
-    return f"{'. '.join(parts)}."
+    return f"{unfinished}{'. '.join(parts)}."
 
 
 def _ties(result: SettingRanking, tied: int) -> str:

@@ -12,8 +12,10 @@ from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
 from zsim.api.best_report import BestPages, OrderedSettings
 from zsim.api.gpu_fleet import gpu_power_w
+from zsim.api.notebook import facts_html
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
+from zsim.api.search_text import nearest, optimality_text, searched_text, unfinished_text
 from zsim.api.setting_trial import NAME
 from zsim.api.torchtitan_text import torchtitan_text
 from zsim.api.training_budget import Price, TrainingBudget
@@ -54,6 +56,9 @@ class BestResult(BestPages, AnswerInFacts):
         losses: why the others lost.
         gap: by which share of its value something better may have been missed.
         open_settings: how many of the others may still be better.
+        left_out: settings with offload that were not considered, since others fit without.
+        operations: of schedules that were written or simulated, which limit the search.
+        is_stopped: whether it stopped for the processor time that it took.
         tables: of a scenario, without a setting.
         sequences: of a step; each has `sequence_length` tokens.
         gpu: name of the GPU.
@@ -61,7 +66,7 @@ class BestResult(BestPages, AnswerInFacts):
         price: of a GPU.
         bounded_s: no setting that may fit takes less for a step.
         by_fabric: seconds of a step of the best setting over each fabric that was compared.
-        wall_time_s: how long the search took.
+        wall_time_s: seconds that the search took; alone among these it depends on the machine.
     """
 
     title: str
@@ -71,6 +76,9 @@ class BestResult(BestPages, AnswerInFacts):
     losses: tuple[LossReason, ...]
     gap: float
     open_settings: int
+    left_out: int = 0
+    operations: int = 0
+    is_stopped: bool = False
     tables: Mapping[str, Any]
     sequences: int
     sequence_length: int
@@ -99,11 +107,18 @@ class BestResult(BestPages, AnswerInFacts):
 
     @cached_property
     def ten(self) -> tuple[TriedSetting, ...]:
-        """The best settings of the ten best groups: runtime, degrees, batch, checkpoints."""
+        """The best settings of the ten best groups: runtime, degrees, batch, checkpoints.
+
+        A plain group of FSDP2 is among them wherever one fits.
+        """
         of_group: dict[int, TriedSetting] = {}
         for each in self.answers:
             of_group.setdefault(each.group, each)
-        return tuple(of_group.values())[:SHOWN]
+        best = list(of_group.values())
+        plain = {each.group for each in self.answers if each.is_plain}
+        first = next((place for place, each in enumerate(best) if each.group in plain), 0)
+        shown = best[:SHOWN] if first < SHOWN else [*best[: SHOWN - 1], best[first]]
+        return tuple(shown)
 
     @cached_property
     def front(self) -> tuple[TriedSetting, ...]:
@@ -211,10 +226,10 @@ class BestResult(BestPages, AnswerInFacts):
     def facts(self) -> list[tuple[str, str]]:
         """Return the first lines that `zsim best` prints: what each is about, and the text."""
         best = self.best
-        searched = f"{len(self.tried):,} of {self.settings:,} settings simulated"
+        has_best, simulated = best is not None, len(self.tried)
+        searched = searched_text(self, simulated=simulated, has_best=has_best)
         if best is None:
-            over = f", {self.open_settings:,} not reached" if self.open_settings else ""
-            return [("best", "none fits"), *self._nearest(), ("search", f"{searched}{over}")]
+            return [("best", "none fits"), *nearest(self.tried), ("search", searched)]
         found, step = best.outcome, self.sequences * self.sequence_length
         lines = [
             ("best", f"{best.name()}{'' if found.is_judged else UNJUDGED}"),
@@ -237,7 +252,8 @@ class BestResult(BestPages, AnswerInFacts):
             lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
             lines.append(("the training", budget.text()))
-        lines += [("optimality", self._optimality()), ("search", searched), *self._tied()]
+        optimality = optimality_text(self, is_tight=found.is_tight)
+        lines += [("optimality", optimality), ("search", searched), *self._tied()]
         return [*lines, ("trust", found.trust), *self._judged()]
 
     def _judged(self) -> list[tuple[str, str]]:
@@ -257,33 +273,6 @@ class BestResult(BestPages, AnswerInFacts):
             )
         ]
 
-    def _nearest(self) -> list[tuple[str, str]]:
-        """Return the setting that lacks least memory, where none fits."""
-        known = [each for each in self.tried if each.outcome.usable_bytes]
-        if not known:
-            return []
-        least = min(known, key=lambda each: each.outcome.memory_bytes)
-        taken, usable = least.outcome.memory_bytes, least.outcome.usable_bytes
-        lacks = f"takes {format_bytes(taken)} of {format_bytes(usable)}"
-        if taken <= usable:
-            lacks += " of the GPU, and too much of its host or drives"
-        return [("nearest", f"{least.name()}: {lacks}")]
-
-    def _optimality(self) -> str:
-        if not self.open_settings:
-            least = f"{max(self.gap, 0.0):.1%}"
-            more = "" if least == "0.0%" else f"more than {least} "
-            return f"nothing among these settings is {more}better"
-        if self.best is not None and self.best.outcome.is_tight:
-            return (
-                f"{self.open_settings:,} settings were not reached; those tried that fit leave "
-                "next to no memory"
-            )
-        return (
-            f"{self.open_settings:,} settings were not reached; none of them can be more than "
-            f"{self.gap:.1%} better"
-        )
-
     def _tied(self) -> list[tuple[str, str]]:
         if not self.ties:
             return []
@@ -298,13 +287,19 @@ class BestResult(BestPages, AnswerInFacts):
             )
         ]
 
+    @property
+    def unfinished(self) -> str:
+        """The line that more than 5 % may be left; empty if the search came further."""
+        is_tight = self.best is not None and self.best.outcome.is_tight
+        return unfinished_text(self, has_best=self.best is not None, is_tight=is_tight)
+
     def text(self) -> str:
         """Return the facts, the ten best, the front of time and memory, and why others lost."""
-        parts = [super().text()]
+        parts = [self.unfinished] if self.unfinished else []
+        parts.append(super().text())
         if self.ten:
-            count = "ten" if len(self.ten) == SHOWN else len(self.ten)
             of = f"the {len(self.answers):,} settings that were simulated and fit"
-            head = f"The {count} best of {of}, each with its best knobs:"
+            head = f"Best of {of}, one of each group with its best knobs:"
             parts += ["", head, self._table(self.ten)]
         if len(self.front) > 1:
             parts += ["", "Less memory takes more time:", self._table(self.front[:SHOWN])]
@@ -352,11 +347,14 @@ class BestResult(BestPages, AnswerInFacts):
             "best_like_judged": (
                 None if self.best_judged is None else self._object(self.best_judged)
             ),
+            "unfinished": self.unfinished or None,
             "gap": self.gap,
             "by_fabric": dict(self.by_fabric),
             "settings": self.settings,
             "simulated": len(self.tried),
+            "operations": self.operations,
             "not_reached": self.open_settings,
+            "left_out": self.left_out,
             "tokens_per_step": self.sequences * self.sequence_length,
             "ten": [self._object(each) for each in self.ten],
             "front": [self._object(each) for each in self.front],
@@ -364,7 +362,6 @@ class BestResult(BestPages, AnswerInFacts):
             "losses": [
                 {"kind": each.kind, "why": each.why, "settings": each.count} for each in self.losses
             ],
-            "wall_time_s": self.wall_time_s,
         }
 
     def _object(self, each: TriedSetting) -> dict[str, object]:
@@ -384,6 +381,10 @@ class BestResult(BestPages, AnswerInFacts):
             "trust": each.outcome.trust,
             "budget": None if budget is None else budget.to_dict(),
         }
+
+    def _repr_html_(self) -> str:
+        warning = [("unfinished", self.unfinished)] if self.unfinished else []
+        return facts_html(self.title, [*warning, *self.facts()])
 
     def __repr__(self) -> str:
         name = None if self.best is None else self.best.name()

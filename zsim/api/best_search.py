@@ -1,29 +1,45 @@
 """`zsim.best`: the best setting for a model on GPUs that somebody has, and what it costs."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import chain
 from math import inf
-from time import perf_counter  # noqa: TID251  (a search ends after the seconds that it is given)
+from time import (
+    perf_counter,  # noqa: TID251  (how long a search took is reported)
+    process_time,
+)
 from typing import Any, Final, Unpack
 
 from zsim.api.answer import Progress, tell_nobody
 from zsim.api.best_question import FABRIC_KEY, BestOptions, Question, question_of
 from zsim.api.best_result import BestResult, LossReason
 from zsim.api.scenario import Changed
-from zsim.api.setting_bound import SettingBound
-from zsim.api.setting_trial import Bounder, SettingOutcome, tried
+from zsim.api.setting_pool import SettingPool
+from zsim.api.setting_trial import SettingOutcome, tried
 from zsim.api.tried_setting import TriedSetting
 from zsim.calibration.setting_choice import TIGHT
-from zsim.planner.pipeline_orders import MEGATRON_CHUNK
-from zsim.planner.search import Search, SettingBranch, Trial
-from zsim.planner.space import RefusedSettings, SettingGroup
+from zsim.planner.plain_settings import FIRST_RUNTIME, plain_settings
+from zsim.planner.search import Search, Trial
 from zsim.workers.crew import cores, processes
 
-SEARCH_S: Final = 40.0
-"""Seconds of a search where nobody says how many."""
+OPERATIONS: Final = 3_000_000
+"""Operations of a search where nobody says how many."""
+
+STOP_S: Final = 1800.0
+"""Seconds of processor time after which a search stops unfinished, whatever it was given."""
+
+LEAST_OPERATIONS: Final = 4_000
+"""Operations that each setting counts at least: reading a scenario is as much work."""
+
+OFFLOADS_LEFT_OUT: Final = "states or checkpoints off the GPU, and other settings fit without"
+
+AHEAD: Final = 8
+"""Settings that are chosen before the result of the first of them is taken in.
+
+It is the same with any number of workers, of which no more than these have something to do.
+"""
 
 
 def best(
@@ -31,159 +47,131 @@ def best(
     gpus: str,
     changes: Changed = None,
     *,
-    search_s: float = SEARCH_S,
+    operations: int = OPERATIONS,
     workers: int | None = None,
+    stop_s: float = STOP_S,
     progress: Progress | None = None,
     **options: Unpack[BestOptions],
 ) -> BestResult:
     """Search the best setting for a model on GPUs.
 
+    The answer follows from the question and `operations` alone: it is the same on every machine,
+    busy or idle, and with any number of workers.
+
     Args:
         model: name of a published model, or the `config.json` of one on Hugging Face.
         gpus: so many of a GPU, or of a node: `128xh100`, `dgx2`.
         changes: values by key of a scenario, as `load` takes them; what they say is not sought.
-        search_s: seconds after which nothing more is begun.
+        operations: of schedules, after which no other setting is simulated.
         workers: processes; all cores where nobody says.
+        stop_s: seconds of processor time after which the search stops unfinished.
         progress: told how much of the search is done, and of how much.
         options: what else may be said, as in `BestOptions`.
 
     Raises:
         MistakeError: it cannot be asked so.
+        TypeError: there is no such option.
     """
+    for name in options.keys() - BestOptions.__annotations__.keys():
+        instead = "; a search is limited by operations" if name == "search_s" else ""
+        raise TypeError(f"best() got an unexpected keyword argument {name!r}{instead}")
     question = question_of(model, gpus, changes, **options)
-    return best_of(question, search_s=search_s, workers=workers, progress=progress)
+    return best_of(
+        question, operations=operations, workers=workers, stop_s=stop_s, progress=progress
+    )
 
 
 def best_of(
     question: Question,
     *,
-    search_s: float = SEARCH_S,
+    operations: int = OPERATIONS,
     workers: int | None = None,
+    stop_s: float = STOP_S,
     progress: Progress | None = None,
 ) -> BestResult:
     """Search the best setting for what is asked; what is not said is as in `best`."""
     begun = perf_counter()
-    pool = _bounded(question)
-    found = _searched(
-        question,
-        pool,
-        search_s=search_s,
-        workers=cores() if workers is None else workers,
-        progress=progress or tell_nobody,
-    )
-    return replace(found, wall_time_s=perf_counter() - begun)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pool:
-    """Groups of settings with their bounds, and those that cannot be.
-
-    Bounds are of the defaults of a group until `lowered` has looked at its knobs.
-    """
-
-    bounder: Bounder
-    groups: list[SettingGroup]
-    bounds: list[SettingBound]
-    refused: Counter[str]
-    settings: int
-    _lowered: set[int] = field(default_factory=set[int])
-
-    def lowered(self, question: Question, place: int) -> SettingBound | None:
-        """Return the bound of all settings of a group; None if it was asked before."""
-        if place in self._lowered:
-            return None
-        self._lowered.add(place)
-        group, default = self.groups[place], self.bounds[place]
-        return self.bounder.least_of_all(default, group, partial(_scenario, question, group))
-
-
-def _bounded(question: Question) -> _Pool:
-    """Bound every group; what cannot be is told apart."""
-    bounder = Bounder()
-    groups: list[SettingGroup] = []
-    bounds: list[SettingBound] = []
-    refused: Counter[str] = Counter()
-    settings = 0
-    full: dict[object, SettingBound] = {}
-    for each in question.space().groups():
-        if isinstance(each, RefusedSettings):
-            refused[each.why] += each.count
-            settings += each.count
-            continue
-        settings += len(each.knobs)
-        smaller = full.get(_without_batch(each)) or full.get(_without_batch(each, chunks=False))
-        bound = smaller or bounder.bound_of_defaults(each, partial(_scenario, question, each))
-        if bound.is_full:  # the bound on memory grows with the micro-batch, and with chunks
-            full[_without_batch(each)] = bound
-        if not bound.why_not and question.is_late(bound.kernels_s):
-            bound = SettingBound(why_not="takes longer than --within even by its bound")
-        if bound.why_not:
-            refused[bound.why_not] += len(each.knobs)
-        else:
-            groups.append(each)
-            bounds.append(bound)
-    return _Pool(bounder=bounder, groups=groups, bounds=bounds, refused=refused, settings=settings)
-
-
-def _scenario(question: Question, group: SettingGroup, number: int) -> dict[str, Any]:
-    """Return the tables of a setting of a group."""
-    return question.scenario(group.setting(number))
-
-
-def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
-    """Return what groups have in common that differ in their micro-batch alone.
-
-    Without `chunks` those of Megatron-LM may differ, too.
-    """
-    return group.fleet.gpus, tuple(
-        (key, value)
-        for key, value in group.changes.items()
-        if not key.startswith("train.") and (chunks or key != MEGATRON_CHUNK)
-    )
+    hunt = _hunt_of(question, operations, stop_s, progress or tell_nobody)
+    at_once = min(cores() if workers is None else workers, AHEAD)
+    with processes(at_once) as executor:
+        hunt.go(executor)
+    hunt.settle_gap()
+    return replace(_result(hunt), wall_time_s=perf_counter() - begun)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Hunt:
-    """A search that goes on: what was tried so far."""
+    """A search that goes on: its results so far.
+
+    Attributes:
+        most_operations: after which no other setting is simulated.
+        stop_s: seconds of processor time of simulations after which it stops.
+        operations: of the settings that were simulated.
+        seconds: of processor time that these took.
+        is_stopped: whether it stopped for that time.
+    """
 
     question: Question
-    pool: _Pool
+    pool: SettingPool
     search: Search
+    plain: frozenset[int]
+    most_operations: int
+    stop_s: float
     progress: Progress
     tried: list[TriedSetting] = field(default_factory=list[TriedSetting])
+    operations: int = 0
+    seconds: float = 0.0
+    is_stopped: bool = False
 
-    def go(self, executor: Executor, at_once: int, search_s: float) -> None:
-        """Try settings, so many at once, until none can win or the time is over."""
-        begun = perf_counter()
-        until_s = begun + search_s
-        flying: dict[Future[SettingOutcome], tuple[int, int]] = {}
+    def go(self, executor: Executor) -> None:
+        """Simulate settings until none can win or the operations are used up.
+
+        Results are taken in in the order in which settings were chosen, so that no choice depends
+        on which simulation ends first.
+        """
+        flying: deque[tuple[tuple[int, int], Future[tuple[SettingOutcome, float]]]] = deque()
         while True:
-            while len(flying) < at_once and perf_counter() < until_s:
+            while len(flying) < AHEAD and not self._is_over():
                 pick = self.search.next()
                 if pick is None and not flying:
-                    pick = self._next_of_lowered(until_s)
+                    pick = self._next_of_others()
                 if pick is None:
                     break
-                tables = _scenario(self.question, self.pool.groups[pick[0]], pick[1])
                 none_fits = self.search.best == inf
-                flying[executor.submit(tried, tables, times_tight=none_fits)] = pick
+                tables = self.pool.tables(*pick)
+                flying.append((pick, executor.submit(_timed, tables, times_tight=none_fits)))
             if not flying:
                 return
-            for future in wait(flying, return_when=FIRST_COMPLETED).done:
-                self._take(flying.pop(future), future.result())
-            self.progress(min(perf_counter() - begun, search_s), search_s)
+            chosen, future = flying.popleft()
+            self._take(chosen, *future.result())
+            done = min(self.operations, self.most_operations)
+            self.progress(done, self.most_operations)
 
-    def _next_of_lowered(self, until_s: float) -> tuple[int, int] | None:
-        """Return what to try next where knobs lower the bounds of groups that lost by little."""
+    def _is_over(self) -> bool:
+        """Return True if nothing more may be simulated."""
+        if self.operations >= self.most_operations:
+            return True
+        self.is_stopped = self.seconds >= self.stop_s
+        return self.is_stopped
+
+    def _next_of_others(self) -> tuple[int, int] | None:
+        """Return the setting to try next where no branch is left that can win.
+
+        Where nothing fits, settings with offload are considered from here on. Else knobs may lower
+        the bounds of groups that lost by little.
+        """
+        if self.search.best == inf and self.pool.held_back:
+            known = len(self.pool.groups)
+            self.pool.release()
+            self.search.add(self.pool.branches(known))
+            return self.search.next()
         for place in self.search.near():
-            if perf_counter() >= until_s:
-                return None
             self._lower(place)
         return self.search.next()
 
     def _lower(self, place: int) -> bool:
         """Tell the search the bound of all settings of a group, unless it was told before."""
-        bound, group = self.pool.lowered(self.question, place), self.pool.groups[place]
+        bound, group = self.pool.lowered(place), self.pool.groups[place]
         if bound is None:
             return False
         value = self.question.value(bound.step_time_s * bound.slower, group.fleet.gpus)
@@ -195,7 +183,9 @@ class _Hunt:
         while (place := self.search.lowest()) is not None and self._lower(place):
             pass
 
-    def _take(self, pick: tuple[int, int], outcome: SettingOutcome) -> None:
+    def _take(self, pick: tuple[int, int], outcome: SettingOutcome, seconds: float) -> None:
+        self.operations += max(outcome.operations, LEAST_OPERATIONS)
+        self.seconds += seconds
         group, number = self.pool.groups[pick[0]], pick[1]
         gpus = group.fleet.gpus
         value = None
@@ -221,6 +211,7 @@ class _Hunt:
                 outcome=outcome,
                 value=value,
                 is_late=is_late,
+                is_plain=number == 0 and pick[0] in self.plain,
             )
         )
 
@@ -256,8 +247,14 @@ class _Hunt:
             elif each.value is not None and each.value > search.best:
                 simulated[f"not the least {MEASURE[self.question.objective]}"] += 1
         found += [LossReason("simulated", why, count) for why, count in _alike(simulated)]
-        if left := search.open_settings():
-            found.append(LossReason("not reached", "the time for the search was over", left))
+        left = search.open_settings()
+        if held_back := sum(len(group.knobs) for group in self.pool.held_back):
+            if search.best < inf:
+                found.append(LossReason("left out", OFFLOADS_LEFT_OUT, held_back))
+            else:
+                left += held_back
+        if left:
+            found.append(LossReason("not reached", "the search ended before", left))
         return tuple(found)
 
 
@@ -279,27 +276,38 @@ def _alike(reasons: Mapping[str, int]) -> Iterable[tuple[str, int]]:
     return [(words[key], count) for key, count in counts.most_common()]
 
 
-def _searched(
-    question: Question, pool: _Pool, *, search_s: float, workers: int, progress: Progress
-) -> BestResult:
-    branches = [
-        SettingBranch(
-            bound=question.value(bound.step_time_s * bound.slower, group.fleet.gpus),
-            floor=question.value(bound.kernels_s * bound.slower, group.fleet.gpus),
-            memory_bytes=bound.memory_bytes,
-            settings=len(group.knobs),
-            family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
-            likely=group.likely,
-            is_judged=bound.is_judged,
-            larger=group.larger,
-        )
-        for group, bound in zip(pool.groups, pool.bounds, strict=True)
-    ]
-    search = Search(branches, question.fleet.cluster.gpu.usable_bytes(1))
-    hunt = _Hunt(question=question, pool=pool, search=search, progress=progress)
-    with processes(workers) as executor:
-        hunt.go(executor, workers, search_s)
-    hunt.settle_gap()
+def _timed(tables: Mapping[str, Any], *, times_tight: bool) -> tuple[SettingOutcome, float]:
+    """Return the result of simulating a setting, and the seconds of processor time that it took."""
+    begun = process_time()
+    outcome = tried(tables, times_tight=times_tight)
+    return outcome, process_time() - begun
+
+
+def _hunt_of(question: Question, most_operations: int, stop_s: float, progress: Progress) -> _Hunt:
+    """Return a search in which nothing was simulated yet."""
+    pool = SettingPool(question)
+    always, *others = plain_settings(pool.groups)
+    search = Search(
+        pool.branches(),
+        question.fleet.cluster.gpu.usable_bytes(1),
+        always=always,
+        first=[*chain(*others)],
+        holds_back=bool(pool.held_back),
+    )
+    runtime = {place: pool.groups[place].changes["zero.emulate"] for place in always}
+    return _Hunt(
+        question=question,
+        pool=pool,
+        search=search,
+        plain=frozenset(place for place in always if runtime[place] == FIRST_RUNTIME),
+        most_operations=most_operations,
+        stop_s=stop_s,
+        progress=progress,
+    )
+
+
+def _result(hunt: _Hunt) -> BestResult:
+    question, pool = hunt.question, hunt.pool
     ranked = sorted(hunt.tried, key=lambda each: each.order)
     return BestResult(
         title=str(question.tables["title"]),
@@ -309,6 +317,9 @@ def _searched(
         losses=hunt.losses(),
         gap=hunt.search.gap,
         open_settings=hunt.search.open_settings(),
+        left_out=sum(len(group.knobs) for group in pool.held_back),
+        operations=hunt.operations,
+        is_stopped=hunt.is_stopped,
         tables=question.tables,
         sequences=question.sequences,
         sequence_length=question.sequence_length,

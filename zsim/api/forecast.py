@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from zsim.api.counted_work import count_work
 from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFailedError
 from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast
@@ -251,7 +252,9 @@ def _of_more(
 def _seconds(tables: Mapping[str, object], steps: int, *, waits: bool) -> float:
     """Return the time of a step of so many micro-batches."""
     source = settled_source(accumulating(tables, steps))
-    return last_step_s(source.job(), source.simulation(), waits=waits)
+    job = source.job()
+    count_work(job)
+    return last_step_s(job, source.simulation(), waits=waits)
 
 
 def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
@@ -270,7 +273,9 @@ def _lack(tables: Mapping[str, object]) -> RunForecast | None:
     from zsim.analysis.memory_footprint import certain_lack
 
     try:
-        found = certain_lack(settled_source(tables).job())
+        job = settled_source(tables).job()
+        count_work(job)
+        found = certain_lack(job)
     except RUN_FAULTS:
         return None
     return None if found is None else _without_time(found)
@@ -281,7 +286,9 @@ def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
     from zsim.analysis.memory_footprint import certain_footprint
 
     try:
-        found = certain_footprint(settled_source(tables).job())
+        job = settled_source(tables).job()
+        count_work(job)
+        found = certain_footprint(job)
     except RUN_FAULTS as error:
         return str(error)
     return _simulated(tables) if found is None else _without_time(found)
@@ -322,7 +329,9 @@ def _run(tables: Mapping[str, object]) -> _Made:
 
     The last one is kept: whether a run fits may be asked first.
     """
-    return _run_of(json.dumps(tables, sort_keys=True))
+    text = json.dumps(tables, sort_keys=True)
+    count_work(_resolved(text).job())
+    return _run_of(text)
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from zsim.analysis.collective_bounds import CollectiveBounds
+from zsim.api.counted_work import counted_work
 from zsim.api.forecast import (
     RUN_FAULTS,
     accumulating,
@@ -79,6 +80,7 @@ class SettingOutcome:
         error: of nine of ten judged runs like it, or of others; None where nobody knows.
         is_judged: whether it is that of runs like it.
         slower: how many times as long as predicted such runs took, in the median.
+        operations: of the schedules that were written or simulated for it.
     """
 
     refusal: str = ""
@@ -91,6 +93,7 @@ class SettingOutcome:
     error: float | None = None
     is_judged: bool = False
     slower: float = 1.0
+    operations: int = 0
 
     @property
     def is_tight(self) -> bool:
@@ -109,10 +112,16 @@ class SettingOutcome:
 
 
 def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
-    """Return what a setting comes to in the simulation, as `zsim run` would have it.
+    """Return the result of simulating a setting, as `zsim run` would have it.
 
     Without `times_tight` one whose simulation leaves next to no memory has no step time.
     """
+    with counted_work() as work:
+        found = _tried(tables, times_tight=times_tight)
+    return replace(found, operations=work.operations)
+
+
+def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
     found = forecast(tables, None)  # most that do not fit are told by their books alone
     if not isinstance(found, str) and found.fits:
         was_simulated = found.step_time_s > 0  # else its memory may be an upper bound

@@ -22,6 +22,7 @@ class TriedSetting:
         value: what is minimized, of the step time that is expected: as much longer than predicted
             as judged runs like it took in the median; None where it could not be run.
         is_late: whether the training would take longer than it may.
+        is_plain: whether it is a plain setting of FSDP2, of which every answer shows one.
     """
 
     group: int
@@ -30,6 +31,7 @@ class TriedSetting:
     outcome: SettingOutcome
     value: float | None
     is_late: bool = False
+    is_plain: bool = False
 
     @property
     def is_answer(self) -> bool:

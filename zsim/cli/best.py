@@ -17,10 +17,10 @@ from zsim.cli.option import (
     Tokens,
     at_least,
     completed,
-    more_than_nothing,
 )
 from zsim.cli.printing import answer_before, outputs, print_answer
 from zsim.cli.progress_bar import progress
+from zsim.mistake import MistakeError
 
 Model = Annotated[
     str,
@@ -60,10 +60,33 @@ Fabric = Annotated[
         autocompletion=completed("fabric_names"),
     ),
 ]
-SearchTime = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", help="Begin nothing after it.", parser=more_than_nothing),
+OPERATIONS = 3_000_000
+"""Operations of a search, as `zsim.api.best_search` has them."""
+
+SearchOperations = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        parser=at_least(1),
+        help="Simulate no other setting after so many operations of schedules.",
+    ),
 ]
+
+
+def _no_seconds(given: str | None) -> None:
+    """Raise MistakeError if a limit in seconds is given.
+
+    Raises:
+        MistakeError: it is.
+    """
+    if given is not None:
+        raise MistakeError(
+            "--search-time: seconds depend on the machine and no longer limit a search; use "
+            f"--search-operations N (default: {OPERATIONS:,})"
+        )
+
+
+SearchTime = Annotated[str | None, typer.Option(hidden=True, callback=_no_seconds)]
 Workers = Annotated[
     int | None,
     typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
@@ -105,7 +128,8 @@ def best(
     runtime: Runtime = None,
     fabric: Fabric = None,
     settings: Settings = None,
-    search_time: SearchTime = 40.0,
+    search_operations: SearchOperations = OPERATIONS,
+    search_time: SearchTime = None,
     workers: Workers = None,
     save: Save = None,
     config: Config = None,
@@ -115,19 +139,17 @@ def best(
     json: Json = False,
 ) -> Code:
     """Find the best setting for a model on GPUs."""
-    from zsim.api.best_report import BEST_FIGURES
     from zsim.api.best_search import best as best_of
-    from zsim.api.output import FileKind, need_output, need_picture
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
 
-    need_output("--save", save, FileKind.ANY)
-    need_output("--config", config, FileKind.ANY)
-    need_output("--report", report, FileKind.PAGE)
-    need_picture(picture, figure, BEST_FIGURES)
+    del search_time  # refused before
+    _need_outputs(save, config, report)
+    _need_picture(picture, figure)
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
     once["--price"] = f"{price:g}" if price is not None else None
     once["--objective"] = objective if objective != "time" else None
+    once["--search-operations"] = _other_than(OPERATIONS, search_operations)
     command = _command(model, gpus, many, once)
     with progress(f"the best setting of {model}") as told:
         found = best_of(
@@ -142,7 +164,7 @@ def best(
             prices=prices,
             among=runtime or (),
             fabrics=fabric or (),
-            search_s=search_time,
+            operations=search_operations,
             workers=workers,
             progress=told,
         )
@@ -153,6 +175,25 @@ def best(
     with answer_before(files):
         print_answer(found, as_json=json)
     return Code.NO if found.best is None else Code.DONE
+
+
+def _need_outputs(save: str | None, config: str | None, report: str | None) -> None:
+    from zsim.api.output import FileKind, need_output
+
+    need_output("--save", save, FileKind.ANY)
+    need_output("--config", config, FileKind.ANY)
+    need_output("--report", report, FileKind.PAGE)
+
+
+def _need_picture(picture: str | None, figure: str | None) -> None:
+    from zsim.api.best_report import BEST_FIGURES
+    from zsim.api.output import need_picture
+
+    need_picture(picture, figure, BEST_FIGURES)
+
+
+def _other_than(default: int, number: int) -> str | None:
+    return None if number == default else str(number)
 
 
 def _command(

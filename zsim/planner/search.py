@@ -5,7 +5,7 @@ automatic method of solving discrete programming problems"). Groups are tried in
 estimates, which speeds the search up and decides nothing.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -27,6 +27,9 @@ JUDGED_MOST = 12
 
 GAP_EVERY = 3
 """One of so many trials is of the group whose bound leaves the largest gap."""
+
+LEAST_MOST = 24
+"""Families that are tried before settings that were held back are considered."""
 
 UNFIT_STEP = 0.05
 """A setting that did not fit puts off others of its group by such a share."""
@@ -108,12 +111,20 @@ class _Progress:
 class Search:
     """A search among `branches`; what is within `tolerance` of the best counts as found.
 
-    `usable_bytes` of device memory are there for each.
+    Attributes:
+        usable_bytes: device memory that there is for each setting.
+        always: branches whose first settings are tried before all others.
+        first: branches whose first settings are tried next, unless they cannot win.
+        holds_back: whether there are branches to `add` in case nothing fits. While nothing does,
+            only the smallest branch of each family is tried, of at most `LEAST_MOST` families.
     """
 
     branches: Sequence[SettingBranch]
     usable_bytes: int
     tolerance: float = 0.01
+    always: Sequence[int] = ()
+    first: Sequence[int] = ()
+    holds_back: bool = False
     best: float = inf
     best_judged: float = inf
     _progress: list[_Progress] = field(init=False)
@@ -123,13 +134,66 @@ class Search:
     _picks: int = field(init=False, default=0)
     _front_picks: int = field(init=False, default=0)
     _judged_picks: int = field(init=False, default=0)
+    _families: set[str] = field(init=False)
+    _plain: deque[tuple[int, bool]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._progress = [_Progress([*reversed(range(each.settings))]) for each in self.branches]
+        self._progress = [_progress(each) for each in self.branches]
         self._ratios, self._beside = defaultdict(list), defaultdict(list)
+        self._families = set()
+        self._plain = deque([(each, True) for each in self.always])
+        self._plain.extend((each, False) for each in self.first)
+
+    def add(self, branches: Sequence[SettingBranch]) -> None:
+        """Add branches that were held back."""
+        self.branches = [*self.branches, *branches]
+        self._progress += [_progress(each) for each in branches]
+        self.holds_back = False
 
     def next(self) -> tuple[int, int] | None:
-        """Return the branch and the number of the setting to try next; None if none can win."""
+        """Return the branch and the number of the setting to try next.
+
+        None if none can win, or if settings that were tried must be reported first.
+        """
+        found = self._plain_pick()
+        if found is None and self.best == inf and self.holds_back:
+            found = self._least_pick()
+        elif found is None:
+            found = self._pick()
+        if found is None:
+            return None
+        progress = self._progress[found]
+        progress.started += 1
+        return found, progress.left.pop()
+
+    def _plain_pick(self) -> int | None:
+        """Return the branch of the next plain setting."""
+        while self._plain:
+            place, is_certain = self._plain.popleft()
+            if not self._progress[place].started and (
+                is_certain or self._may_win(self.branches[place])
+            ):
+                return place
+        return None
+
+    def _least_pick(self) -> int | None:
+        """Return the branch that needs least memory of a family of which none was tried."""
+        waits = not self._families and any(each.started > each.ended for each in self._progress)
+        if waits or len(self._families) >= LEAST_MOST:
+            return None  # a plain setting may fit
+        sizes = [
+            (branch.memory_bytes, branch.bound, index)
+            for index, branch in enumerate(self.branches)
+            if branch.family not in self._families and not self._progress[index].started
+        ]
+        if not sizes:
+            return None
+        found = min(sizes)[-1]
+        self._families.add(self.branches[found].family)
+        return found
+
+    def _pick(self) -> int | None:
+        """Return the branch to try next, where no plain setting is left."""
         self._picks += 1
         found = None
         if self.best == inf and self._picks % 2 == 0:
@@ -142,12 +206,7 @@ class Search:
             found = self.lowest(ready=True)
         found = self._best_pick() if found is None else found
         found = self._judged_pick() if found is None else found
-        found = self._front_pick() if found is None else found
-        if found is None:
-            return None
-        progress = self._progress[found]
-        progress.started += 1
-        return found, progress.left.pop()
+        return self._front_pick() if found is None else found
 
     def tell(self, branch: int, number: int, trial: Trial) -> None:
         """Take in what a setting came to."""
@@ -297,7 +356,8 @@ class Search:
         """Return what the next setting of a branch may come to: what the first of it did, or so."""
         branch, progress = self.branches[index], self._progress[index]
         first = progress.first
-        if first is not None and first.is_answer and first.value is not None:
+        is_sure = first is not None and first.is_answer and not first.is_tight
+        if is_sure and first is not None and first.value is not None:
             return first.value * (1 + 1e-3 * progress.started)
         delay = 1 + UNFIT_STEP * progress.unfit
         share = 0.0 if first is None else first.memory_share
@@ -307,6 +367,10 @@ class Search:
         if share > 1:
             delay *= TIGHT * share
         return branch.bound * _middle(self._ratios, branch.family, branch.likely) * delay
+
+
+def _progress(branch: SettingBranch) -> _Progress:
+    return _Progress([*reversed(range(branch.settings))])
 
 
 def _pass_over(progress: _Progress, numbers: Set[int]) -> None:

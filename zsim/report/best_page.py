@@ -165,9 +165,9 @@ def _ten(found: BestFindings) -> Section:
     return Section(
         title="The best of those simulated",
         sentences=(
-            f"Of {len(found.fitting):,} settings that were simulated and fit, the {len(found.ten)} "
-            "best, each of another runtime, degrees or batch. Settings that cannot be the best "
-            f"were not simulated, though they may be faster than some of these. {found.ties}",
+            f"Best of {len(found.fitting):,} settings that were simulated and fit, each of "
+            "another runtime, degrees or batch. Settings that cannot be the best were not "
+            f"simulated, though they may be faster than some of these. {found.ties}",
         ),
         table=_table(found.ten),
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
 from zsim.planner.front import front
-from zsim.planner.search import Search, SettingBranch, Trial
+from zsim.planner.search import LEAST_MOST, Search, SettingBranch, Trial
 
 Outcomes = list[list[float | None]]
 Values = Sequence[Sequence[float | None]]
@@ -167,3 +167,46 @@ def test_settings_are_tried_that_add_to_one_whose_buffers_of_collectives_fill_th
     search.tell(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50))
     search.tell(0, 0, Trial(value=1.0 if fits else None, is_answer=fits, is_tight=fits))
     assert search.passed_over(0) == 0
+
+
+def test_plain_settings_are_tried_first_also_where_they_cannot_win() -> None:
+    branches = [
+        SettingBranch(bound=bound, memory_bytes=1, settings=2, family="one")
+        for bound in (1.0, 5.0, 9.0, 9.0)
+    ]
+    search = Search(branches, usable_bytes=10, always=(1, 2), first=(3, 1))
+    assert [search.next(), search.next()] == [(1, 0), (2, 0)]
+    for place in (1, 2):
+        search.tell(place, 0, Trial(value=6.0 + place, is_answer=True, memory_bytes=1))
+    assert search.next() == (0, 0)  # 3 cannot win, and 1 was tried
+
+
+@given(st.integers(1, 40), st.booleans())
+def test_branches_are_held_back_until_the_smallest_of_each_family_did_not_fit(
+    count: int, one_fits: bool
+) -> None:
+    branches = [
+        SettingBranch(bound=1.0 + each, memory_bytes=50 - each, settings=2, family=str(each // 2))
+        for each in range(count)
+    ]
+    search = Search(branches, usable_bytes=100, holds_back=True)
+    tried: list[int] = []
+    while (pick := search.next()) is not None and search.best == float("inf"):
+        tried.append(pick[0])
+        fits = one_fits and len(tried) == 3
+        value = 2.0 if fits else None
+        search.tell(*pick, Trial(value=value, is_answer=fits, memory_bytes=99))
+    families = [branches[place].family for place in tried]
+    assert len(families) == len(set(families)) <= LEAST_MOST
+    assert all(
+        branches[place].memory_bytes
+        == min(each.memory_bytes for each in branches if each.family == family)
+        for place, family in zip(tried, families, strict=True)
+    )
+    if search.best < float("inf"):
+        return
+    assert len(tried) == min(LEAST_MOST, -(-count // 2))
+    search.add([SettingBranch(bound=0.5, memory_bytes=1, settings=1, family="offload")])
+    picks = {search.next(), search.next()}
+    assert (count, 0) in picks
+    assert search.open_settings() == 2 * count - len(tried) + 1

@@ -1,0 +1,242 @@
+"""A search depends on its question and on counted work: not on clocks, load or workers."""
+
+import json
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
+from typing import Any, ParamSpec, TypeVar
+
+import pytest
+
+import zsim
+from zsim.api import best_search
+from zsim.api.best_question import Question, question_of
+from zsim.api.best_result import BestResult
+from zsim.api.best_search import best_of
+from zsim.api.counted_work import counted_work
+from zsim.api.forecast import forecast
+from zsim.api.setting_trial import SettingOutcome, tried
+from zsim.api.tried_setting import TriedSetting
+from zsim.cli.main import answer
+from zsim.planner.space import SettingGroup
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+SMALL = ("model.layers=2", "model.sequence_length=256", "model.vocab_size=1000")
+FEW = ("parallel.tensor=1", "parallel.pipeline=1")
+SEVERAL = ("fsdp1", "fsdp2", "megatron")
+
+
+def question(*more: str, among: tuple[str, ...] = ("fsdp2",), gpus: str = "4xh100") -> Question:
+    return question_of("llama3.2-1b", gpus, (*SMALL, *more), batch_tokens=256 * 8, among=among)
+
+
+def printed(found: BestResult) -> str:
+    """Return everything that an answer prints."""
+    return found.text() + json.dumps(found.to_dict())
+
+
+class Disordered(Executor):
+    """Threads of which each call is delayed, so that results come in another order."""
+
+    def __init__(self, workers: int, seed: int) -> None:
+        self.pool = ThreadPoolExecutor(workers)
+        self.seed, self.count = seed, 0
+
+    def submit(
+        self,
+        fn: Callable[Arguments, Result],
+        /,
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Future[Result]:
+        """Call `fn` in a thread after up to 5 ms."""
+        self.count += 1
+        draw = sha256(f"{self.seed} {self.count}".encode()).digest()[0]
+
+        def delayed() -> Result:
+            time.sleep(draw / 50_000)
+            return fn(*args, **kwargs)
+
+        return self.pool.submit(delayed)
+
+
+@contextmanager
+def disordered(workers: int, *, seed: int) -> Generator[Executor]:
+    executor = Disordered(workers, seed)
+    with executor.pool:
+        yield executor
+
+
+def offloads(each: TriedSetting) -> bool:
+    return any("offload" in key for key in each.changes)
+
+
+def drawn_outcome(
+    tables: Mapping[str, Any], *, times_tight: bool = True, fitting: int = 200
+) -> SettingOutcome:
+    """Return an outcome that follows from the setting alone, sooner than a simulation has one.
+
+    Of 256 settings `fitting` fit.
+    """
+    del times_tight
+    digest = sha256(json.dumps(tables, sort_keys=True).encode()).digest()
+    return SettingOutcome(
+        step_time_s=0.001 + digest[1] / 10_000,
+        memory_bytes=(digest[2] + 1) * 2**27,
+        usable_bytes=80 * 2**30,
+        fits=digest[0] < fitting,
+        trust="drawn",
+        operations=1_000 + 100 * digest[3],
+    )
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_search, "tried", drawn_outcome)
+
+
+def slow_clock(step_s: float) -> Callable[[], float]:
+    """Return a clock on which so much time passes between two looks."""
+    now = iter(range(10**9))
+    return lambda: step_s * next(now)
+
+
+def slowly(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
+    """Simulate a setting, those without checkpoints slower than others."""
+    time.sleep(0.02 * (tables["activations"]["checkpointing"] == "none"))
+    return tried(tables, times_tight=times_tight)
+
+
+def test_a_slow_machine_and_two_workers_print_the_same_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = question(*FEW)
+    usual = best_of(asked, workers=1, operations=10_000)
+    assert len(usual.tried) > 5
+    monkeypatch.setattr(best_search, "tried", slowly)
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(best_search, name, slow_clock(40.0))
+    slow = best_of(asked, workers=2, operations=10_000)
+    assert printed(slow) == printed(usual)
+    assert slow.wall_time_s >= 40.0
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_in_which_simulations_end_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    asked = question("parallel.tensor=1", among=SEVERAL)
+    usual = best_of(asked, workers=1, operations=400_000)
+    assert usual.best is not None
+    assert len(usual.tried) > 2 * best_search.AHEAD
+    monkeypatch.setattr(best_search, "processes", partial(disordered, seed=seed))
+    for workers in (2, 5):
+        found = best_of(asked, workers=workers, operations=400_000)
+        assert printed(found) == printed(usual)
+
+
+@pytest.mark.usefixtures("drawn")
+def test_more_operations_simulate_all_that_fewer_do() -> None:
+    asked = question("parallel.tensor=1", among=SEVERAL)
+    before: set[str] = set()
+    least, texts = float("inf"), list[str]()
+    for operations in (1, 200_000, 10**9):
+        found = best_of(asked, workers=1, operations=operations)
+        names = {each.name() for each in found.tried}
+        assert before <= names
+        assert found.operations >= sum(each.outcome.operations for each in found.tried)
+        before = names
+        assert found.best is not None
+        assert found.best.value is not None
+        assert found.best.value <= least
+        least = found.best.value
+        texts.append(found.text())
+        is_unfinished = found.open_settings > 0 and found.gap > 0.05
+        assert texts[-1].startswith("search unfinished: ") is is_unfinished
+        assert (found.to_dict()["unfinished"] is not None) is is_unfinished
+    assert texts[0].startswith("search unfinished: ")
+    assert "\n" + texts[-1].splitlines()[0] in texts[0]  # the title follows
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_search_that_stops_for_its_time_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = question(*FEW)
+    monkeypatch.setattr(best_search, "process_time", slow_clock(100.0))
+    found = best_of(asked, workers=1, stop_s=250.0)
+    first, second = found.text().splitlines()[:2]
+    assert first.startswith("search unfinished: ")
+    assert first.endswith("it stopped for the processor time that it took")
+    assert second == found.title
+    assert found.best is not None
+    show = getattr(found, "_repr_html_")  # noqa: B009  (notebooks call it by its name)
+    assert found.unfinished in show()
+
+
+@pytest.mark.usefixtures("drawn")
+def test_plain_settings_of_each_runtime_are_simulated_first_and_fsdp2_is_shown() -> None:
+    asked = question("parallel.tensor=1", among=SEVERAL)
+    begun = best_of(asked, workers=1, operations=1)
+    assert {each.changes["zero.emulate"] for each in begun.tried} == {*SEVERAL}
+    assert {each.changes["train.micro_batch_size"] for each in begun.tried} == {1}
+    plain = [each for each in begun.tried if each.is_plain]
+    assert [each.changes["zero.emulate"] for each in plain] == ["fsdp2", "fsdp2"]
+    assert {each.changes["activations.checkpointing"] for each in plain} == {"none", "full"}
+    assert {each.changes["parallel.pipeline"] for each in plain} == {1}
+    ended = best_of(asked, workers=1)
+    shown = {each.group for each in ended.ten}
+    assert shown & {each.group for each in ended.answers if each.is_plain}
+    groups = {each.group for each in ended.answers}
+    assert len(shown) == len(ended.ten) == min(10, len(groups))
+
+
+@pytest.mark.parametrize("fitting", [3, 30, 200])
+def test_no_setting_with_offload_is_simulated_where_one_fits_without(
+    monkeypatch: pytest.MonkeyPatch, fitting: int
+) -> None:
+    monkeypatch.setattr(best_search, "tried", partial(drawn_outcome, fitting=fitting))
+    found = best_of(question(*FEW, among=("deepspeed", "fsdp2")), workers=1, operations=10**9)
+    assert found.open_settings == 0
+    moved = [place for place, each in enumerate(found.tried) if offloads(each)]
+    assert (found.left_out > 0) is not bool(moved)
+    lost = sum(each.count for each in found.losses)
+    best = [each for each in found.answers if each.value == found.answers[0].value]
+    assert lost + len(best) == found.settings
+    if fitting == 200:
+        assert not moved
+        assert f"{found.left_out:,} with offload left out" in dict(found.facts())["search"]
+
+
+def test_settings_with_offload_are_simulated_where_none_fits_without() -> None:
+    asked = question(*FEW, "cluster.gpu_memory=2500 MB", gpus="1xh100")
+    found = best_of(asked, workers=1, operations=40_000)
+    assert found.left_out == 0
+    assert found.best is not None
+    assert offloads(found.best)
+
+
+def test_work_is_counted_alike_with_and_without_results_that_a_process_keeps() -> None:
+    asked = question(*FEW)
+    group = next(each for each in asked.space().groups() if isinstance(each, SettingGroup))
+    counts: list[int] = []
+    for _ in range(2):
+        with counted_work() as work:
+            forecast(asked.scenario(group.setting(0)))
+        counts.append(work.operations)
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_limit_in_seconds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    old: dict[str, Any] = {"search_s": 5.0}
+    with pytest.raises(TypeError, match=r"'search_s'; a search is limited by operations$"):
+        zsim.best("llama3.2-1b", "4xh100", **old)
+    assert answer(["best", "llama3.2-1b", "--gpus", "4xh100", "--search-time", "5"]) == 2
+    assert capsys.readouterr().err == (
+        "zsim: --search-time: seconds depend on the machine and no longer limit a search; use "
+        f"--search-operations N (default: {best_search.OPERATIONS:,})\n"
+    )

@@ -1,0 +1,109 @@
+"""Groups of settings with lower bounds, for the search of the best one."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from zsim.api.best_question import Question
+from zsim.api.setting_bound import SettingBound
+from zsim.api.setting_trial import Bounder
+from zsim.planner.pipeline_orders import MEGATRON_CHUNK
+from zsim.planner.search import SettingBranch
+from zsim.planner.space import RefusedSettings, SettingGroup
+
+
+@dataclass(slots=True)
+class SettingPool:
+    """Groups of settings with their bounds, and those that cannot be.
+
+    Groups that keep states or checkpoints off the device are held back until `release`.
+    Bounds are of the defaults of a group until `lowered` has looked at its knobs.
+    """
+
+    question: Question
+    groups: list[SettingGroup] = field(default_factory=list[SettingGroup])
+    bounds: list[SettingBound] = field(default_factory=list[SettingBound])
+    refused: Counter[str] = field(default_factory=Counter[str])
+    settings: int = 0
+    held_back: list[SettingGroup] = field(default_factory=list[SettingGroup])
+    _bounder: Bounder = field(default_factory=Bounder)
+    _lowered: set[int] = field(default_factory=set[int])
+    _full: dict[object, SettingBound] = field(default_factory=dict[object, SettingBound])
+
+    def __post_init__(self) -> None:
+        for each in self.question.space().groups():
+            if isinstance(each, RefusedSettings):
+                self.refused[each.why] += each.count
+                self.settings += each.count
+                continue
+            self.settings += len(each.knobs)
+            if each.moves_states:
+                self.held_back.append(each)
+            else:
+                self._bound(each)
+
+    def release(self) -> None:
+        """Bound the groups that were held back."""
+        held_back, self.held_back = self.held_back, []
+        for each in held_back:
+            self._bound(each)
+
+    def _bound(self, group: SettingGroup) -> None:
+        """Add a group with its bound, or the reason why it cannot be."""
+        full, key = self._full, _without_batch(group)
+        smaller = full.get(key) or full.get(_without_batch(group, chunks=False))
+        bound = smaller or self._bounder.bound_of_defaults(group, self._tables(group))
+        if bound.is_full:  # the bound on memory grows with the micro-batch, and with chunks
+            full[key] = bound
+        if not bound.why_not and self.question.is_late(bound.kernels_s):
+            bound = SettingBound(why_not="takes longer than --within even by its bound")
+        if bound.why_not:
+            self.refused[bound.why_not] += len(group.knobs)
+        else:
+            self.groups.append(group)
+            self.bounds.append(bound)
+
+    def lowered(self, place: int) -> SettingBound | None:
+        """Return the bound of all settings of a group; None if it was asked before."""
+        if place in self._lowered:
+            return None
+        self._lowered.add(place)
+        group, default = self.groups[place], self.bounds[place]
+        return self._bounder.least_of_all(default, group, self._tables(group))
+
+    def branches(self, start: int = 0) -> list[SettingBranch]:
+        """Return the groups from `start` on as a search sees them."""
+        value = self.question.value
+        return [
+            SettingBranch(
+                bound=value(bound.step_time_s * bound.slower, group.fleet.gpus),
+                floor=value(bound.kernels_s * bound.slower, group.fleet.gpus),
+                memory_bytes=bound.memory_bytes,
+                settings=len(group.knobs),
+                family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
+                likely=group.likely,
+                is_judged=bound.is_judged,
+                larger=group.larger,
+            )
+            for group, bound in zip(self.groups[start:], self.bounds[start:], strict=True)
+        ]
+
+    def tables(self, place: int, number: int) -> dict[str, Any]:
+        """Return the tables of a setting of a group."""
+        return self.question.scenario(self.groups[place].setting(number))
+
+    def _tables(self, group: SettingGroup) -> Callable[[int], dict[str, Any]]:
+        return lambda number: self.question.scenario(group.setting(number))
+
+
+def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
+    """Return what groups have in common that differ in their micro-batch alone.
+
+    Without `chunks` those of Megatron-LM may differ, too.
+    """
+    return group.fleet.gpus, tuple(
+        (key, value)
+        for key, value in group.changes.items()
+        if not key.startswith("train.") and (chunks or key != MEGATRON_CHUNK)
+    )
