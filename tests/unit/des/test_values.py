@@ -12,6 +12,7 @@ from exact_training import cluster
 from hypothesis import given
 
 from zsim.backend.backend import Job
+from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import FreeMode
 from zsim.schedule.schedule import Schedule
@@ -99,16 +100,14 @@ def ring_of_four() -> Schedule:
     parts = [build.buffer(f"part{place}", 2) for place in range(4)]
     total = build.buffer("total", 2, persistent=True)
     build.setup.allocate(total)
-    build.step.allocate(parts[0])
+    build.step.allocate(*parts)
     came = build.step.fill("three", parts[0].all, 3.0)
     for place, (source, target) in enumerate(pairwise(parts)):
-        build.step.allocate(target)
         build.step.send(f"send{place}", group, source.all, 1)
         build.step.receive(f"receive{place}", group, target.all, -1)
         came = build.step.together(f"pass{place}", 2, after=[came])
-        build.step.free(source, uses=[came])
     build.step.copy("keep", parts[-1].all, total.all, after=[came])
-    build.step.free(parts[-1])
+    build.step.free(*parts, uses=[came])
     return build.schedule()
 
 
@@ -117,6 +116,7 @@ def ring_of_four() -> Schedule:
 def test_a_ring_is_right_under_any_timing(timing: DrawnTiming) -> None:
     """The end of a message that is known last may be the earlier one."""
     schedule = ring_of_four()
+    assert check(schedule) == ()
     carrier = Carrier(schedule, Modular(schedule))
     job = Job(schedule=schedule, model=NO_MODEL, cluster=cluster(4), steps=2)
     carry(job, carrier, durations=timing)
