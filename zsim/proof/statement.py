@@ -87,7 +87,7 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
         rules = last if len(names) == 1 else f"{', '.join(names[:-1])} and {last}"
         groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
         yield f"{rules}{groups}" + ("" if training.assumed else " as the contract says")
-    yield f"error below 2^-{shown.error_bits}"
+    yield f"error below 2^-{shown.error_bits} with seed {shown.seed:08x}"
 
 
 def _name(rule: Optimizer) -> str:
