@@ -10,7 +10,7 @@ digest of the schedule.
 from collections.abc import Iterator
 from fractions import Fraction
 from hashlib import blake2b
-from math import lcm
+from math import exp2, lcm
 
 from zsim.proof.execution.inferred_model import Training
 from zsim.schedule.access import COMPUTE_ACCESS, touching
@@ -190,7 +190,7 @@ class _Walk:
         bits = ((above + factor[0]) * lcm(below, factor[1])).bit_length()
         if bits <= BITS:
             return 0.0
-        return float((2 * bits // BITS) ** 2) * 2.0 ** (-2 * PRIMES_BITS)
+        return (2 * bits // BITS) ** 2 * exp2(-2 * PRIMES_BITS)
 
 
 def _merged(one: Factor, other: Factor, *, adds: bool) -> Factor:
