@@ -17,7 +17,7 @@ from operator import attrgetter
 from zsim.model.model import Model, Parameter
 from zsim.proof.context import Context
 from zsim.proof.execution.collective_runner import UnfollowedError
-from zsim.proof.execution.constants import divisors, seed_of
+from zsim.proof.execution.constant_factors import divisors, seed_of
 from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
 from zsim.proof.execution.shortening import shortened

@@ -20,7 +20,7 @@ from zsim.model.model import BATCH, Model, Segment, Unit, Value
 from zsim.proof.execution.class_memory import ClassMemory
 from zsim.proof.execution.collective_runner import CollectiveRunner, UnfollowedError
 from zsim.proof.execution.computations import Kernels
-from zsim.proof.execution.constants import hidden
+from zsim.proof.execution.constant_factors import hidden
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
 from zsim.proof.execution.inferred_model import CONTEXT, TENSOR, Training

@@ -10,7 +10,7 @@ from mutation import left
 from trained_weight import Trained
 
 from zsim.proof import prove
-from zsim.proof.execution.constants import seed_of
+from zsim.proof.execution.constant_factors import seed_of
 from zsim.proof.values import Shown
 from zsim.schedule.json import FieldError, decode_value
 from zsim.schedule.operation import Copy
