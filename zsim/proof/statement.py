@@ -89,7 +89,7 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
         groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
         said = schedule.contract.rules.keys() >= training.rules.keys()
         yield f"{rules}{groups}" + (" as the contract says" if said else "")
-    yield f"error below 2^-{shown.error_bits}"
+    yield f"error below 2^-{shown.error_bits} with seed {shown.seed:08x}"
 
 
 def _name(rule: Optimizer) -> str:

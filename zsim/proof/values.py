@@ -17,6 +17,7 @@ from operator import attrgetter
 from zsim.model.model import Model, Parameter
 from zsim.proof.context import Context
 from zsim.proof.execution.collective_runner import UnfollowedError
+from zsim.proof.execution.constant_factors import divisors, seed_of
 from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
 from zsim.proof.execution.shortening import shortened
@@ -26,6 +27,7 @@ from zsim.proof.scalars import generic
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, walk
 from zsim.schedule.schedule import LogicalParameter, Schedule
+from zsim.specification.residues import drawn_primes, modulo
 
 INVARIANT = "values"
 
@@ -45,6 +47,7 @@ class Shown:
         not_shown: why they were not looked at; empty if they were.
         ranks: of the schedule; `classes` is how many were run for them.
         error_bits: a wrong schedule is passed with a probability below 2 to the minus so many.
+        seed: of the primes and of all numbers that are drawn: a digest of the schedule.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -54,6 +57,7 @@ class Shown:
     ranks: int = 0
     classes: int = 0
     error_bits: int = 0
+    seed: int = 0
 
 
 def examine(context: Context) -> list[Finding]:
@@ -63,6 +67,12 @@ def examine(context: Context) -> list[Finding]:
 
 def shown(context: Context, *, unfolded: bool = False) -> Shown:
     """Run a step and compare it with plain training; without a contract, run it alone."""
+    seed = seed_of(context.schedule)
+    with modulo(drawn_primes(seed, divisors(context.schedule))):
+        return _shown(context, seed, unfolded=unfolded)
+
+
+def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     schedule = context.schedule
     broken = [*_layouts(schedule), *_parameters(schedule, context.model)]
     if broken:
@@ -85,14 +95,14 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
         return Shown(findings=(_finding("", unknown, why),))
     try:
         if not_shown:
-            proof = StepProof(schedule, None, None, unfolded=unfolded)
+            proof = StepProof(schedule, None, None, seed=seed, unfolded=unfolded)
             outcome = StepResult(troubles=proof.wander())
             if schedule.contract.parameters:
                 outcome.differences = proof.unheld()
         else:
-            found = None if unfolded else _by_induction(schedule, model, training)
+            found = None if unfolded else _by_induction(schedule, model, training, seed)
             if found is None:
-                proof = StepProof(schedule, model, training, unfolded=unfolded)
+                proof = StepProof(schedule, model, training, seed=seed, unfolded=unfolded)
                 misfits = [*proof.misfits, *_copies(schedule, proof.model)]
                 if misfits:
                     return Shown(findings=(_finding(*misfits[0]),))
@@ -113,11 +123,12 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
         ranks=schedule.mesh.size,
         classes=classes,
         error_bits=outcome.error_bits,
+        seed=seed,
     )
 
 
 def _by_induction(
-    schedule: Schedule, model: Model | None, training: Training | None
+    schedule: Schedule, model: Model | None, training: Training | None, seed: int
 ) -> Proved | None:
     """Prove a schedule by one with fewer micro-batches or blocks; None where that shows nothing."""
     if model is None or training is None or any(_copies(schedule, model)):
@@ -125,13 +136,13 @@ def _by_induction(
     fewer = with_fewer(schedule, training)
     if fewer is not None:
         few = fewer.schedule, model, fewer.training
-        found = _by_blocks(*few) or _run(*few)
+        found = _by_blocks(*few, seed) or _run(*few, seed=seed)
         if found is not None:
             return found
-    return _by_blocks(schedule, model, training)
+    return _by_blocks(schedule, model, training, seed)
 
 
-def _by_blocks(schedule: Schedule, model: Model, training: Training) -> Proved | None:
+def _by_blocks(schedule: Schedule, model: Model, training: Training, seed: int) -> Proved | None:
     """Prove a schedule whose blocks repeat by one with fewer; None where that shows nothing."""
     shorter = shortened(schedule, model)
     if shorter is None:
@@ -139,7 +150,7 @@ def _by_blocks(schedule: Schedule, model: Model, training: Training) -> Proved |
     left = training_of(shorter.schedule)
     if left is not None:
         left = replace(left, micro_batches=training.micro_batches)
-    return _run(shorter.schedule, shorter.model, left, shorter.alike)
+    return _run(shorter.schedule, shorter.model, left, shorter.alike, seed=seed)
 
 
 def _run(
@@ -147,10 +158,12 @@ def _run(
     model: Model,
     training: Training | None,
     alike: Sequence[Sequence[str]] = (),
+    *,
+    seed: int,
 ) -> Proved | None:
     """Run a schedule that stands for a larger one; None if it is refuted, or does not."""
     try:
-        proof = StepProof(schedule, model, training)
+        proof = StepProof(schedule, model, training, seed=seed)
         outcome = None if proof.misfits else proof.run(generic(schedule))
     except (TooManyRanksError, UnfollowedError, OverflowError):
         return None

@@ -131,6 +131,8 @@ def _scalar(kind: type) -> Codec:
     def decode(value: object) -> object:
         if type(value) is not kind:
             raise FieldError(f"{shown(value)} must be {_SCALARS[kind]}")
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise FieldError(f"{shown(value)} must have at most 64 bits")
         return value
 
     return Codec(lambda value: value, decode)

@@ -26,7 +26,7 @@ from zsim.schedule.communication import (
     Send,
 )
 from zsim.schedule.quick_init import quick_init
-from zsim.schedule.view import Edge, OperationError, Previous, View
+from zsim.schedule.view import DIVISOR_MAX, Edge, OperationError, Previous, View
 from zsim.strategy.optimizer_rule import Rule
 
 __all__ = [
@@ -257,8 +257,9 @@ class Copy:
     launches: int = 1
 
     def __post_init__(self) -> None:
-        if self.divisor < 1:
-            raise OperationError(f"{self.id}: divisor {self.divisor} must be at least 1")
+        if not 1 <= self.divisor <= DIVISOR_MAX:
+            why = f"divisor {self.divisor} must be from 1 to {DIVISOR_MAX}"
+            raise OperationError(f"{self.id}: {why}")
         if self.launches < 0:
             raise OperationError(f"{self.id}: launches {self.launches} must be at least 0")
 

@@ -26,6 +26,7 @@ from zsim.schedule.operation import (
     walk,
 )
 from zsim.schedule.quick_init import quick_init
+from zsim.schedule.view import DIVISOR_MAX
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
 
@@ -321,6 +322,11 @@ class Contract:
     wire_bytes: tuple[WireBytes, ...] | None = None
     host_bytes: tuple[HostBytes, ...] | None = None
     file_bytes: FileBytes | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.loss_divisor <= DIVISOR_MAX:
+            why = f"loss_divisor {self.loss_divisor} must be from 1 to {DIVISOR_MAX}"
+            raise ScheduleError(f"contract: {why}")
 
     @property
     def rules(self) -> dict[str, Optimizer]:

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from zsim.schedule.quick_init import quick_init
 
+DIVISOR_MAX = 2**53
+"""Largest divisor of numbers: floats hold every whole number up to it."""
+
 
 class OperationError(ValueError):
     """An operation that cannot be."""

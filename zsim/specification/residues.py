@@ -1,12 +1,15 @@
 """Exact numbers: residues modulo two primes below 2**31, one lane each, on numpy.
 
-An array of numbers has the lanes first: shape (2, ...). Two independent lanes make a number of 62
-bits, and a product of two residues fits in an unsigned integer of 64 bits. Two different
-polynomials of degree d agree at a random point with probability at most (d / 2**31)**2 (Schwartz
-1980), which is what `zsim.proof` adds up.
+An array of numbers has the lanes first: shape (2, ...). Two independent lanes make a number of 61
+bits, and a product of two residues fits in an unsigned integer of 64 bits. Two polynomials that
+differ modulo both primes agree at a random point with probability at most d**2 / 2**BITS, d their
+degree (Schwartz 1980), which is what `zsim.proof` adds up. Constants that differ by less than
+2**BITS differ modulo one of the primes at least; for others the primes are drawn, see `modulo`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
@@ -18,19 +21,74 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.uint64]
 """Residues, lanes first."""
 
-PRIMES = (2_147_483_647, 2_147_483_629)
-"""The two largest primes below 2**31; a test divides them by all smaller ones."""
+Primes = tuple[int, int]
 
 BITS = 61
 """Two numbers that are drawn apart are equal with a probability below 2**-BITS."""
 
-_MODULI = np.array(PRIMES, np.uint64)
+LOW, HIGH = 1_518_500_250, 2**31
+"""Bounds of primes: the square of the lower one is 2**BITS."""
+
+PRIMES_BITS = 24.8
+"""There are more than 2**PRIMES_BITS primes within these bounds: 29.6 million."""
+
+_PRIMES: ContextVar[Primes] = ContextVar("primes", default=(2_147_483_647, 2_147_483_629))
+
+
+@contextmanager
+def modulo(primes: Primes) -> Generator[Primes]:
+    """Compute modulo `primes` inside; outside it is the two largest below 2**31."""
+    token = _PRIMES.set(primes)
+    try:
+        yield primes
+    finally:
+        _PRIMES.reset(token)
+
+
+def drawn_primes(seed: int, divisors: Iterable[int] = ()) -> Primes:
+    """Return two primes, always the same for one seed, that divide none of `divisors`."""
+    avoided = [each for each in set(divisors) if each]
+    found: list[int] = []
+    attempt = 0
+    while len(found) < 2:
+        digest = blake2b(f"{seed} prime {attempt}".encode(), digest_size=8).digest()
+        candidate = LOW + int.from_bytes(digest) % (HIGH - LOW)
+        attempt += 1
+        fits = candidate not in found and all(each % candidate for each in avoided)
+        if fits and is_prime(candidate):
+            found.append(candidate)
+    return found[0], found[1]
+
+
+def is_prime(candidate: int) -> bool:
+    """Return whether an odd number from 9 to 2**31 is prime, or an even one is: it is not.
+
+    Source: these witnesses decide below 3,215,031,751 (Pomerance, Selfridge and Wagstaff 1980).
+    """
+    if candidate % 2 == 0:
+        return False
+    twos = ((candidate - 1) & (1 - candidate)).bit_length() - 1
+    for witness in (2, 3, 5, 7):
+        power = pow(witness, (candidate - 1) >> twos, candidate)
+        if power == 1:
+            continue
+        for _ in range(twos):
+            if power == candidate - 1:
+                break
+            power = power * power % candidate
+        else:
+            return False
+    return True
+
+
+def moduli(dimensions: int) -> Numbers:
+    """Return the primes, shaped to go with an array of so many dimensions."""
+    return _shaped(_PRIMES.get(), dimensions)
 
 
 @lru_cache
-def moduli(dimensions: int) -> Numbers:
-    """Return the primes, shaped to go with an array of so many dimensions."""
-    return _MODULI.reshape(-1, *(1,) * (dimensions - 1))
+def _shaped(primes: Primes, dimensions: int) -> Numbers:
+    return np.array(primes, np.uint64).reshape(-1, *(1,) * (dimensions - 1))
 
 
 def product(one: Numbers, other: Numbers) -> Numbers:
@@ -73,7 +131,6 @@ def weighted(numbers: Numbers, axis: int, weights: Sequence[int]) -> Numbers:
     return summed(numbers, axis, keepdims=True)
 
 
-@lru_cache(maxsize=4096)
 def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
     """Return a rational number in both lanes, shaped for arrays of so many dimensions.
 
@@ -81,36 +138,46 @@ def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
         ValueError: it is not finite.
         ZeroDivisionError: a prime divides its denominator.
     """
-    lanes = _lanes(Fraction(value))
+    return _number(_PRIMES.get(), value, dimensions)
+
+
+@lru_cache(maxsize=4096)
+def _number(primes: Primes, value: float | Fraction, dimensions: int) -> Numbers:
+    lanes = _lanes(primes, Fraction(value))
     found = np.array(lanes, np.uint64).reshape(-1, *(1,) * (dimensions - 1))
     found.flags.writeable = False  # it is handed out again
     return found
 
 
-@lru_cache(maxsize=4096)
 def share(value: float, dimensions: int = 1) -> Numbers:
     """Return one over a number, in both lanes, shaped for arrays of so many dimensions.
 
     Raises:
         ZeroDivisionError: it is zero, or a multiple of a prime.
     """
-    return number(1 / Fraction(value), dimensions)
+    return _share(_PRIMES.get(), value, dimensions)
 
 
-def _lanes(value: Fraction) -> tuple[int, ...]:
-    if any(value.denominator % prime == 0 for prime in PRIMES):
-        raise ZeroDivisionError(f"{value} has no value modulo {PRIMES}")
-    return tuple(value.numerator * pow(value.denominator, -1, prime) % prime for prime in PRIMES)
+@lru_cache(maxsize=4096)
+def _share(primes: Primes, value: float, dimensions: int) -> Numbers:
+    return _number(primes, 1 / Fraction(value), dimensions)
+
+
+def _lanes(primes: Primes, value: Fraction) -> tuple[int, ...]:
+    if any(value.denominator % prime == 0 for prime in primes):
+        raise ZeroDivisionError(f"{value} has no value modulo {primes}")
+    return tuple(value.numerator * pow(value.denominator, -1, prime) % prime for prime in primes)
 
 
 class Random:
-    """Draws numbers, always the same for one seed."""
+    """Draws numbers modulo the primes of where it is made, always the same for one seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._primes = _PRIMES.get()
         self._generator = np.random.default_rng(seed)
         self._keyed: dict[tuple[str, int], Numbers] = {}
-        self._pool: Numbers = np.zeros((len(PRIMES), 0), np.uint64)
+        self._pool: Numbers = np.zeros((2, 0), np.uint64)
         self._place = 0
 
     def draw(self, shape: Sequence[int]) -> Numbers:
@@ -118,11 +185,11 @@ class Random:
         count = prod(shape)
         if self._place + count > self._pool.shape[1]:
             size = max(count, 1 << 16)
-            drawn = [self._generator.integers(1, prime, size, np.uint64) for prime in PRIMES]
+            drawn = [self._generator.integers(1, prime, size, np.uint64) for prime in self._primes]
             self._pool, self._place = np.stack(drawn), 0
         found = self._pool[:, self._place : self._place + count]
         self._place += count
-        return found.reshape(len(PRIMES), *shape)
+        return found.reshape(2, *shape)
 
     def key(self, name: str, count: int) -> Numbers:
         """Return `count` numbers that belong to `name` alone, shape (2, count)."""
@@ -130,7 +197,8 @@ class Random:
         if found is None:
             digest = blake2b(f"{self._seed} {name}".encode(), digest_size=16).digest()
             generator = np.random.default_rng(list(digest))
-            found = np.stack([generator.integers(1, prime, count, np.uint64) for prime in PRIMES])
+            lanes = [generator.integers(1, prime, count, np.uint64) for prime in self._primes]
+            found = np.stack(lanes)
             self._keyed[name, count] = found
         return found
 
@@ -152,8 +220,8 @@ def scrambled(digest: Numbers, key: Numbers) -> Numbers:
     """
     words = (digest[0] << _31) ^ digest[1]
     words = words * _ODD + ((key[0] << _31) ^ key[1])
-    found = np.empty((len(PRIMES), *words.shape), np.uint64)
-    for lane, prime in enumerate(PRIMES):
+    found = np.empty((2, *words.shape), np.uint64)
+    for lane, prime in enumerate(_PRIMES.get()):
         words = words + _ODD
         mixed = (words ^ (words >> _30)) * _FIRST
         mixed = (mixed ^ (mixed >> _27)) * _SECOND

@@ -132,7 +132,7 @@ class Carrier(Generic[A]):
         """Note when an entry runs: what it does to memory has a time.
 
         Members of a collective end together, one after the other: what frees spoil comes after all.
-        A message is there with the first of its ends.
+        A message is there with the earlier of its ends.
         """
         running, meetings = self._running.pop((rank, step, slot))
         start_ps, end_ps = span_ps

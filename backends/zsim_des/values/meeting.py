@@ -28,6 +28,7 @@ class Meeting(Generic[A]):
         self._needed = needed
         self._seated: dict[int, Seated[A]] = {}
         self._ended = 0
+        self._is_complete = False
 
     def take_seat(self, place: int, seated: Seated[A]) -> None:
         """Note that a member was issued."""
@@ -42,12 +43,22 @@ class Meeting(Generic[A]):
         return all(isinstance(one.member, PointToPoint) for one in self._seated.values())
 
     def ends(self) -> bool:
-        """One more member has ended; whether it was the last, or of a message the first."""
+        """Note that one more member has ended; return whether it may be the one that completes.
+
+        Of a collective that is the last. Of a message it is the end with the earlier time, which
+        may be known after the other one.
+        """
         self._ended += 1
-        return self._ended == (1 if self.is_message else self._needed)
+        return self.is_message or self._ended == self._needed
 
     def complete(self, values: Values[A]) -> Iterator[Fault]:
-        """Every member gets what it gets; at the same time, nobody may have begun so far."""
+        """Every member gets what it gets; at the same time, nobody may have begun so far.
+
+        Nothing happens if that was so before.
+        """
+        if self._is_complete:
+            return
+        self._is_complete = True
         seated = [self._seated[place] for place in sorted(self._seated)]
         for one in seated:
             one.running.begin(values)

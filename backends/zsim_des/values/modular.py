@@ -130,6 +130,8 @@ class Modular:
 
     def _copied(self, copy: Copy, views: Sequence[Numbers], seat: Seat) -> Numbers:
         source, target = views
+        if copy.divisor >= PRIME:
+            raise ValueError(f"{copy.id}: divisor {copy.divisor} must be below the prime {PRIME}")
         share = inverse(copy.divisor)
         if not copy.by_parameter:
             moved = product(source, share)

@@ -1,18 +1,23 @@
 """Exact values: the arithmetic, and what a carrier makes of races and of memory taken too early."""
 
+from itertools import pairwise
 from math import isqrt
 
 import numpy as np
 import pytest
 from drawn_clusters import NO_MODEL
+from drawn_examples import examples
+from drawn_timings import DrawnTiming, timings
 from exact_training import cluster
+from hypothesis import given
 
 from zsim.backend.backend import Job
+from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import FreeMode
 from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
-from zsim_des.values import Carrier, Modular
+from zsim_des.values import Carrier, Modular, carry
 from zsim_des.values.field import PRIME, Numbers, inverse, number, product, reduced
 
 
@@ -86,6 +91,37 @@ def test_a_right_schedule_is_right_under_any_timing(mode: FreeMode, slow: str) -
     carrier = carried(summing(waits=True, mode=mode), slow)
     assert carrier.faults == []
     assert total_of(carrier) == [6.0] * 4
+
+
+def ring_of_four() -> Schedule:
+    """Each rank passes a three on, and what comes to it, and keeps the last."""
+    build = ScheduleBuilder.of("ring", data=4)
+    group = build.group("data", "data")
+    parts = [build.buffer(f"part{place}", 2) for place in range(4)]
+    total = build.buffer("total", 2, persistent=True)
+    build.setup.allocate(total)
+    build.step.allocate(*parts)
+    came = build.step.fill("three", parts[0].all, 3.0)
+    for place, (source, target) in enumerate(pairwise(parts)):
+        build.step.send(f"send{place}", group, source.all, 1)
+        build.step.receive(f"receive{place}", group, target.all, -1)
+        came = build.step.together(f"pass{place}", 2, after=[came])
+    build.step.copy("keep", parts[-1].all, total.all, after=[came])
+    build.step.free(*parts, uses=[came])
+    return build.schedule()
+
+
+@given(timings())
+@examples(30)
+def test_a_ring_is_right_under_any_timing(timing: DrawnTiming) -> None:
+    """The end of a message that is known last may be the earlier one."""
+    schedule = ring_of_four()
+    assert check(schedule) == ()
+    carrier = Carrier(schedule, Modular(schedule))
+    job = Job(schedule=schedule, model=NO_MODEL, cluster=cluster(4), steps=2)
+    carry(job, carrier, durations=timing)
+    assert carrier.faults == []
+    assert [list(each.blocks["total"].memory) for each in carrier.memory] == [[3.0, 3.0]] * 4
 
 
 def test_a_read_before_the_write_it_needs_gives_no_number() -> None:

@@ -11,7 +11,7 @@ every step of any length of training is proved.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
+from math import log2, prod
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from zsim.model.model import BATCH, Model, Segment, Unit, Value
 from zsim.proof.execution.class_memory import ClassMemory
 from zsim.proof.execution.collective_runner import CollectiveRunner, UnfollowedError
 from zsim.proof.execution.computations import Kernels
+from zsim.proof.execution.constant_factors import hidden
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
 from zsim.proof.execution.inferred_model import CONTEXT, TENSOR, Training
@@ -37,7 +38,6 @@ from zsim.specification.residues import BITS, Numbers, Random
 from zsim.specification.step import PlainStep, TensorCuts, TrainingState
 from zsim.strategy.optimizer_rule import settled
 
-SEED = 20_261_122
 STEPS, SCALE = 1009.0, 2.0**13
 """Steps that are left of a warm-up, and a loss scale: numbers like no other."""
 
@@ -85,6 +85,7 @@ class StepProof:
         model: Model | None,
         training: Training | None,
         *,
+        seed: int,
         unfolded: bool = False,
     ) -> None:
         self.schedule = schedule
@@ -97,7 +98,7 @@ class StepProof:
         along, parts = (every(schedule), {}) if unfolded else tracked(schedule)
         if not self._cut_tensors(along, parts):
             self._cut_tensors(every(schedule), {})
-        self.random = Random(SEED)
+        self.random = Random(seed)
         self.layout: list[LaidOut] = []
         self.counted = self._counted() if judges else []
         self.moves = Moves(self.tensors)
@@ -336,13 +337,14 @@ class StepProof:
 
         Kernels are random functions of a digest of what they read, and factors are never zero. So a
         difference is lost only where a sum of differences, each times a number of its own, happens
-        to be zero: below 2**-BITS for each digest, square of a norm, and number compared.
+        to be zero: below 2**-BITS for each digest, square of a norm, and number compared. Large
+        constants may be equal modulo both primes, too.
         """
         count = 1
         for ranks in self.grid.classes:
             count += 2 * int(np.prod(ranks.shape)) * len(ranks.program.by_id)
         count += sum(space.count for space in self.tensors.spaces.by_key.values())
-        return BITS - count.bit_length()
+        return int(-log2(count * 2.0**-BITS + hidden(self.schedule, self.training)))
 
     def _setup(self) -> list[ClassMemory]:
         """Run setup; what it leaves."""

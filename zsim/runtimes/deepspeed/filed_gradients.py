@@ -164,7 +164,7 @@ class FiledGradients(StepPart):
         self.finish(writer)
         for group in self._shards.groups.trained:
             self.drop_left(writer, group.name)
-            if self.file(group) in writer.alive:
+            if self.holds(group) and self.file(group) in writer.alive:
                 writer.free(self.file(group))
 
     def drop_left(self, writer: ScheduleWriter, group: str) -> None:
