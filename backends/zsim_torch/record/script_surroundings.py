@@ -26,6 +26,7 @@ from zsim_torch.record.pretended_streams import (
     DeviceStreams,
     PretendedEvent,
     PretendedStream,
+    RecordedEngine,
 )
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
 from zsim_torch.record.tape import TORCH_FOLDER, Tape
@@ -142,9 +143,11 @@ def _memory(tape: Tape, streams: DeviceStreams) -> Generator[None]:
 @contextmanager
 def _streams(streams: DeviceStreams) -> Generator[None]:
     accelerator = torch.accelerator
+    engine = RecordedEngine(vars(torch.autograd.Variable)["_execution_engine"], streams)
     with (
         patch.object(torch, "Stream", PretendedStream),
         patch.object(torch, "Event", PretendedEvent),
+        patch.object(torch.autograd.Variable, "_execution_engine", engine),
         patch.object(accelerator, "current_stream", DEVICE_MODULE.current_stream),
         patch.object(accelerator, "set_stream", DEVICE_MODULE.set_stream),
         patch.object(accelerator, "synchronize", DEVICE_MODULE.synchronize),
