@@ -20,6 +20,9 @@ DEVICE_TYPE = "zsim"
 ACCUMULATES = 2**62
 """Nodes that accumulate gradients have the largest number there is, not one of forward."""
 
+POOL_STREAMS = 32
+"""Streams of torch's pool of one priority (torch 2.13, `CUDAStream.cpp`)."""
+
 
 class DeviceStreams:
     """The streams of a recording: the default one, those made by the script, which is current."""
@@ -30,6 +33,7 @@ class DeviceStreams:
         self._made: list[PretendedStream] = [self.default]
         self._names: dict[str, int] = {}
         self._groups: dict[str, ClockTimeline] = {}
+        self._pool: list[PretendedStream] = []
         self._thread = threading.local()
         self._recording_thread = threading.get_ident()
         self._of_node: dict[int, PretendedStream] = {}
@@ -48,6 +52,14 @@ class DeviceStreams:
         if group not in self._groups:
             self._groups[group] = self.tape.clocks.stream(f"stream of {group}")
         return self._groups[group]
+
+    def of_pool(self) -> "PretendedStream":
+        """Return the next stream of torch's pool, whose streams take turns."""
+        if len(self._pool) < POOL_STREAMS:
+            self._pool.append(PretendedStream.of(self.make("callback of a future")))
+            return self._pool[-1]
+        self._pool.append(self._pool.pop(0))
+        return self._pool[-1]
 
     @property
     def current(self) -> "PretendedStream":

@@ -4,6 +4,7 @@
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from zsim_torch.record.device_module import DEVICE_MODULE
+from zsim_torch.record.pretended_factories import factories_replaced
 from zsim_torch.record.pretended_streams import (
     DEVICE_TYPE,
     DeviceStreams,
@@ -29,6 +31,7 @@ from zsim_torch.record.pretended_streams import (
     RecordedEngine,
 )
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
+from zsim_torch.record.recorded_future import futures_followed
 from zsim_torch.record.tape import TORCH_FOLDER, Tape
 
 ATTENTION = "scaled_dot_product_attention"
@@ -53,6 +56,8 @@ def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder
         _memory(tape, streams),
         _streams(streams),
         _data_setter(),
+        factories_replaced(),
+        futures_followed(),
         patch.object(functional, ATTENTION, _fused_attention(getattr(functional, ATTENTION))),
         _groups(tape),
         _objects(collectives),
@@ -297,8 +302,16 @@ def _objects(collectives: CollectiveRecorder) -> Generator[None]:
             own = dist.get_rank(group) % size
             scatter_object_output_list[0] = scatter_object_input_list[own]
 
+    def send_object_list(*_: object, group: dist.ProcessGroup | None = None, **__: object) -> None:
+        note("send_object_list", group)
+
+    def recv_object_list(*_: object, **__: object) -> int:
+        raise collectives.refuse("recv_object_list(): the objects of another rank are not known")
+
     with ExitStack() as stack:
         for function in (
+            send_object_list,
+            recv_object_list,
             all_gather_object,
             gather_object,
             broadcast_object_list,
@@ -342,10 +355,21 @@ def _refusals(tape: Tape) -> Generator[None]:
         tape.invent("torch.compile() = the model as it is: it is recorded in eager mode")
         return model if model is not None else (lambda function: function)
 
+    find = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in BELOW_THE_DISPATCHER or _torch_imports():
+            return find(name, package)
+        tape.invent(f"find_spec({name!r}) = None")
+        return None
+
     finder = _KernelLibraries(tape)
     sys.meta_path.insert(0, finder)
     try:
-        with patch.object(torch, "compile", compile_):
+        with (
+            patch.object(torch, "compile", compile_),
+            patch.object(importlib.util, "find_spec", find_spec),
+        ):
             yield
     finally:
         sys.meta_path.remove(finder)
