@@ -144,7 +144,11 @@ def is_emptied(parameter: nn.Parameter) -> bool:
     if parameter.is_meta or not parameter.numel():
         return False
     alone = parameter.untyped_storage().nbytes() == parameter.element_size()
-    return alone and bool(parameter.detach().flatten()[:1].isnan())
+    if not alone:
+        return False
+    value = parameter.detach().flatten()[:1]
+    # What is no number is unequal to itself; a recording, which has no values, says that it is one.
+    return not bool(torch.eq(value, value))
 
 
 @dataclass(frozen=True, slots=True)

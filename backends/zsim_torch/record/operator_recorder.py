@@ -149,7 +149,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             name = func._schema.name
             raise self._tape.refuse(f"{name}: the size of its result depends on data") from error
-        except UnsupportedOperatorException as error:
+        except (UnsupportedOperatorException, NotImplementedError) as error:
             name = func._schema.name
             raise self._tape.refuse(f"{name}: there is no rule for its result") from error
 

@@ -11,11 +11,12 @@ from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -213,6 +214,8 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     fresh = other.detach().requires_grad_(requires)
     is_parameter = getattr(tensor, "_is_param", False)
     torch._C._swap_tensor_impl(tensor, fresh)
+    if isinstance(fresh, FakeTensor) and not isinstance(tensor, FakeTensor):
+        cast("Any", tensor).__class__ = FakeTensor  # integers of the CPU are real until they move
     kept = {name: value for name, value in tensor.__dict__.items() if name == "_is_param"}
     attributes: Any = tensor.__dict__
     attributes.clear()
