@@ -98,7 +98,7 @@ def _wait_all(futures: Sequence[Any]) -> list[Any]:
 
 def _register_builtin(module: DistributedDataParallel, kind: object) -> None:
     """Register the Python form of a hook that DDP has in C++, where its waits are not seen."""
-    builtin = dist.BuiltinCommHookType
+    builtin: Any = vars(dist)["BuiltinCommHookType"]
     names = {builtin.ALLREDUCE: "allreduce_hook", builtin.FP16_COMPRESS: "fp16_compress_hook"}
     hook = getattr(import_module(HOOKS), next(name for key, name in names.items() if key == kind))
     module.register_comm_hook(module.process_group, hook)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
 from zsim.proof import prove
@@ -119,7 +120,7 @@ def compressed(module: DistributedDataParallel) -> None:
 
 
 def compressed_by_the_builtin_hook(module: DistributedDataParallel) -> None:
-    cast("Any", module)._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    cast("Any", module)._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
 
 
 def powersgd(module: DistributedDataParallel, *, feedback: bool) -> None:
