@@ -21,7 +21,7 @@ def factories_replaced() -> Generator[None]:
     with ExitStack() as stack:
         for name in FROM_DATA:
             stack.enter_context(patch.object(torch, name, _reading_items(getattr(torch, name))))
-        storage = torch.UntypedStorage
+        storage: Any = torch.UntypedStorage
         stack.enter_context(patch.object(storage, "__new__", _storage_made(storage.__new__)))
         yield
 

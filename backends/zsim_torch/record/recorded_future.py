@@ -6,6 +6,9 @@ for what that stream was given. `wait` orders the current stream. Both tell the 
 stream uses the tensors of the future.
 """
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 import functools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager

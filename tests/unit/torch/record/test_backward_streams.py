@@ -73,7 +73,7 @@ def test_a_callback_at_the_end_of_backward_runs_on_the_stream_that_called_it() -
             assert weight.grad is not None
             weight.grad.add_(1)
 
-        engine: Any = torch.autograd.Variable._execution_engine
+        engine: Any = vars(torch.autograd.Variable)["_execution_engine"]
         hooked: Any = weight
         hooked.register_hook(lambda _: engine.queue_callback(at_end))
         with DEVICE.stream(caller):
@@ -89,7 +89,8 @@ def test_a_backward_inside_of_backward_orders_the_node_that_called_it() -> None:
             return value.clone()
 
         @staticmethod
-        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        def backward(ctx: object, *grad_outputs: torch.Tensor) -> torch.Tensor:
+            (gradient,) = grad_outputs
             with torch.enable_grad():
                 loss: Any = inner * inner
             loss.backward(gradient)
