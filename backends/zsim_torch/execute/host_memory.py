@@ -249,7 +249,7 @@ class HostPools:
                         _needed(program, pool.name, overflows=each)[0] for each in (False, True)
                     )
                     self.memory[pool.name] = HostPool(
-                        limit, pinned=device.type != "cpu", poison=poison
+                        limit, pinned=device.type == "cuda", poison=poison
                     )
                 elif pool.place is Place.NVME:
                     file = RangeFile(folder, sizes[pool.name], poison=poison)
