@@ -1,5 +1,8 @@
 """Functions that make tensors and storages from data, below torch's dispatcher."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -18,7 +21,11 @@ FROM_DATA = ("tensor", "as_tensor", "asarray")
 @contextmanager
 def factories_replaced() -> Generator[None]:
     """Let tensors and storages be made from data on the device."""
+    lifts_first = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
+        # torch.tensor() then makes a tensor of the CPU and copies it to the device by an operator.
+        torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003  (a function of torch)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts_first)
         for name in FROM_DATA:
             stack.enter_context(patch.object(torch, name, _reading_items(getattr(torch, name))))
         storage: Any = torch.UntypedStorage

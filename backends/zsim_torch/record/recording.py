@@ -1,15 +1,11 @@
 """Recording a training script on the CPU: `with recording(world=8) as tape: ...`."""
 
-# pyright: reportPrivateUsage=false
-# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
-
 import gc
 import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import (
@@ -67,10 +63,7 @@ def recording(
     recorder = OperatorRecorder(tape, streams, fake_mode)
     gc.collect()
     set_active(streams)
-    lifts_first = torch._C._only_lift_cpu_tensors()
     try:
-        # torch.tensor() then makes a tensor of the CPU and copies it to the device by an operator.
-        torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003  (a function of torch)
         with ExitStack() as stack:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(replaced(tape, streams, recorder.collectives))
@@ -90,7 +83,6 @@ def recording(
         if dist.is_initialized():
             dist.destroy_process_group()
         set_active(None)
-        torch._C._set_only_lift_cpu_tensors(lifts_first)
 
 
 @contextmanager

@@ -62,6 +62,7 @@ def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder
         patch.object(functional, ATTENTION, _fused_attention(getattr(functional, ATTENTION))),
         _groups(tape),
         _objects(collectives),
+        _paired_objects(collectives),
         _refusals(tape),
     ):
         stack.enter_context(each)
@@ -305,21 +306,32 @@ def _objects(collectives: CollectiveRecorder) -> Generator[None]:
             own = dist.get_rank(group) % size
             scatter_object_output_list[0] = scatter_object_input_list[own]
 
-    def send_object_list(*_: object, group: dist.ProcessGroup | None = None, **__: object) -> None:
-        note("send_object_list", group)
-
-    def recv_object_list(*_: object, **__: object) -> int:
-        raise collectives.refuse("recv_object_list(): the objects of another rank are not known")
-
     with ExitStack() as stack:
         for function in (
-            send_object_list,
-            recv_object_list,
             all_gather_object,
             gather_object,
             broadcast_object_list,
             scatter_object_list,
         ):
+            for module in (dist, distributed_c10d):
+                stack.enter_context(patch.object(module, function.__name__, function))
+        yield
+
+
+@contextmanager
+def _paired_objects(collectives: CollectiveRecorder) -> Generator[None]:
+    """Note objects that are sent, and refuse those of another rank."""
+
+    def send_object_list(*_: object, group: dist.ProcessGroup | None = None, **__: object) -> None:
+        found = group or dist.group.WORLD
+        assert found is not None
+        collectives.note_objects("send_object_list", found)
+
+    def recv_object_list(*_: object, **__: object) -> int:
+        raise collectives.refuse("recv_object_list(): the objects of another rank are not known")
+
+    with ExitStack() as stack:
+        for function in (send_object_list, recv_object_list):
             for module in (dist, distributed_c10d):
                 stack.enter_context(patch.object(module, function.__name__, function))
         yield
