@@ -169,11 +169,12 @@ class RankRun:
             step_done(self.steps)
 
     def _share_buffers(self) -> None:
+        hand_out = self.machine.streams.hand_out
         if len(self.schedule.programs) == 1:
-            self._buffers.share()
+            self._buffers.share(hand_out)
         elif self.owners:
             stage = along(self.machine, DATA)
-            self._buffers.share(stage.ranks[0], stage.process_group)
+            self._buffers.share(hand_out, stage.ranks[0], stage.process_group)
 
     def loss(self) -> torch.Tensor:
         """Return the mean loss of this rank's micro-batches in the last step; NaN without any."""
@@ -340,7 +341,7 @@ class RankRun:
                 return value.to(device, non_blocking=True)
             return value
 
-        return tree_map(move, batch) if device.type == "cuda" else batch
+        return tree_map(move, batch) if device.type != "cpu" else batch
 
 
 class _Guard:

@@ -48,7 +48,7 @@ class Bench:
         self.streams: Streams = CpuStreams(workers)
         if device.type == "cpu":
             keep_freed()
-        if device.type == "cuda":
+        else:
             self.streams = CudaStreams(device, schedule.streams, workers)
 
     def executor(

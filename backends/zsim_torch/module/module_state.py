@@ -1,6 +1,6 @@
 """State of a module beside its parameters: its mode, and buffers, which DDP makes equal."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -71,14 +71,21 @@ class SharedBuffers:
             buffer.data = buffer.data.to(device)
         self._versions = self._now()
 
-    def share(self, first: int = 0, group: distributed.ProcessGroup | None = None) -> None:
-        """Give all ranks what rank `first` has, if the step has changed it; every rank calls it.
+    def share(
+        self,
+        hand_out: Callable[[Iterable[torch.Tensor]], object],
+        first: int = 0,
+        group: distributed.ProcessGroup | None = None,
+    ) -> None:
+        """Give all ranks the buffers of rank `first`, if the step has changed any; all call it.
 
-        With a `group` these are its ranks: a stage of a pipeline changes buffers for itself.
+        The broadcast is the caller's: `hand_out` orders it after the streams of the schedule. With
+        a `group` these are its ranks: a stage of a pipeline changes buffers for itself.
         """
         joined = distributed.is_initialized() and distributed.get_world_size(group) > 1
         now = self._now()
         if joined and self._have_changed(now):
+            hand_out([buffer for buffer, _ in now])
             for buffer, _ in now:
                 _broadcast(buffer, first, group)
             now = self._now()

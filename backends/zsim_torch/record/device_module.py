@@ -17,11 +17,26 @@ MEMORY_BYTES = 80 * 2**30
 """Of the pretended device, as an H100 has (NVIDIA H100 datasheet)."""
 
 
+class ChosenDevice:
+    """Context in which a device is current: a rank has one, so it changes nothing."""
+
+    def __init__(self, device: object = None) -> None:
+        del device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class DeviceModule(ModuleType):
     """Functions of `torch.cuda` for one pretended device per rank."""
 
     Stream = PretendedStream
     Event = PretendedEvent
+    device = ChosenDevice
+    device_of = ChosenDevice
 
     def is_available(self) -> bool:
         """Return that there is a device."""
@@ -50,12 +65,6 @@ class DeviceModule(ModuleType):
 
     def set_device(self, device: object) -> None:
         """Do nothing: a rank has one device."""
-
-    @contextmanager
-    def device(self, device: object) -> Generator[None]:
-        """Change nothing inside."""
-        del device
-        yield
 
     def current_stream(self, device: object = None) -> PretendedStream:
         """Return the stream that operations are enqueued on."""

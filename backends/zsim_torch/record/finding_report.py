@@ -31,6 +31,8 @@ LIMITS = (
     "Kernels below torch's dispatcher (Triton, Transformer Engine, CUDA graphs, symmetric memory) "
     "are not seen: those that were met are listed.",
     "The allocator is the worst case: any freed block of a stream may serve its next allocation.",
+    "Ranks are compared by each communicator alone, without sends and receives: orders of two "
+    "communicators, and sends that wait for each other, are not judged.",
     "One recording per process: what a library caches belongs to the first.",
 )
 

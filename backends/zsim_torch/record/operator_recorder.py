@@ -149,7 +149,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             name = func._schema.name
             raise self._tape.refuse(f"{name}: the size of its result depends on data") from error
-        except UnsupportedOperatorException as error:
+        except (UnsupportedOperatorException, NotImplementedError) as error:
             name = func._schema.name
             raise self._tape.refuse(f"{name}: there is no rule for its result") from error
 
@@ -164,6 +164,8 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes = list(access.written_tensors(args, kwargs))
         new = access.made_tensors(result)
         touched = [*reads, *writes, *new]
+        if any(each.layout is not torch.strided for each in touched):
+            raise self._tape.refuse(f"{access.name}: sparse tensors have no storage to watch")
         on_device = [each for each in touched if device_type(each) == DEVICE_TYPE]
         if not on_device:
             self._note_on_host(access.name, reads, [*writes, *new])

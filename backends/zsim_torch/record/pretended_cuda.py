@@ -16,11 +16,26 @@ from zsim_torch.record.pretended_streams import DEVICE_TYPE
 from zsim_torch.record.tape import Tape
 
 CUDA = "cuda"
-_REFUSED = ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "use_mem_pool")
-"""Names of `torch.cuda` whose work a recording does not see."""
+_REFUSED_CLASSES = ("CUDAGraph", "graph", "MemPool")
+"""Classes of `torch.cuda` whose work a recording does not see: one makes none of them."""
+_REFUSED_FUNCTIONS = ("make_graphed_callables", "use_mem_pool")
+_LEGACY_TYPES = {
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "BoolTensor": torch.bool,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+}
+"""Classes of `torch.cuda` that make a tensor of one type, and name it."""
 _MARKS = ("mark", "range_push", "range_pop", "range_start", "range_end")
 """Functions of `torch.cuda.nvtx`, which name what a profiler shows."""
 _REAL_DEVICE = torch.device
+_REAL_GENERATOR = torch.Generator
 
 
 class _DeviceKind(type):
@@ -36,6 +51,41 @@ class PretendedDevice(metaclass=_DeviceKind):
     def __new__(cls, *args: Any, **kwargs: Any) -> torch.device:  # type: ignore[misc]
         """Return the device that is named."""
         return _REAL_DEVICE(*(_mapped(each) for each in args), **kwargs)
+
+
+class _GeneratorKind(type):
+    """Lets `isinstance(x, torch.Generator)` hold for real generators."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _REAL_GENERATOR)
+
+
+class PretendedGenerator(metaclass=_GeneratorKind):
+    """Stands for `torch.Generator`: one of "cuda" is one of the CPU, since no number is drawn."""
+
+    def __new__(cls, device: Any = "cpu") -> torch.Generator:  # type: ignore[misc]
+        """Return a generator."""
+        given = PretendedDevice(_mapped(device))
+        return _REAL_GENERATOR("cpu" if given.type == DEVICE_TYPE else given)
+
+
+class _LegacyType(type):
+    """A class such as `torch.cuda.FloatTensor`: tensors of one type on the device."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return (
+            isinstance(instance, torch.Tensor)
+            and instance.device.type == DEVICE_TYPE
+            and instance.dtype is cls.dtype
+        )
+
+    def __call__(cls, *given: Any) -> torch.Tensor:
+        is_data = len(given) == 1 and not isinstance(given[0], (int, torch.Size))
+        if is_data:
+            return torch.tensor(given[0], dtype=cls.dtype, device=DEVICE_TYPE)
+        return torch.empty(*given, dtype=cls.dtype, device=DEVICE_TYPE)
 
 
 class CudaNames(TorchFunctionMode):
@@ -71,8 +121,14 @@ def cuda_masked(tape: Tape) -> Generator[None]:
             if not name.startswith("__") and not hasattr(ModuleType, name):
                 value = getattr(DEVICE_MODULE, name)
                 stack.enter_context(patch.object(cuda, name, value, create=True))
-        for name in _REFUSED:
+        for name in _REFUSED_CLASSES:
+            stack.enter_context(patch.object(cuda, name, _refused_class(tape, name), create=True))
+        for name in _REFUSED_FUNCTIONS:
             stack.enter_context(patch.object(cuda, name, _refusing(tape, name), create=True))
+        for name, dtype in _LEGACY_TYPES.items():
+            made = _LegacyType(name, (), {"dtype": dtype})
+            stack.enter_context(patch.object(cuda, name, made, create=True))
+        stack.enter_context(patch.object(torch, "Generator", PretendedGenerator))
         properties = SimpleNamespace(
             name=DEVICE_MODULE.get_device_name(),
             major=9,
@@ -110,6 +166,12 @@ def _is_on_device(tensor: torch.Tensor) -> bool:
 def _module_to_device(module: torch.nn.Module, device: object = None) -> torch.nn.Module:
     del device
     return module.to(DEVICE_TYPE)
+
+
+def _refused_class(tape: Tape, name: str) -> type:
+    """Return a class for annotations and `isinstance`, of which no object can be made."""
+    refuse = _refusing(tape, name)
+    return type(name, (), {"__new__": lambda *_, **__: refuse(), "__module__": "torch.cuda"})
 
 
 def _refusing(tape: Tape, name: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@
 import dis
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -20,6 +20,9 @@ DEVICE_TYPE = "zsim"
 ACCUMULATES = 2**62
 """Nodes that accumulate gradients have the largest number there is, not one of forward."""
 
+POOL_STREAMS = 32
+"""Streams of torch's pool of one priority (torch 2.13, `CUDAStream.cpp`)."""
+
 
 class DeviceStreams:
     """The streams of a recording: the default one, those made by the script, which is current."""
@@ -30,13 +33,14 @@ class DeviceStreams:
         self._made: list[PretendedStream] = [self.default]
         self._names: dict[str, int] = {}
         self._groups: dict[str, ClockTimeline] = {}
+        self._pool: list[PretendedStream] = []
         self._thread = threading.local()
         self._recording_thread = threading.get_ident()
         self._of_node: dict[int, PretendedStream] = {}
         """Streams of forward by the number of the node, where it is not the default one."""
         self._nodes = _next_node()
-        self._latest = self.default
-        self._in_backward = False
+        self.backward: BackwardRun | None = None
+        """The innermost backward under way."""
 
     def make(self, name: str) -> ClockTimeline:
         """Return a new stream; a name that is taken gets a number."""
@@ -49,29 +53,33 @@ class DeviceStreams:
             self._groups[group] = self.tape.clocks.stream(f"stream of {group}")
         return self._groups[group]
 
+    def of_pool(self) -> "PretendedStream":
+        """Return the next stream of torch's pool, whose streams take turns."""
+        if len(self._pool) < POOL_STREAMS:
+            self._pool.append(PretendedStream.of(self.make("callback of a future")))
+            return self._pool[-1]
+        self._pool.append(self._pool.pop(0))
+        return self._pool[-1]
+
     @property
     def current(self) -> "PretendedStream":
         """The stream that operations are enqueued on now.
 
         A node of autograd runs on the stream of its forward (docs.pytorch.org, "CUDA semantics",
-        stream semantics of backward passes).
+        stream semantics of backward passes); one of the CPU leaves the caller's stream current.
         """
         stack: list[PretendedStream] = getattr(self._thread, "stack", [])
         if stack:
-            chosen = stack[-1]
-            if self._is_recording_thread():
-                self._switch(chosen, in_backward=False)
-            return chosen
-        node = _running_node()
-        if node is None:
-            if self._is_recording_thread() or not self._in_backward:
-                self._switch(self.default, in_backward=False)
-                return self.default
-            return self._latest  # a hook between two nodes
+            return stack[-1]
+        run, node = self.backward, _running_node()
+        if run is None:
+            return self.default
+        if node is None:  # a hook between two nodes, or a callback at the end
+            return self.default if self._is_recording_thread() else run.latest
         number = node._sequence_nr()
-        known = self._latest if number >= ACCUMULATES else self.default
+        known = run.latest if number >= ACCUMULATES else self.default
         stream = self._of_node.get(number, known)
-        self._switch(stream, in_backward=True)
+        run.go_to(stream)
         return stream
 
     @current.setter
@@ -92,19 +100,6 @@ class DeviceStreams:
             if stream is not self.default:
                 self._of_node.update(dict.fromkeys(range(self._nodes, number), stream))
             self._nodes = number
-
-    def _switch(self, stream: "PretendedStream", *, in_backward: bool) -> None:
-        """Go to or from a stream of backward: the engine makes the next one wait for the last.
-
-        It does so along the edges of the graph; here along the order of the nodes, which orders no
-        less.
-        """
-        if (in_backward or self._in_backward) and stream.timeline is not self._latest.timeline:
-            tape = self.tape
-            mark = tape.clocks.record(tape.host, self._latest.timeline)
-            tape.clocks.wait(stream.timeline, mark)
-        self._latest = stream
-        self._in_backward = in_backward
 
     def _is_recording_thread(self) -> bool:
         return threading.get_ident() == self._recording_thread
@@ -131,6 +126,76 @@ class DeviceStreams:
             self._thread.stack = []
         stack: list[PretendedStream] = self._thread.stack
         return stack
+
+
+class BackwardRun:
+    """A call of backward: the engine makes the stream that is current at the call wait at its end.
+
+    It makes no other stream wait (docs.pytorch.org, "CUDA semantics", stream semantics of backward
+    passes). Inside, it orders nodes along the edges of the graph; here each stream waits for the
+    node before it, which orders no less.
+    """
+
+    def __init__(self, streams: DeviceStreams) -> None:
+        self._tape = streams.tape
+        self.caller = streams.current
+        self.latest = self.caller
+        self._used: set[PretendedStream] = set()
+
+    def go_to(self, stream: "PretendedStream") -> None:
+        """Run the next node on `stream`, after the last one."""
+        if stream is not self.latest:
+            self._order(stream, self.latest)
+        self._used.add(stream)
+        self.latest = stream
+
+    def end(self) -> None:
+        """Order the caller's stream after all nodes; callbacks at the end run on it."""
+        for stream in self._used:
+            self._order(self.caller, stream)
+        self._used.clear()
+        self.latest = self.caller
+
+    def _order(self, later: "PretendedStream", earlier: "PretendedStream") -> None:
+        if later.timeline is not earlier.timeline:
+            clocks = self._tape.clocks
+            clocks.wait(later.timeline, clocks.record(self._tape.host, earlier.timeline))
+
+
+class RecordedEngine:
+    """The engine of autograd with the order that each of its runs gives to streams."""
+
+    def __init__(self, engine: Any, streams: DeviceStreams) -> None:
+        self._engine = engine
+        self._streams = streams
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run backward on the streams of the recording."""
+        streams = self._streams
+        outer, run = streams.backward, BackwardRun(streams)
+        streams.backward = run
+        try:
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            run.end()
+            streams.backward = outer
+
+    def queue_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback` at the end of the backward under way, on its caller's stream."""
+        streams, run = self._streams, self._streams.backward
+
+        def call_at_end() -> None:
+            if run is None:
+                callback()
+                return
+            run.end()
+            with streams.on(run.caller):
+                callback()
+
+        self._engine.queue_callback(call_at_end)
 
 
 class _Recording:

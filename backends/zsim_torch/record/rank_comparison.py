@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
 from typing import Any
 
-PAIRED = frozenset({"send", "recv", "recv_any_source"})
+PAIRED = frozenset({"send", "recv", "recv_any_source", "send_object_list"})
 """Between two ranks only; others on the communicator do not take part."""
 UNEVEN = frozenset(
     {"alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter", "shard_dim_alltoall"}

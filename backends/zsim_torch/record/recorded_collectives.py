@@ -8,6 +8,7 @@ holds its tensors until `wait()`, which orders the stream that is current then.
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -22,8 +23,9 @@ from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
 from zsim_torch.lift.step_events import CollectiveCall
 from zsim_torch.record.operator_access import tensors_in
-from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams, in_backward
-from zsim_torch.record.tape import RecordedCollective, Tape, elements
+from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams, RecordedEngine
+from zsim_torch.record.recorded_future import RecordedFuture
+from zsim_torch.record.tape import RecordedCollective, Tape, UnrecordableError, elements
 
 OUTPUTS = ("output_tensor", "output_tensors", "output_lists", "outputs", "output")
 INPUTS = ("input_tensor", "input_tensors", "input_list", "inputs", "input")
@@ -49,6 +51,7 @@ class RecordedWork(dist.Work):
         held: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         blocks: bool,
+        home: ClockTimeline,
         unwaited: "set[RecordedWork]",
     ) -> None:
         super().__init__()
@@ -57,6 +60,7 @@ class RecordedWork(dist.Work):
         self._held = list(held)
         self._results = list(results)
         self._blocks = blocks
+        self._home = home
         self._unwaited = unwaited
         unwaited.add(self)
 
@@ -85,19 +89,24 @@ class RecordedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Any:
-        """Return a future that is done, whose waiter is noted where DDP's reducer waits.
+        """Return a future that is done, for which streams have to wait.
 
-        It does so below Python, in a callback at the end of backward (torch 2.13, `reducer.cpp`,
-        `finalize_backward`), which it queues behind its last collective: the one here comes before.
-        Any other use of a future is refused: its waits would not be seen.
+        DDP's reducer asks below Python for the one of a bucket without a hook; it waits in a
+        callback at the end of backward (torch 2.13, `reducer.cpp`, `finalize_backward`), which it
+        queues behind its last collective: the one here comes before.
         """
-        if not in_backward():
-            raise self._streams.tape.refuse("Work.get_future() outside of backward")
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self.wait)
-        future: Any = torch.futures.Future()
-        future.set_result(list(self._results))
-        return future
+        if _engine_asks():
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.wait)
+            future: Any = torch.futures.Future()
+            future.set_result(list(self._results))
+            return future
+        return RecordedFuture(self._streams, [self._mark], list(self._results), self._let_go)
+
+    def _let_go(self, timeline: ClockTimeline) -> None:
+        """Hold no tensors any more, if the stream that issued the collective has waited for it."""
+        if timeline is self._home:
+            self.release()
 
     def is_completed(self) -> bool:
         """Return whether the host knows that it is over."""
@@ -166,6 +175,10 @@ class CollectiveRecorder:
         """Note a collective of Python objects: its order counts, its bytes do not."""
         self._log(kind, group, (), "object", "", self._tape.stack())
 
+    def refuse(self, what: str) -> UnrecordableError:
+        """Note that `what` cannot be recorded; return the error for where it must not go on."""
+        return self._tape.refuse(what)
+
     def _issue(
         self,
         kind: str,
@@ -211,6 +224,7 @@ class CollectiveRecorder:
             held=touched if asynchronous else (),
             results=writes if asynchronous else (),
             blocks=kind == "barrier",
+            home=current,
             unwaited=self._unwaited,
         )
 
@@ -300,6 +314,15 @@ class CollectiveRecorder:
                 known += f" ({self._ordinals[ranks]})"
             self._names[group.group_name] = known
         return known
+
+
+def _engine_asks() -> bool:
+    """Return whether the engine of autograd, and no line of Python, called the caller."""
+    try:
+        frame = sys._getframe(2)
+    except ValueError:  # on a thread of its own
+        return True
+    return frame.f_code is RecordedEngine.run_backward.__code__
 
 
 def _touched(kind: str, named: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -4,30 +4,35 @@
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from zsim_torch.record.device_module import DEVICE_MODULE
+from zsim_torch.record.pretended_factories import factories_replaced
 from zsim_torch.record.pretended_streams import (
     DEVICE_TYPE,
     DeviceStreams,
     PretendedEvent,
     PretendedStream,
+    RecordedEngine,
 )
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
+from zsim_torch.record.recorded_future import futures_followed
 from zsim_torch.record.tape import TORCH_FOLDER, Tape
 
 ATTENTION = "scaled_dot_product_attention"
@@ -52,9 +57,12 @@ def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder
         _memory(tape, streams),
         _streams(streams),
         _data_setter(),
+        factories_replaced(),
+        futures_followed(),
         patch.object(functional, ATTENTION, _fused_attention(getattr(functional, ATTENTION))),
         _groups(tape),
         _objects(collectives),
+        _paired_objects(collectives),
         _refusals(tape),
     ):
         stack.enter_context(each)
@@ -142,9 +150,11 @@ def _memory(tape: Tape, streams: DeviceStreams) -> Generator[None]:
 @contextmanager
 def _streams(streams: DeviceStreams) -> Generator[None]:
     accelerator = torch.accelerator
+    engine = RecordedEngine(vars(torch.autograd.Variable)["_execution_engine"], streams)
     with (
         patch.object(torch, "Stream", PretendedStream),
         patch.object(torch, "Event", PretendedEvent),
+        patch.object(torch.autograd.Variable, "_execution_engine", engine),
         patch.object(accelerator, "current_stream", DEVICE_MODULE.current_stream),
         patch.object(accelerator, "set_stream", DEVICE_MODULE.set_stream),
         patch.object(accelerator, "synchronize", DEVICE_MODULE.synchronize),
@@ -205,6 +215,8 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     fresh = other.detach().requires_grad_(requires)
     is_parameter = getattr(tensor, "_is_param", False)
     torch._C._swap_tensor_impl(tensor, fresh)
+    if isinstance(fresh, FakeTensor) and not isinstance(tensor, FakeTensor):
+        cast("Any", tensor).__class__ = FakeTensor  # integers of the CPU are real until they move
     kept = {name: value for name, value in tensor.__dict__.items() if name == "_is_param"}
     attributes: Any = tensor.__dict__
     attributes.clear()
@@ -306,6 +318,25 @@ def _objects(collectives: CollectiveRecorder) -> Generator[None]:
         yield
 
 
+@contextmanager
+def _paired_objects(collectives: CollectiveRecorder) -> Generator[None]:
+    """Note objects that are sent, and refuse those of another rank."""
+
+    def send_object_list(*_: object, group: dist.ProcessGroup | None = None, **__: object) -> None:
+        found = group or dist.group.WORLD
+        assert found is not None
+        collectives.note_objects("send_object_list", found)
+
+    def recv_object_list(*_: object, **__: object) -> int:
+        raise collectives.refuse("recv_object_list(): the objects of another rank are not known")
+
+    with ExitStack() as stack:
+        for function in (send_object_list, recv_object_list):
+            for module in (dist, distributed_c10d):
+                stack.enter_context(patch.object(module, function.__name__, function))
+        yield
+
+
 class _KernelLibraries(MetaPathFinder):
     """Refuses to import libraries whose kernels torch's dispatcher does not see."""
 
@@ -339,10 +370,21 @@ def _refusals(tape: Tape) -> Generator[None]:
         tape.invent("torch.compile() = the model as it is: it is recorded in eager mode")
         return model if model is not None else (lambda function: function)
 
+    find = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in BELOW_THE_DISPATCHER or _torch_imports():
+            return find(name, package)
+        tape.invent(f"find_spec({name!r}) = None")
+        return None
+
     finder = _KernelLibraries(tape)
     sys.meta_path.insert(0, finder)
     try:
-        with patch.object(torch, "compile", compile_):
+        with (
+            patch.object(torch, "compile", compile_),
+            patch.object(importlib.util, "find_spec", find_spec),
+        ):
             yield
     finally:
         sys.meta_path.remove(finder)

@@ -24,6 +24,12 @@ LOADED_LATE = "torch.fx.experimental.symbolic_shapes"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each process (torch.distributed.run, "Environment Variables")."""
 
+RECORDED = "zsim"
+"""The device of a recording (`zsim record`), which stands for that of CUDA."""
+
+OF_DEVICE = {"cuda": "nccl", RECORDED: "fake"}
+"""The backend of a process group for each kind of device that has streams."""
+
 
 class DeviceError(ValueError):
     """A device that this machine does not have; one line."""
@@ -121,10 +127,16 @@ def rank_device(
     elif gpus:
         (device,) = gpus
     else:
-        leads = current is not None and (available or {}).get("cuda") == "nccl"
-        device = current if leads and current is not None else torch.device("cpu")
-    if device.type not in ("cpu", "cuda"):
+        device = torch.device("cpu")
+        if current is not None and (available or {}).get(current.type) == OF_DEVICE[current.type]:
+            device = current
+    if device.type not in ("cpu", *OF_DEVICE):
         raise DeviceError(f"device: {device.type} must be cpu or cuda")
+    if device.type == RECORDED and current is None:
+        raise DeviceError(
+            f"device: {RECORDED} is recorded with the streams of cuda; say zsim record --cuda, or "
+            "recording(cuda=True)"
+        )
     backend = None if available is None else available.get(device.type)
     if available is not None and backend is None:
         raise DeviceError(

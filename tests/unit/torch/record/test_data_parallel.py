@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -9,13 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
 from zsim.proof import prove
 from zsim.schedule.operation import Compute
 from zsim_torch import recording
 from zsim_torch.record.recorded_collectives import RecordedWork
-from zsim_torch.record.tape import UnrecordableError
+from zsim_torch.record.recorded_future import RecordedFuture
+from zsim_torch.record.tape import Tape
 
 with warnings.catch_warnings(action="ignore"):  # torch 2.13 compiles with what it deprecates
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -94,10 +98,82 @@ def test_the_sharded_optimizer_of_torch_has_no_finding_and_is_proved(*, views: b
     assert prove(tape.schedule()).findings == ()
 
 
-def test_a_future_of_a_collective_outside_of_backward_is_refused() -> None:
+HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+
+
+def hooked(register: Callable[[DistributedDataParallel], object], steps: int = 4) -> Tape:
+    """Return a recording of DDP whose gradients a hook reduces."""
+    with recording(world=4, cuda=True) as tape:
+        dist.init_process_group("nccl")
+        module = DistributedDataParallel(net(), bucket_cap_mb=0.02)
+        register(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(steps):
+            backward(module)
+            optimizer.step()
+            optimizer.zero_grad()
+    return tape
+
+
+def compressed(module: DistributedDataParallel) -> None:
+    module.register_comm_hook(None, import_module(f"{HOOKS}.default_hooks").fp16_compress_hook)
+
+
+def compressed_by_the_builtin_hook(module: DistributedDataParallel) -> None:
+    cast("Any", module)._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
+
+
+def powersgd(module: DistributedDataParallel, *, feedback: bool) -> None:
+    hook = import_module(f"{HOOKS}.powerSGD_hook")
+    state = hook.PowerSGDState(
+        None, 1, start_powerSGD_iter=2, min_compression_rate=1, use_error_feedback=feedback
+    )
+    module.register_comm_hook(state, hook.powerSGD_hook)
+
+
+HOOKED = (compressed, compressed_by_the_builtin_hook, partial(powersgd, feedback=False))
+
+
+@pytest.mark.parametrize("register", HOOKED)
+def test_a_hook_that_chains_futures_has_no_finding(
+    register: Callable[[DistributedDataParallel], object],
+) -> None:
+    tape = hooked(register)
+    assert tape.findings == []
+    assert tape.refused == {}
+
+
+@pytest.mark.parametrize("register", HOOKED)
+def test_a_chain_of_futures_that_orders_no_stream_is_found(
+    register: Callable[[DistributedDataParallel], object],
+) -> None:
+    with patch.object(RecordedFuture, "_order", lambda _: None):
+        assert "race" in {hazard.kind.value for hazard in hooked(register).findings}
+
+
+def test_powersgd_drops_its_copy_of_a_gradient_that_a_callback_still_reads() -> None:
+    """The closure of the hook holds it, made on the stream of backward and read on another."""
+    found = hooked(partial(powersgd, feedback=True)).findings
+    assert {hazard.kind.value for hazard in found} == {"reuse"}
+    for hazard in found:
+        assert hazard.earlier.stack is not None
+        assert hazard.earlier.operation == "aten::sub"
+        assert any("decompress" in frame.function for frame in hazard.earlier.stack.frames)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_future_of_a_collective_orders_the_stream_that_waits_for_it(*, ordered: bool) -> None:
     with recording(world=2) as tape:
         dist.init_process_group("nccl")
-        work: Any = dist.all_reduce(torch.ones(4, device="zsim"), async_op=True)
-        with pytest.raises(UnrecordableError, match="get_future"):
-            work.get_future()
-    assert tape.refused
+        values = [torch.ones(4, device="zsim") for _ in range(3)]
+        futures = [
+            cast("Any", dist.all_reduce(each, async_op=True)).get_future() for each in values
+        ]
+        doubled = futures[0].then(lambda done: done.value()[0].mul_(2))
+        if ordered:
+            assert doubled.wait() is values[0]
+            torch.futures.wait_all(futures[1:2])
+            torch.futures.collect_all(futures[2:]).wait()
+        for each in values:
+            each.add_(1)
+    assert sum(hazard.count for hazard in tape.findings) == (0 if ordered else 3)

@@ -176,6 +176,11 @@ def test_a_cluster_has_as_many_nodes_as_the_world_needs() -> None:
 
 
 PRIVATE = (
+    "torch._C._only_lift_cpu_tensors",
+    "torch._C._set_only_lift_cpu_tensors",
+    "torch.distributed._register_comm_hook",
+    "torch.distributed.BuiltinCommHookType",
+    "torch.nn.parallel.DistributedDataParallel._register_builtin_comm_hook",
     "torch._C._autograd._get_sequence_nr",
     "torch._C._current_autograd_node",
     "torch._C._disabled_torch_dispatch_impl",
