@@ -24,9 +24,13 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Operation, walk
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_torch.supervise import ranks
+from zsim_torch.supervise.diagnosis import is_stopped
 from zsim_torch.supervise.progress_record import LastProgress, ProgressRecord
 from zsim_torch.supervise.rank_failure import Cause, RankFailedError
 from zsim_torch.supervise.ranks import RankPool
+
+pytestmark = pytest.mark.timeout(1200)  # a guard: three ranks start slowly on a busy machine
 
 ZSIM = Path(sys.executable).with_name("zsim")
 SHAPE = GPT(layers=1, hidden_size=8, attention_heads=1, sequence_length=8, vocab_size=256)
@@ -88,12 +92,56 @@ PHASES = {
 }
 
 
+PATIENT_S = 3600.0
+"""Time without progress in which no rank fails, however busy the machine is."""
+
+
+class Clock:
+    """Clock of the pool: time passes once a rank is stopped and all others wait for it.
+
+    So a rank is judged by its work. `sleep` takes its time.
+    """
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.pool: RankPool | None = None
+        self.all_wait = False
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time, a second later at each look while it passes."""
+        self._now_s += self._passes()
+        return self._now_s
+
+    def _passes(self) -> bool:
+        # Only processes and notes that the pool keeps say what ranks do.
+        running = None if self.pool is None else self.pool._running  # pyright: ignore[reportPrivateUsage]
+        if running is None or len(running.processes) < RANKS:
+            return False
+        pid = running.processes[STRUCK].pid
+        others = [each for rank, each in enumerate(running.progress) if rank != STRUCK]
+        stopped = pid is not None and is_stopped(pid)
+        return stopped and (
+            not self.all_wait or all(each.read().wait is not None for each in others)
+        )
+
+
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+def clock() -> Iterator[Clock]:
+    made = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "time", made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> Iterator[RankPool]:
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
-        with RankPool(RANKS) as made:
+        with RankPool(RANKS, timeout_s=PATIENT_S) as made:
+            clock.pool = made
             yield made
 
 
@@ -109,7 +157,7 @@ def failed(pool: RankPool, phase: Phase, how: signal.Signals) -> tuple[RankFaile
 
 @pytest.mark.parametrize("name", PHASES)
 def test_a_killed_rank_is_named_with_what_it_did(pool: RankPool, name: str) -> None:
-    pool.timeout_s = 60.0
+    pool.timeout_s = PATIENT_S
     error, text = failed(pool, PHASES[name], signal.SIGKILL)
     assert (error.rank, error.cause) == (STRUCK, Cause.DIED)
     assert str(error).startswith("rank 1: killed by SIGKILL (out of memory, or by hand), last seen")
@@ -123,10 +171,13 @@ IN_CI = ("collective", "backward")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.long) for name in PHASES]
 )
-def test_a_stopped_rank_is_named_with_those_that_wait_for_it(pool: RankPool, name: str) -> None:
-    pool.timeout_s = 60.0
-    pool.run(sum_of_ranks)  # fresh ranks take their time
-    pool.timeout_s = 4.0
+def test_a_stopped_rank_is_named_with_those_that_wait_for_it(
+    pool: RankPool, clock: Clock, name: str
+) -> None:
+    pool.timeout_s = PATIENT_S
+    pool.run(sum_of_ranks)  # collectives of fresh ranks have all that time
+    pool.timeout_s = 4.0  # by the clock of the test
+    clock.all_wait = PHASES[name].seen.endswith("in step 1")
     error, text = failed(pool, PHASES[name], signal.SIGSTOP)
     assert (error.rank, error.cause) == (STRUCK, Cause.HUNG)
     seen = f"rank 1: stopped by a signal, no progress for 4 s, last seen: {PHASES[name].seen}"
@@ -137,6 +188,7 @@ def test_a_stopped_rank_is_named_with_those_that_wait_for_it(pool: RankPool, nam
         )
         assert re.search(waits, str(error))
         assert re.search(r"rank [02] was last seen: .* where rank 1 is missing", text)
+    pool.timeout_s = PATIENT_S
     assert pool.run(sum_of_ranks) == (3.0, 3.0, 3.0)
 
 
@@ -164,12 +216,12 @@ def until(what: Callable[[], bool]) -> None:
 class Running:
     """`zsim run` on three ranks, for long."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *, timeout_s: int = 3600) -> None:
         self.folder = folder
         self.mark = f"{folder.name}-{os.getpid()}"
         words = ["run", "tiny", "--backend", "torch", "--ranks", str(RANKS), "--steps", "100000"]
         self.process = subprocess.Popen(
-            [ZSIM, *words, *options],
+            [ZSIM, *words, "--timeout", str(timeout_s)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -228,7 +280,7 @@ def test_a_run_whose_rank_is_killed_ends_with_one_line_and_nothing_left(
 
 @pytest.mark.long  # the set time bounds a start too, which is slow on a busy machine
 def test_a_run_whose_rank_is_stopped_ends_after_the_set_time(tmp_path: Path) -> None:
-    running = Running(tmp_path, "--timeout", "100")
+    running = Running(tmp_path, timeout_s=100)
     running.strike(STRUCK, "in step", signal.SIGSTOP)
     code, line = running.end()
     assert code == 3
@@ -243,7 +295,9 @@ def test_a_killed_program_leaves_its_losses_and_no_rank_not_even_a_stopped_one(
     tmp_path: Path,
 ) -> None:
     running = Running(tmp_path)
-    until(lambda: len(kept_losses(tmp_path)) > 2 * RANKS)
+    ended = running.process.poll
+    until(lambda: len(kept_losses(tmp_path)) > 2 * RANKS or ended() is not None)
+    assert ended() is None, running.process.communicate()
     for rank in range(RANKS):
         running.strike(rank, "", signal.SIGSTOP)
     running.process.kill()

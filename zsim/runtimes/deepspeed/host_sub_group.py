@@ -16,6 +16,7 @@ from zsim.runtimes.deepspeed.filed_gradients import FiledGradients
 from zsim.runtimes.deepspeed.host_partition import measure, norm_part
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 from zsim.runtimes.deepspeed.stage_3_shards import Shards
+from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Action, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL
@@ -37,6 +38,17 @@ class HostSubGroups(StepPart):
         if step.strategy.options(DeepSpeed).offload_optimizer.device is OffloadDevice.NVME:
             self.files = FiledGradients(step, shards, stream=stream)
         self._last = step.strategy.train.gradient_accumulation_steps - 1
+        # Of copies on several tensor ranks a norm counts one: the layout says which they are.
+        self._copied = {
+            bucket.name: bucket.layout
+            for bucket in shards.parameters.all
+            if not bucket.frozen and any(piece.copies for piece in bucket.layout.pieces)
+        }
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Return layouts of gradients that are measured where ranks hold copies."""
+        return tuple(self._copied.values())
 
     def write_setup(self) -> None:
         """Take the memory of the host that lives on."""
@@ -87,25 +99,35 @@ class HostSubGroups(StepPart):
         writer, stream, bucket = self.writer, self._stream, self._shards.bucket(number)
         group = self._shards.groups.all[self._shards.where[number][0]]
         kept = self._shards.shard(number, self.sums(group))
-        name = f"{bucket.name}/gradient_again"
-        again = writer.buffer(name, received.size, self.compute, Kind.WORKSPACE, home=stream)
+        again = self._again(number)
         writer.allocate(again)
         if micro_batch:
-            self._crossed(f"fetch/{name}", kept, writer.all(again))
-            writer.copy(f"add/{name}", received, again, accumulate=True, stream=stream)
-            done = self._crossed(f"store/{name}", writer.all(again), kept)
+            self._crossed(f"fetch/{again}", kept, writer.all(again))
+            writer.copy(f"add/{again}", received, again, accumulate=True, stream=stream)
+            done = self._crossed(f"store/{again}", writer.all(again), kept)
         else:
             source = self._cast(received, f"{bucket.name}/gradient_cast", self.compute)
-            self._crossed(f"store/{name}", source, kept)
+            self._crossed(f"store/{again}", source, kept)
             if source != received:
                 writer.free(source.buffer)
-            done = self._crossed(f"fetch/{name}", kept, writer.all(again))
+            done = self._crossed(f"fetch/{again}", kept, writer.all(again))
         leaves = micro_batch == self._last and self._is_filed(group)
         if micro_batch == self._last:
             done = self._copy_out(bucket.layout.pieces[0].parameter, number, writer.all(again))
         if not leaves or self._leaving[-1][1].buffer != again:
             writer.free(again)
         return done
+
+    def _again(self, number: int) -> str:
+        """Declare a gradient on the device once more; its layout says if a norm counts it here."""
+        # complete_grad_norm_calculation_for_cpu_offload: `is_model_parallel_parameter(p) or
+        # (self.model_parallel_rank == 0)`
+        bucket, stream, kind = self._shards.bucket(number), self._stream, Kind.WORKSPACE
+        name = "gradient_again"
+        if bucket.name in self._copied:
+            return bucket.shard_buffer(self.writer, name, self.compute, kind, home=stream)
+        path = f"{bucket.name}/{name}"
+        return self.writer.buffer(path, bucket.shard, self.compute, kind, home=stream)
 
     def _copy_out(self, parameter: str, number: int, again: View) -> str:
         """Measure a gradient, cast it and copy it to its place in the sub-group."""

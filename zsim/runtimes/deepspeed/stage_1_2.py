@@ -66,6 +66,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             *copies,
             *([CPU] if step.options.offload_optimizer.is_on else []),
         ),
+        layouts=(*step.buckets.layouts, *step.reductions.layouts.values()),
         peak_of=worst_case if copies else None,
     )
 

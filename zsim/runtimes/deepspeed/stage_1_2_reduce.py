@@ -4,10 +4,12 @@ Functions named in comments are those of `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from zsim.runtimes.deepspeed.host_partition import HostPartitions, ReducedSlice
 from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
@@ -46,6 +48,7 @@ class AllReducedBuckets(StepPart):
         self._stream = REDUCTION if self._overlaps else COMPUTE
         self._wire = options.communication_data_type or self.compute
         self.host: HostPartitions | None = None
+        self.layouts: dict[str, Layout] = {}
         if options.offload_optimizer.is_on:
             pinned = options.offload_optimizer.pin_memory
             copies = MIGRATION if options.migration_stream else self._stream
@@ -132,7 +135,12 @@ class AllReducedBuckets(StepPart):
         self._waits = (self._done,) if self._overlaps and number else ()
         self._flushed += 1
         flat = writer.buffer(
-            f"flat{number}", source.size, self._wire, Kind.COMMUNICATION, home=stream
+            f"flat{number}",
+            source.size,
+            self._wire,
+            Kind.COMMUNICATION,
+            home=stream,
+            layout=self._measured(number, members),
         )
         writer.allocate(flat)
         # allreduce_bucket flattens into a tensor of its own, divides by the ranks and all-reduces
@@ -161,6 +169,25 @@ class AllReducedBuckets(StepPart):
         self._done = done
         self.reduced = {each.index: Reduced(kept_in(each), filled) for each in self.flats}
 
+    def _measured(self, number: int, members: Sequence[BucketedGradient]) -> str | None:
+        """Return the layout of a bucket whose gradients are measured, if ranks hold copies.
+
+        Of copies on several tensor ranks a norm counts one: the layout says which they are.
+        """
+        # complete_grad_norm_calculation_for_cpu_offload: `is_model_parallel_parameter(p) or
+        # (self.model_parallel_rank == 0)`
+        pieces = [
+            replace(piece, start=each.offset)
+            for each in members
+            for piece in each.flat.layout.pieces
+            if piece.parameter == each.name and piece.size
+        ]
+        if self.host is None or not any(piece.copies for piece in pieces):
+            return None
+        name, elements = f"flat{number}", sum(each.size for each in members)
+        self.layouts[name] = Layout(name=name, pieces=tuple(pieces), elements=elements)
+        return name
+
     def _to_host(
         self, host: HostPartitions, members: list[BucketedGradient], flat: str, done: str
     ) -> str:
@@ -169,7 +196,8 @@ class AllReducedBuckets(StepPart):
         if self._wire is not self.compute:  # allreduce_and_copy_with_multiple_ranks copies back
             elements = writer.buffers[flat].elements
             name = f"{flat}/back"
-            writer.buffer(name, elements, self.compute, Kind.COMMUNICATION, home=self._stream)
+            layout, kind = writer.buffers[flat].layout, Kind.COMMUNICATION
+            writer.buffer(name, elements, self.compute, kind, home=self._stream, layout=layout)
             writer.allocate(name)
             done = writer.copy(f"back/{flat}", flat, name, stream=self._stream, after=(done,))
             writer.free(flat, uses=(done,))

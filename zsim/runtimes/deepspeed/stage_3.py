@@ -56,13 +56,15 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     threads: tuple[str, ...] = (CPU,) if tiers else ()
     if MemoryTier.NVME in tiers:
         threads = (*threads, NVME_READ, NVME_WRITE)
+    measured = () if reductions.host is None else reductions.host.layouts
+    layouts = (*step.shards.layouts, *gathers.layouts, *reductions.layouts, *measured)
     return step.schedule(
         "DeepSpeed ZeRO-3",
         VOLUME,
         streams=tuple(
             dict.fromkeys((COMPUTE, gathers.stream, reductions.stream, *copies, *threads))
         ),
-        layouts=(*step.shards.layouts, *gathers.layouts, *reductions.layouts),
+        layouts=tuple({layout.name: layout for layout in layouts}.values()),
         peak_of=worst_case,
     )
 
