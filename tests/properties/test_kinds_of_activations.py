@@ -86,13 +86,13 @@ def test_what_runtimes_keep_for_backward_is_saved(job: tuple[Model, Strategy]) -
 
 
 @given(pipelined_jobs())
-@examples(24)
+@examples(10)
 def test_what_pipelines_keep_for_backward_is_saved(job: tuple[Model, Strategy]) -> None:
     need_kinds(job)
 
 
 def test_what_comes_back_from_the_host_is_saved() -> None:
-    shape = GPT(layers=5, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=13)
+    shape = GPT(layers=3, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=13)
     for named in CHECKPOINTED.values():
         job = strategy(named, data=2, micro_batches=2, checkpointing=Checkpointing.FULL)
         assert job is not None
