@@ -3,7 +3,7 @@
 What it cannot execute is refused in one line before anything starts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
@@ -22,11 +22,12 @@ from zsim.schedule.operation import (
     PointToPoint,
     Read,
     ReducingOperation,
+    Role,
     Together,
     Write,
     walk,
 )
-from zsim.schedule.schedule import Kind, Place, Program, Schedule
+from zsim.schedule.schedule import Place, Program, Schedule
 from zsim.units import format_bytes
 from zsim_torch.execute.host_memory import file_bytes_needed
 from zsim_torch.execute.host_workers import worker_streams
@@ -38,8 +39,10 @@ from zsim_torch.module.visit import LaterUses, parameter_order
 def of_schedule(schedule: Schedule) -> str | None:
     """Why no torch backend can execute `schedule`, or None."""
     for program in schedule.programs:
-        for operation in chain(walk(program.setup), walk(program.step)):
-            reason = _of_operation(operation) or _of_saved(operation, program)
+        operations = [*walk(program.setup), *walk(program.step)]
+        saved = _saved_by_segments(operations)
+        for operation in operations:
+            reason = _of_operation(operation) or _of_saved(operation, saved)
             if reason is not None:
                 return reason
     if all(pool.place is Place.DEVICE for pool in schedule.pools) and not schedule.host_threads:
@@ -131,12 +134,21 @@ def _of_operation(operation: Operation) -> str | None:
     return None
 
 
-def _of_saved(operation: Operation, program: Program) -> str | None:
-    """Why `operation` cannot move what a segment saved, or None: autograd keeps it in its graph."""
-    if not isinstance(operation, Copy):
-        return None
-    source = program.by_name[operation.source.buffer]
-    if source.kind is Kind.SAVED and source.produced:
+def _saved_by_segments(operations: Iterable[Operation]) -> set[str]:
+    """Return the buffers of what segments leave for backward, which autograd keeps."""
+    computes = [each for each in operations if isinstance(each, Compute)]
+    every = {id(each.operands): each.operands for each in computes}  # the same in micro-batches
+    return {
+        operand.view.buffer
+        for operands in every.values()
+        for operand in operands
+        if operand.role in (Role.SAVED, Role.INTERMEDIATE_GRADIENT)
+    }
+
+
+def _of_saved(operation: Operation, saved: Container[str]) -> str | None:
+    """Why `operation` cannot move what a segment saved, or None."""
+    if isinstance(operation, Copy) and operation.source.buffer in saved:
         return f"{operation.id}: copies what a segment saves for backward, which is simulated only"
     return None
 

@@ -32,6 +32,11 @@ class Rates:
     hfu: float
 
 
+def utilization_text(counted: float, causal: float) -> str:
+    """Return a utilization; above 100 % with the `causal` one, without masked attention."""
+    return f"{counted:.1%}" if counted <= 1 else f"{counted:.1%} (causal {causal:.1%})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Figures of the last step of a run.
@@ -98,6 +103,11 @@ class Summary:
     def reserved_bytes(self) -> int | None:
         """Return the most that a rank reserves; None where that is not known."""
         return self.peak_reserved_bytes if self.reserved_is_known else None
+
+    @property
+    def mfu_text(self) -> str:
+        """Return the MFU; above 100 % with the causal one, and nothing without a peak."""
+        return utilization_text(self.mfu, self.causal.mfu) if self.mfu else ""
 
     @property
     def parts_s(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.analysis.run_comparison import counts
+from zsim.analysis.summary import utilization_text
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
 from zsim.api.best_report import BestPages, OrderedSettings
@@ -214,11 +215,11 @@ class BestResult(BestPages, AnswerInFacts):
             gpu_power_w=gpu_power_w(self.gpu),
         )
 
-    def mfu(self, setting: TriedSetting) -> float:
-        """Return the model FLOPs utilization of a setting."""
+    def mfu(self, setting: TriedSetting, *, causal: bool = False) -> float:
+        """Return the model FLOPs utilization of a setting; `causal`: without masked attention."""
         resolved, _ = settled(NAME, from_tables(self.scenario(setting)))
         model, strategy = resolved.make_model(), resolved.strategy
-        flops = model.forward_flops + model.backward_flops
+        flops = model.forward_flops + model.backward_flops - (model.masked_flops if causal else 0)
         batches = strategy.replicas * strategy.train.gradient_accumulation_steps
         peak = resolved.cluster.gpu.rate(strategy.train.precision.compute).peak
         return flops * batches / setting.outcome.step_time_s / (setting.gpus * peak)
@@ -237,7 +238,7 @@ class BestResult(BestPages, AnswerInFacts):
                 "step time",
                 f"{format_seconds(found.step_time_s)} for {step:,} tokens ({self.sequences:,} "
                 f"sequences): {step / found.step_time_s:,.0f} tokens/s, "
-                f"MFU {self.mfu(best):.1%}",
+                f"MFU {utilization_text(self.mfu(best), self.mfu(best, causal=True))}",
             ),
             (
                 "memory",

@@ -296,7 +296,7 @@ def _cards(result: RunResult) -> Generator[tuple[str, str, str]]:
     step_tokens = format_count(round(result.tokens_per_s * result.step_time_s))
     yield "step time", format_seconds(result.step_time_s), f"of {step_tokens} tokens"
     yield "tokens/s", f"{result.tokens_per_s:,.0f}", "all GPUs"
-    yield "MFU", f"{result.mfu:.1%}", f"{result.model_tflops_per_gpu:.0f} TFLOP/s per GPU"
+    yield "MFU", result.summary.mfu_text, f"{result.model_tflops_per_gpu:.0f} TFLOP/s per GPU"
     budget = result.training
     if budget is None:
         return

@@ -101,7 +101,7 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
     found["exposed communication"] = _of(
         lambda summary: f"{summary.exposed_communication_s / summary.step_time_s:.1%}"
     )
-    found["MFU"] = _of(lambda summary: f"{summary.mfu:.1%}" if summary.mfu else "")
+    found["MFU"] = _of(lambda summary: summary.mfu_text)
     found["reserved"] = _of(
         lambda summary: (
             "" if summary.reserved_bytes is None else format_bytes(summary.reserved_bytes)

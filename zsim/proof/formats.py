@@ -278,7 +278,7 @@ class _Narrow:
         if not copy.accumulate:  # what is reduced in a narrower format may be cast to it before
             least = min(self.wanted.compute, self.wanted.reduction, key=_width)
         dtype = self._dtype(target)
-        if _is_narrower(dtype, least) and self.program.by_name[target].kind is not Kind.SAVED:
+        if _is_narrower(dtype, least):
             verb = "sums" if copy.accumulate else "keeps"
             return f"{verb} gradients in {dtype}, and not in {least}"
         return ""

@@ -90,7 +90,7 @@ def _figures(row: StudyRow, *, priced: bool) -> Iterator[TableCell]:
     exposed = found.exposed_communication_s / found.step_time_s if found.step_time_s else 0.0
     yield number(f"{format_seconds(found.step_time_s)}{band}", found.step_time_s)
     yield number(f"{exposed:.1%}", exposed)
-    yield number(f"{found.mfu:.1%}" if found.mfu else "", found.mfu)
+    yield number(found.mfu_text, found.mfu)
     reserved = found.reserved_bytes
     yield number("" if reserved is None else format_bytes(reserved), reserved or 0)
     yield number(f"{found.tokens_per_s:,.0f}", found.tokens_per_s)

@@ -110,7 +110,7 @@ class CopiedCheckpoints(Checkpoints):
             target = self._own_part(value, "returned")
         else:
             whole = self.model.values[value]
-            target = writer.buffer(brought_back(value), whole.elements, whole.dtype, Kind.WORKSPACE)
+            target = writer.buffer(brought_back(value), whole.elements, whole.dtype, Kind.SAVED)
             writer.allocate(target)
         self._crossed(f"fetch/{value}", self.store.view(value), writer.all(target), after)
         self.store.clear(value)

@@ -12,7 +12,7 @@ from zsim.schedule.host_actions import name_of
 from zsim.schedule.mesh import Box, Group
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
-from zsim.schedule.quick_init import quick_maker
+from zsim.schedule.quick_init import quick_maker, quick_replacer
 from zsim.schedule.schedule import Buffer, Kind, Place, Pool, Program
 
 TO_HOST = "device_to_host"
@@ -36,6 +36,7 @@ OPERATIONS_MAX: Final = 500_000
 with two micro-batches are 128,000."""
 
 _allocate, _free = quick_maker(Allocate), quick_maker(Free)
+_with_kind = quick_replacer(Buffer, "kind")
 
 
 class ScheduleWriter(OperationList):
@@ -87,6 +88,12 @@ class ScheduleWriter(OperationList):
                 course=course,
             )
         return name
+
+    def count_as_saved(self, name: str) -> None:
+        """Report a buffer as saved activations: what forward left in it lives into backward."""
+        buffer = self.buffers[name]
+        if buffer.kind is Kind.WORKSPACE:
+            self.buffers[name] = _with_kind(buffer, Kind.SAVED)
 
     def host_buffer(self, name: str, elements: int, dtype: DType, kind: Kind) -> str:
         """Declare a buffer in the host's memory, first written by a copy out of the device."""

@@ -378,6 +378,8 @@ class ForwardBackward:
             self.tokens.give(instance.buffer if is_summed else self._made(instance))
 
     def _read(self, part: SegmentVisit, instance: ValueInstance, segment: Segment) -> View:
+        if instance.is_kept_for(part.action):
+            self.writer.count_as_saved(self._view(instance).buffer)
         if self.tokens.gathers(segment, instance.value):
             return self.writer.all(self.tokens.read(segment, part, instance))
         if instance.value in (segment.shared_input, segment.passed_input):

@@ -99,7 +99,7 @@ class OffloadedCheckpoints(Checkpoints):
         else:
             whole = self.model.values[value]
             target = self.writer.buffer(
-                brought_back(value), whole.elements, whole.dtype, Kind.WORKSPACE, home=FROM_HOST
+                brought_back(value), whole.elements, whole.dtype, Kind.SAVED, home=FROM_HOST
             )
         self.writer.allocate(target)
         return self._fetch(value, target)

@@ -43,7 +43,7 @@ def gather(
     """Make a checkpoint whole again of every rank's `source`; the operation."""
     whole = model.values[value]
     name = writer.buffer(
-        ValueInstance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.WORKSPACE
+        ValueInstance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.SAVED
     )
     writer.allocate(name)
     return writer.all_gather(f"gather/{value}", TENSOR, source, name, stream=COMPUTE, after=after)

@@ -39,6 +39,15 @@ class ValueInstance:
         """Name of the buffer that holds it."""
         return self.value if self.made is Made.FORWARD else f"{self.value}/{self.made}"
 
+    def is_kept_for(self, action: Action) -> bool:
+        """Return True if `action` is of backward and reads what an earlier pass has made.
+
+        What runs again makes values for the backward that follows, and reads checkpoints.
+        """
+        if action is Action.RECOMPUTE:
+            return self.made is not Made.AGAIN
+        return action is not Action.FORWARD
+
 
 @dataclass(slots=True)
 class SegmentVisit:

@@ -119,6 +119,19 @@ def test_the_gap_is_closed_where_nothing_is_left(found: BestResult) -> None:
     assert told[0.007] == "nothing among these settings is more than 0.7% better"
 
 
+def test_a_utilization_above_the_peak_has_the_causal_one_with_it(found: BestResult) -> None:
+    best = found.best
+    assert best is not None
+    text = dict(found.facts())["step time"]
+    assert text.endswith(f"MFU {found.mfu(best):.1%}")
+    seconds = best.outcome.step_time_s * found.mfu(best) / 1.01
+    fast = replace(best, outcome=replace(best.outcome, step_time_s=seconds))
+    text = dict(replace(found, tried=(fast,)).facts())["step time"]
+    causal = found.mfu(fast, causal=True)
+    assert 0 < causal < found.mfu(fast)
+    assert text.endswith(f"MFU 101.0% (causal {causal:.1%})")
+
+
 def test_the_page_says_what_the_answer_says(found: BestResult, tmp_path: Path) -> None:
     page, picture = tmp_path / "best.html", tmp_path / "best.svg"
     found.report(page, command="zsim best <model>")

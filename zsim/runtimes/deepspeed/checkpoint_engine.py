@@ -70,7 +70,7 @@ class CheckpointEngine(Checkpoints):
         # _restore_tensor: memory of the stream of copies, which is recorded for compute
         writer, whole = self.writer, self.model.values[value]
         target = writer.buffer(
-            brought_back(value), whole.elements, whole.dtype, Kind.WORKSPACE, home=CHECKPOINTS
+            brought_back(value), whole.elements, whole.dtype, Kind.SAVED, home=CHECKPOINTS
         )
         writer.allocate(target)
         path, source = f"fetch/{value}", self.store.view(value)

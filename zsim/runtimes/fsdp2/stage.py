@@ -269,8 +269,12 @@ class FSDP2Stage(FSDP2Step):
             self.after_backward(bucket)
 
     def _free_sent(self, task: Task) -> None:
+        """Give back the result of a task; that of forward has stayed until its backward."""
+        buffer = self.messages.buffer(task, is_sent=True)
+        if task.direction is Direction.FORWARD:
+            self.writer.count_as_saved(buffer)
         uses = (self._sent[task],) if self.place.hands_on(task) else ()
-        self.writer.free(self.messages.buffer(task, is_sent=True), uses=uses)
+        self.writer.free(buffer, uses=uses)
 
     def _free_gradient(self) -> None:
         """Give back the gradient that the last backward has sent."""

@@ -102,8 +102,8 @@ class LayersOnHost(Checkpoints):
         made, after = self._made.pop(layer, {}), (self._latest(),)
         for name in made:
             kept = self.writer.buffers[name]
-            kind = Kind.WORKSPACE if name in self.model.values else Kind.SAVED
-            back = self.writer.buffer(back_of(self.model, name), kept.elements, kept.dtype, kind)
+            back = back_of(self.model, name)
+            self.writer.buffer(back, kept.elements, kept.dtype, Kind.SAVED)
             self.writer.allocate(back)
             path = f"fetch/{name}"
             copied = self.writer.copy(path, _on_host(name), back, stream=OFFLOAD, after=after)
