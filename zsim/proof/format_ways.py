@@ -145,6 +145,11 @@ def passages(
                     yield NarrowPassage(role, operation, why)
 
 
+def _added(operation: Copy | CollectiveOperation) -> DType | None:
+    """Return the format in which a collective adds up; None if it adds nothing."""
+    return operation.accumulate if isinstance(operation, ReducingOperation) else None
+
+
 @dataclass(slots=True)
 class _Ways:
     """The edges between buffers, and those from which they are followed backwards."""
@@ -164,8 +169,7 @@ class _Ways:
         known: set[tuple[str, str, DType | None]] = set()
         for operation in program.step_patterns:
             if isinstance(operation, (Copy, CollectiveOperation)):
-                is_sum = isinstance(operation, ReducingOperation)
-                added = operation.accumulate if is_sum else None
+                added = _added(operation)
                 ends = operation.source.buffer, operation.target.buffer
                 if (*ends, added) not in known:
                     known.add((*ends, added))
