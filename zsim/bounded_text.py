@@ -19,8 +19,10 @@ BITS_MAX: Final = 14_000
 DEPTH: Final = "nested too deeply"
 DIGITS: Final = "a number has too many digits"
 
-LONG_KEY: Final = r"""(?<![\w.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}"""
-"""Dotted keys of TOML whose parser takes the square of their length."""
+LONG_KEY: Final = (
+    r"""(?<![\w.\\-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}"""
+)
+"""Dotted keys of TOML whose parser takes the square of their length; quoted ones have escapes."""
 
 
 def bounded_toml(text: str) -> dict[str, Any]:

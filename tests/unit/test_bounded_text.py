@@ -21,6 +21,7 @@ BOMBS = {
     "a dotted key": ("toml", "a." * 2_000 + "a = 1", "nested too deeply"),
     "a dotted header": ("toml", "[" + "a . " * 2_000 + "a]", "nested too deeply"),
     "a quoted key": ("toml", '"a".' * 2_000 + "a = 1", "nested too deeply"),
+    "a key of escaped quotes": ("toml", r'"\"".' * 2_000 + "a = 1", "nested too deeply"),
     "a key in a table": ("toml", "x = {y = 1, " + "a." * 2_000 + "a = 1}", "nested too deeply"),
     "lists in lists": ("toml", "a = " + "[" * 150 + "]" * 150, "nested too deeply"),
     "deeper lists": ("toml", "a = " + "[" * 100_000, "nested too deeply"),
@@ -67,6 +68,21 @@ def test_small_text_is_read_as_python_reads_it(tables: dict[str, object]) -> Non
     except tomllib.TOMLDecodeError:  # tables of JSON are none of TOML
         return
     assert bounded_toml(text) == found
+
+
+@pytest.mark.parametrize("part", ["a", '"a"', "'a'", r'"\""', r'"\\"', r'"a\"\\"', "'\\'", "'\"'"])
+def test_a_long_key_is_refused_before_it_is_parsed(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bounded_toml(f"{part}.a.{part} = 1") == tomllib.loads(f"{part}.a.{part} = 1")
+
+    def parse(text: str) -> dict[str, object]:
+        raise AssertionError(f"{len(text)} letters are parsed")
+
+    monkeypatch.setattr(tomllib, "loads", parse)
+    for before in ("", "[", "x = {", r'x = "\\"' + "\n"):
+        with pytest.raises(ValueError, match=r"^nested too deeply\Z"):
+            bounded_toml(before + f"{part}.a." * 300 + "a = 1")
 
 
 def test_a_key_of_many_parts_is_read_and_a_limit_bounds_it() -> None:

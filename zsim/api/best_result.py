@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,11 @@ class BestResult(BestPages, AnswerInFacts):
             lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
             lines.append(("the training", budget.text()))
-        optimality = optimality_text(self, is_tight=found.is_tight)
+        tight = [
+            each.value for each in self.tried if each.outcome.is_tight and each.value is not None
+        ]
+        is_beaten = best.value is not None and min(tight, default=inf) < best.value
+        optimality = optimality_text(self, is_tight=found.is_tight, tight_is_faster=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]
         return [*lines, ("trust", found.trust), *self._judged()]
 

@@ -59,12 +59,19 @@ def unfinished_text(state: SearchState, *, has_best: bool, is_tight: bool) -> st
     return f"search unfinished: {left}; {why}"
 
 
-def optimality_text(state: SearchState, *, is_tight: bool) -> str:
-    """Return by how much something better may have been missed."""
+def optimality_text(state: SearchState, *, is_tight: bool, tight_is_faster: bool = False) -> str:
+    """Return by how much something better may have been missed.
+
+    Args:
+        state: how far the search came.
+        is_tight: the best setting leaves next to no memory.
+        tight_is_faster: another setting that leaves next to no memory is better than the best.
+    """
     if not state.open_settings:
         least = f"{max(state.gap, 0.0):.1%}"
         more = "" if least == "0.0%" else f"more than {least} "
-        return f"nothing among these settings is {more}better"
+        among = "these settings that leaves memory free" if tight_is_faster else "these settings"
+        return f"nothing among {among} is {more}better"
     if is_tight:
         return (
             f"{state.open_settings:,} settings were not reached; those tried that fit leave "

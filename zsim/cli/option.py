@@ -13,6 +13,9 @@ import typer
 
 from zsim.units import UnitError, parse_size
 
+DIGITS: Final = 100
+"""Of a whole number, at most."""
+
 LONGEST_S: Final = 1e6
 """A week and a half."""
 
@@ -33,6 +36,8 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
     def parse(given: str | int) -> int:
         text = str(given)  # a default comes as it is
+        if len(text) > DIGITS:
+            raise typer.BadParameter(f"must have at most {DIGITS} digits, has {len(text)}")
         if not text.isdecimal() or int(text) < minimum:
             raise typer.BadParameter(f"{text!r} must be a whole number, at least {minimum}")
         return int(text)

@@ -15,6 +15,7 @@ Cost: one look at each operation that no other micro-batch repeats.
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, Protocol
 
 from zsim.dtype import DType
@@ -26,11 +27,25 @@ from zsim.schedule.operation import (
     Copy,
     Operand,
     Receive,
+    ReducingOperation,
     Role,
     Send,
 )
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.runtime_options import Formats
+
+BITS = {
+    DType.INT8: (0, 7),
+    DType.INT64: (0, 63),
+    DType.FP8: (4, 3),
+    DType.FP16: (5, 10),
+    DType.BF16: (8, 7),
+    DType.FP32: (8, 23),
+    DType.FP64: (11, 52),
+}
+"""Bits of exponent and fraction: IEEE 754-2019, bfloat16 of Intel 2018, E4M3 of Micikevicius et al.
+2022. An integer has no exponent."""
+assert set(BITS) == set(DType)
 
 Node = tuple[int, str]
 """A buffer of a program, by the number of that."""
@@ -44,10 +59,19 @@ WORDS = {
 }
 """Operands that are followed."""
 
+SUMMED = (Role.GRADIENT, Role.INPUT)
+"""Operands that ranks add up, each in a format of its own, which `zsim.proof.formats` compares."""
+
 OF_OPTIMIZER = {
     Action.UPDATE: (Role.MASTER, Role.MOMENT, Role.PARAMETER, Role.GRADIENT),
     Action.CLIP: (Role.INPUT,),
 }
+
+
+@cache
+def is_narrower(one: DType, other: DType) -> bool:
+    """Return whether a format holds numbers of another one less exactly, or not all of them."""
+    return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))
 
 
 class Narrower(Protocol):
@@ -67,11 +91,16 @@ class NarrowPassage(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """An operation of a role that fills a buffer, and the buffer that it takes it from."""
+    """An operation of a role that fills a buffer, and the buffer that it takes it from.
+
+    Attributes:
+        added: the format in which it adds up what ranks have; None if it adds nothing.
+    """
 
     source: Node
     role: str
     operation: str
+    added: DType | None = None
 
 
 class _Need(NamedTuple):
@@ -81,7 +110,9 @@ class _Need(NamedTuple):
     gathered: bool
 
 
-def passages(schedule: Schedule, wanted: Formats, is_narrower: Narrower) -> Iterator[NarrowPassage]:
+def passages(
+    schedule: Schedule, wanted: Formats, holds_narrower: Narrower
+) -> Iterator[NarrowPassage]:
     """Yield each operation that hands on what it has from a narrower buffer, once."""
     ways = _Ways(several=len(schedule.programs) > 1)
     for index, program in enumerate(schedule.programs):
@@ -95,18 +126,28 @@ def passages(schedule: Schedule, wanted: Formats, is_narrower: Narrower) -> Iter
         seen = set(ways.starts[need])
         ahead = list(seen)
         while ahead:
-            for (index, name), role, operation in ways.into.get(ahead.pop(), ()):
+            for (index, name), role, operation, added in ways.into.get(ahead.pop(), ()):
+                adds = added is not None and need.role not in SUMMED and is_narrower(added, dtype)
+                if adds and (role, operation) not in found:
+                    found.add((role, operation))
+                    why = f"adds up {WORDS[need.role]} in {added}, and not in {dtype}"
+                    yield NarrowPassage(role, operation, why)
                 if (index, name) in seen:
                     continue
                 seen.add((index, name))
                 program = schedule.programs[index]
-                if not is_narrower(program, name, dtype, gathered=need.gathered):
+                if not holds_narrower(program, name, dtype, gathered=need.gathered):
                     ahead.append((index, name))
                 elif (role, operation) not in found:
                     found.add((role, operation))
                     kept = program.by_name[name].dtype
                     why = f"hands on {WORDS[need.role]} from {name} in {kept}, and not in {dtype}"
                     yield NarrowPassage(role, operation, why)
+
+
+def _added(operation: Copy | CollectiveOperation) -> DType | None:
+    """Return the format in which a collective adds up; None if it adds nothing."""
+    return operation.accumulate if isinstance(operation, ReducingOperation) else None
 
 
 @dataclass(slots=True)
@@ -125,13 +166,14 @@ class _Ways:
         """Go through what a program does in a step."""
         role = program.role
         read: dict[int, tuple[Operand, ...]] = {}
-        known: set[tuple[str, str]] = set()
+        known: set[tuple[str, str, DType | None]] = set()
         for operation in program.step_patterns:
             if isinstance(operation, (Copy, CollectiveOperation)):
+                added = _added(operation)
                 ends = operation.source.buffer, operation.target.buffer
-                if ends not in known:
-                    known.add(ends)
-                    edge = _Edge((index, ends[0]), role, operation.id)
+                if (*ends, added) not in known:
+                    known.add((*ends, added))
+                    edge = _Edge((index, ends[0]), role, operation.id, added)
                     self.into[index, ends[1]].append(edge)
                 if self.several and isinstance(operation, CollectiveOperation):
                     self._meets(operation, (index, ends[0]), (index, ends[1]), role)

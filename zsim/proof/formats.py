@@ -9,12 +9,11 @@ Nothing is said of a schedule whose contract names no strategy.
 """
 
 from collections.abc import Iterator
-from functools import cache
 
 from zsim.dtype import DType
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.format_ways import passages
+from zsim.proof.format_ways import is_narrower, passages
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     Action,
@@ -36,19 +35,6 @@ INVARIANT = "formats"
 STATES = (Kind.PARAMETER, Kind.COMMUNICATION, Kind.MASTER)
 """Kinds of buffers through which parameters pass."""
 
-BITS = {
-    DType.INT8: (0, 7),
-    DType.INT64: (0, 63),
-    DType.FP8: (4, 3),
-    DType.FP16: (5, 10),
-    DType.BF16: (8, 7),
-    DType.FP32: (8, 23),
-    DType.FP64: (11, 52),
-}
-"""Bits of exponent and fraction: IEEE 754-2019, bfloat16 of Intel 2018, E4M3 of Micikevicius et al.
-2022. An integer has no exponent."""
-assert set(BITS) == set(DType)
-
 UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)
 
 
@@ -65,19 +51,13 @@ def examine(context: Context) -> list[Finding]:
         found += each.examine()
     known = {(each.role, each.operation) for each in found}
 
-    def is_narrower(program: Program, name: str, dtype: DType, *, gathered: bool) -> bool:
-        return narrow[program.role].is_narrower(name, dtype, gathered=gathered)
+    def is_narrow(program: Program, name: str, dtype: DType, *, gathered: bool) -> bool:
+        return narrow[program.role].holds_narrower(name, dtype, gathered=gathered)
 
-    for role, operation, why in passages(context.schedule, wanted, is_narrower):
+    for role, operation, why in passages(context.schedule, wanted, is_narrow):
         if (role, operation) not in known:
             found.append(Finding(invariant=INVARIANT, role=role, operation=operation, why=why))
     return found
-
-
-@cache
-def _is_narrower(one: DType, other: DType) -> bool:
-    """Return whether a format holds numbers of another one less exactly, or not all of them."""
-    return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))
 
 
 def _width(dtype: DType) -> int:
@@ -105,7 +85,7 @@ class _Narrow:
         role, wanted = self.program.role, self.wanted.compute
         for name in self.program.persistent:
             buffer = self.program.by_name[name]
-            if buffer.kind is Kind.PARAMETER and _is_narrower(buffer.dtype, wanted):
+            if buffer.kind is Kind.PARAMETER and is_narrower(buffer.dtype, wanted):
                 why = f"keeps parameters in {buffer.dtype}, and not in {wanted}"
                 kept = f"persistent/{name}"
                 yield Finding(invariant=INVARIANT, role=role, operation=kept, why=why)
@@ -119,12 +99,12 @@ class _Narrow:
 
     def _computes(self, name: str) -> bool:
         """Return whether a buffer is as wide as what is computed with the parameters in it."""
-        return not self.is_narrower(name, self.wanted.compute, gathered=True)
+        return not self.holds_narrower(name, self.wanted.compute, gathered=True)
 
-    def is_narrower(self, name: str, wanted: DType, *, gathered: bool) -> bool:
+    def holds_narrower(self, name: str, wanted: DType, *, gathered: bool) -> bool:
         """Return whether a buffer is narrower than a format; some may be `gathered` in 8 bits."""
         buffer = self.program.by_name[name]
-        if not _is_narrower(buffer.dtype, wanted):
+        if not is_narrower(buffer.dtype, wanted):
             return False
         return not (gathered and self._may_be_float8(buffer))
 
@@ -149,7 +129,7 @@ class _Narrow:
                         self.reduced.pop(name, None)
                         self.micro_batches[name] = frozenset({operation.micro_batch})
                         dtype = self._dtype(name)
-                        if _is_narrower(dtype, self.wanted.compute):
+                        if is_narrower(dtype, self.wanted.compute):
                             return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
                 return self._parameters(operation)
             case AllGather() | Broadcast():
@@ -190,7 +170,7 @@ class _Narrow:
     def _update(self, update: Compute) -> str:
         for each in update.operands:
             dtype = self._dtype(each.view.buffer)
-            if each.role in UPDATED and _is_narrower(dtype, self.wanted.optimizer):
+            if each.role in UPDATED and is_narrower(dtype, self.wanted.optimizer):
                 return f"updates with {each.role} in {dtype}, and not in {self.wanted.optimizer}"
         return ""
 
@@ -199,7 +179,7 @@ class _Narrow:
         verb, wanted = f"{compute.action}s", self.wanted.optimizer
         for each in compute.operands:
             dtype = self._dtype(each.view.buffer)
-            if _is_narrower(dtype, wanted):
+            if is_narrower(dtype, wanted):
                 what = "gradients" if each.role is Role.GRADIENT else "by a norm"
                 return f"{verb} {what} in {dtype}, and not in {wanted}"
         return ""
@@ -231,7 +211,7 @@ class _Narrow:
         self._follow_norm(source, target)
         if source in self.norms:
             for dtype in (operation.wire, operation.accumulate, self._dtype(target)):
-                if _is_narrower(dtype, self.wanted.optimizer):
+                if is_narrower(dtype, self.wanted.optimizer):
                     return f"adds up a norm in {dtype}, and not in {self.wanted.optimizer}"
         if source not in self.gradients or operation.reduction is Reduction.MAX:
             return ""
@@ -249,7 +229,7 @@ class _Narrow:
             ("reads", self._dtype(source)),
             ("writes", self._dtype(target)),
         ):
-            if _is_narrower(dtype, wanted):
+            if is_narrower(dtype, wanted):
                 return f"reduces gradients and {what} {dtype}, and not {wanted}"
         return ""
 
@@ -278,7 +258,7 @@ class _Narrow:
         if not copy.accumulate:  # what is reduced in a narrower format may be cast to it before
             least = min(self.wanted.compute, self.wanted.reduction, key=_width)
         dtype = self._dtype(target)
-        if _is_narrower(dtype, least):
+        if is_narrower(dtype, least):
             verb = "sums" if copy.accumulate else "keeps"
             return f"{verb} gradients in {dtype}, and not in {least}"
         return ""

@@ -93,14 +93,14 @@ REFUSED = {
     "hybrid-layer-pattern": "layers of several kinds",
     "mtp-num-layers": "heads of several tokens",
     "use-megatron-fsdp": "Megatron-FSDP",
-    "use-torch-fsdp2": "FSDP2 inside Megatron-LM; write a scenario with emulate = fsdp2",
+    "use-torch-fsdp2": "FSDP2 inside Megatron-LM (write a scenario with zero.emulate = fsdp2)",
     "squared-relu": "a squared ReLU",
     "quick-geglu": "quick GEGLU",
     "no-position-embedding": "a model without positions",
     "optimizer-cpu-offload": "its optimizer on the host",
     "fine-grained-activation-offloading": "activations of modules on the host",
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
-    "deepspeed": "Megatron-DeepSpeed; write a scenario with emulate = deepspeed",
+    "deepspeed": "Megatron-DeepSpeed (write a scenario with zero.emulate = deepspeed)",
 }
 """Arguments with which another model, or another runtime, would be trained."""
 

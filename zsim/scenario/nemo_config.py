@@ -117,7 +117,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
     if "model.num_layers" not in options.left:
-        why = "model.num_layers: missing; read are configurations of GPT of NeMo 1, not recipes"
+        why = "model.num_layers: missing; only GPT configurations of NeMo 1 are read, not recipes"
         raise ScenarioError(f"{FIELD}: {why}")
     _follow_references(options)
     ranks = _world(options)

@@ -171,6 +171,16 @@ def test_a_best_that_leaves_no_memory_has_no_gap_in_per_cent(found: BestResult) 
     assert "%" not in told
 
 
+def test_a_faster_setting_that_leaves_no_memory_is_no_better_one(found: BestResult) -> None:
+    first = found.answers[0]
+    assert first.value is not None
+    full = replace(first.outcome, memory_bytes=first.outcome.usable_bytes)
+    for value, among in ((0.9, "these settings that leaves memory free"), (1.1, "these settings")):
+        edge = replace(first, outcome=full, value=first.value * value)
+        facts = dict(replace(found, tried=[first, edge], gap=0.0).facts())
+        assert facts["optimality"] == f"nothing among {among} is better"
+
+
 def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_path: Path) -> None:
     assert found.best is not None
     path = tmp_path / "best.toml"

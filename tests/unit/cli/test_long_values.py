@@ -47,6 +47,16 @@ def test_a_value_that_nobody_means_is_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--ranks", "--steps", "--seed"])
+def test_a_number_of_too_many_digits_is_refused_without_being_repeated(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(["run", "tiny", option, "9" * 5000]) == 2
+    said = capsys.readouterr().err
+    assert "must have at most 100 digits, has 5000" in said
+    assert said.count("\n") == 1
+
+
 def test_the_scenario_and_the_store_of_a_study_may_have_no_name_that_is_too_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

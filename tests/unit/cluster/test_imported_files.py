@@ -92,14 +92,22 @@ XML_WRONG = {
     "something else": ("system", "graphs", "<graphs>: must be <system>, as NCCL writes it"),
     "no gpu": ("gpu", "gpa", "no <gpu> below a <pci>: a dump of NCCL has them"),
     "no nic": ("net", "nit", "no <net>: the node has no NIC that NCCL found"),
-    "a gpu that does not ship": ("0x20b2", "0x20b5", "GPU of PCI device 0x20b5: none that ships"),
+    "a gpu that does not ship": (
+        "0x20b2",
+        "0x20b5",
+        "GPU of PCI device 0x20b5: no GPU that",
+    ),
     "unequal gpus": (
         'count="6" tclass="0x068000"/>\n        </gpu>',
         'count="5" tclass="0x068000"/>\n        </gpu>',
         "GPUs must be alike: nvlinks is 11 and 12",
     ),
     "gpu to gpu": ('tclass="0x068000"', 'tclass="0x030200"', "GPU 0000:10:00.0: NVLink to 0000:c4"),
-    "no nvlink": ("nvlink", "nolink", "GPU 0000:10:00.0: no NVLink to an NVSwitch"),
+    "no nvlink": (
+        "nvlink",
+        "nolink",
+        "GPU 0000:10:00.0: no NVLink to an NVSwitch; write",
+    ),
     "no number": ('count="6"', 'count="six"', "<nvlink> count='six' must be a whole number"),
     "no speed": ('speed="200000"', 'speed="0"', "<net> speed='0' must be a whole number"),
     "5,000 digits": (

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
+import pytest
 from emulated_strategies import EMULATED, OFFLOADED, strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,16 +17,19 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.proof import check
 from zsim.proof.context import Context
-from zsim.proof.formats import BITS, examine
+from zsim.proof.format_ways import WORDS, is_narrower
+from zsim.proof.formats import examine
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
     Allocate,
+    AllReduce,
     Compute,
     Copy,
     Free,
     Operand,
     Operation,
+    Reduction,
     Role,
     walk,
 )
@@ -106,10 +110,6 @@ def carried(
     return edited(replace(schedule, programs=(with_buffers,)), edit)
 
 
-def is_narrower(one: DType, other: DType) -> bool:
-    return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(NAMES),
@@ -156,6 +156,28 @@ def test_a_master_that_passes_through_bf16_is_the_one_finding_where_it_comes_bac
     (found,) = check(made, model)
     assert (found.invariant, found.operation) == ("formats", "hop/1")
     assert found.why == "hands on a master from hop0 in bf16, and not in fp32"
+
+
+@pytest.mark.parametrize("role", [Role.MASTER, Role.MOMENT])
+@pytest.mark.parametrize("dtype", list(DType))
+def test_states_that_ranks_add_up_in_a_narrower_format_are_found(role: Role, dtype: DType) -> None:
+    schedule, model = job("stage 0", Precision.BF16)
+    update = updates(schedule)[0]
+    view = next(each.view for each in update.operands if each.role is role)
+    add = AllReduce(
+        id="add",
+        stream=update.stream,
+        group="data",
+        source=view,
+        target=view,
+        reduction=Reduction.AVERAGE,
+        wire=DType.FP32,
+        accumulate=dtype,
+    )
+    made = edited(schedule, lambda each: (each, add) if each.id == update.id else (each,))
+    found = [(each.operation, each.why) for each in examine(Context.of(made, model))]
+    why = f"adds up {WORDS[role]} in {dtype}, and not in fp32"
+    assert found == ([("add", why)] if is_narrower(dtype, DType.FP32) else [])
 
 
 def test_moments_that_are_kept_in_bf16_between_steps_are_found() -> None:

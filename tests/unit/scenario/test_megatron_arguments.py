@@ -345,7 +345,7 @@ def test_both_names_of_one_argument_contradict_each_other() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("--deepspeed --zero-stage 1", "--deepspeed: Megatron-DeepSpeed; write a scenario with"),
+        ("--deepspeed --zero-stage 1", "--deepspeed: Megatron-DeepSpeed (write a scenario"),
         ("--zero-stage 1", "--zero-stage: 1 is not modelled; remove it to run without it"),
         ("--fp8-format hybrid", "--fp8-format: hybrid is not modelled"),
         ("--glu-activation swiglu", "--glu-activation: swiglu is not modelled"),

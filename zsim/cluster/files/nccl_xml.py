@@ -31,6 +31,9 @@ PCIE_CODE = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 12
 DIGITS_MAX = 9
 """Digits of a number in the XML: no node has more links, lanes or Mb/s."""
 
+BY_HAND = "write this node as TOML"
+"""Advice for a node whose dump is refused."""
+
 NVSWITCH_CLASS = "0x068000"
 LATENCY_SOURCE = (
     "not in the XML; NCCL's own model, hwLat, Ring/Simple, src/graph/tuning.cc at 01afd20: a ring "
@@ -77,7 +80,8 @@ def _node(name: str, root: Element, gpu_by_device: Callable[[str], str | None]) 
     gpu = gpus[0]
     shipped = gpu_by_device(gpu.device)
     if shipped is None:
-        raise TopologyError(f"GPU of PCI device {gpu.device or '(none)'}: none that ships is it")
+        device = gpu.device or "(none)"
+        raise TopologyError(f"GPU of PCI device {device}: no GPU that ships; {BY_HAND}")
     speed_mbit, count, others = _nics(root)
     left_out = f"; {others} slower ones left out" if others else ""
     per_link = NVLINK_GB_PER_S[gpu.sm]
@@ -138,10 +142,12 @@ def _nvlinks(bus: str, gpu: Element) -> int:
     count = 0
     for link in gpu.findall("nvlink"):
         if link.get("tclass") != NVSWITCH_CLASS:
-            raise TopologyError(f"GPU {bus}: NVLink to {link.get('target', '?')}, no NVSwitch")
+            target = link.get("target", "?")
+            why = f"NVLink to {target} is not modelled, only to an NVSwitch; {BY_HAND}"
+            raise TopologyError(f"GPU {bus}: {why}")
         count += _whole(link, "count")
     if not count:
-        raise TopologyError(f"GPU {bus}: no NVLink to an NVSwitch")
+        raise TopologyError(f"GPU {bus}: no NVLink to an NVSwitch; {BY_HAND}")
     return count
 
 
