@@ -260,7 +260,7 @@ def derivations(program: Program) -> list[Operation]:
 
 
 def need_savable(program: Program) -> None:
-    """Raise RefusedError unless a step of `program` starts from state, copies and host scalars alone.
+    """Raise RefusedError unless a step of `program` starts from state and host scalars alone.
 
     Raises:
         RefusedError: it reads what else the step before has left in memory.
