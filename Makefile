@@ -9,17 +9,40 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --require-hashes
 ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run test test-long test-matrix test-studies docs lint mypy pyright bench bench-predicted bench-real lock sbom format clean python
+.PHONY: run check test test-all test-long test-matrix test-studies docs lint mypy pyright bench bench-predicted bench-real lock sbom format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
 
+# Hypothesis draws other examples each day: a commit draws the same again on its day, or with SEED.
+SEED ?= $(shell date -u +%Y%m%d)
+
 # Files in their order: those of real ranks, the longest, have short ones behind them. Commands that
 # tests start find bytecode, also where PYTHONDONTWRITEBYTECODE is set: else a third of each goes
 # into compiling zsim.
-test: lint  ## everything that has to pass, a file at a time on each of two cores
-	@PYTHONDONTWRITEBYTECODE= .venv/bin/pytest --numprocesses 2 --dist loadfile \
-	  --no-loadscope-reorder --hypothesis-profile ci
+PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest --numprocesses 2 --dist loadfile \
+  --no-loadscope-reorder --hypothesis-profile ci --hypothesis-seed $(SEED)
+
+# With CHANGED=1 only the tests that can reach what differs from HEAD; with CHANGED=COMMIT from that.
+CHANGED ?=
+ifneq ($(CHANGED),)
+REACHED := --changed $(if $(filter 1,$(CHANGED)),HEAD,$(CHANGED))
+endif
+
+CHECKED = $(filter-out tests/unit/torch/,$(wildcard tests/unit/*/)) tests/unit/*.py \
+  tests/unit/torch/test_training.py::test_an_overflow_skips_the_step_and_lowers_the_scale
+
+check: .venv/installed  ## while you work: ruff, mypy, unit tests without torch, one training on two ranks
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+	@$(MAKE) --no-print-directory mypy
+	@$(PYTEST) $(REACHED) --one-of 10 $(CHECKED)
+
+test: lint  ## everything that has to pass, with a sample of each matrix; CHANGED=1: what a change can reach
+	@$(PYTEST) $(REACHED) --file-seconds 20
+
+test-all: .venv/studies  ## every case of every matrix, long tests and studies: hours
+	@$(PYTEST) --all-cases -m "" -rs
 
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP

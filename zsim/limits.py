@@ -106,7 +106,7 @@ _STOP: ContextVar[Callable[[], None] | None] = ContextVar("stop", default=None)
 
 
 def go_on() -> None:
-    """Raise the exception by which the caller stops long work here, unless it goes on."""
+    """Raise the caller's exception that stops long work, unless the work may continue."""
     stop = _STOP.get()
     if stop is not None:
         stop()

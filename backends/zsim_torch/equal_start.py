@@ -1,4 +1,4 @@
-"""A check that ranks begin with equal parameters and buffers: they exchange digests of them.
+"""A check that ranks start with equal parameters and buffers: they exchange digests of them.
 
 DDP gives all ranks those of rank 0. Here a rank reads its own, so that replicas would diverge, and
 shards would be put together from several modules.
@@ -80,7 +80,7 @@ class NotedValues:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Digests of parameters and buffers that a rank begins with."""
+    """Digests of parameters and buffers that a rank starts with."""
 
     parameters: Mapping[str, Digest]
     buffers: Mapping[str, Digest]
@@ -94,7 +94,7 @@ def need_equal_start(
     *,
     is_modules: bool,
 ) -> None:
-    """Raise RefusedError on every rank unless all begin with equal parameters and buffers.
+    """Raise RefusedError on every rank unless all start with equal parameters and buffers.
 
     Every rank calls it after setup. With `is_modules` the values are the module's own, and all that
     the program names are compared; else those that ranks have asked for, and a few matrices.

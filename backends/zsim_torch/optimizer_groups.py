@@ -88,7 +88,7 @@ def _rate_name(group: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RateGroups:
-    """An optimizer of torch, and for each of its groups the host scalar with its learning rate.
+    """An optimizer of torch, with the host scalar of each group's learning rate.
 
     `constants` are those of each group that steps go on with, and `members` the ids of its
     parameters.
@@ -166,7 +166,7 @@ class RateGroups:
                 group[RATE] = rates[name]
 
     def _need_same(self, optimizer: torch.optim.Optimizer) -> None:
-        """Return if groups and constants are as they were, and nobody waits for a step.
+        """Raise RefusedError if groups or constants changed, or a hook expects a step.
 
         Raises:
             RefusedError: one is not.

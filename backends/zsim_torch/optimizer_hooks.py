@@ -43,12 +43,12 @@ def _hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., object]]:
 
 
 def is_seen(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether somebody learns of a `step`: a scheduler that has wrapped it, or a hook."""
+    """Return True if somebody learns of a `step`: a scheduler that has wrapped it, or a hook."""
     return "step" in vars(optimizer) or bool(_hooks(optimizer))
 
 
 def need_plain_step(optimizer: torch.optim.Optimizer) -> None:
-    """Return if `step` is that of the optimizer's class, or a scheduler's, and hooks only watch.
+    """Raise RefusedError unless `step` is the class's or a scheduler's, and hooks only watch.
 
     Raises:
         RefusedError: it is not, or a hook may work on parameters, which it would not find.
@@ -87,7 +87,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _need_state(optimizer: torch.optim.Optimizer, *loaded: object) -> None:
-    """Return if the state of `optimizer` is its own; with `loaded` it gets one.
+    """Raise RefusedError unless `optimizer` has its own state; with `loaded` it gets one.
 
     Raises:
         RefusedError: a schedule has it, or it ended with a training.

@@ -127,7 +127,7 @@ class RankRun:
         """Run setup; afterwards nothing that was taken is held for it, and what is counted is 0.
 
         Raises:
-            RefusedError: ranks begin with other values.
+            RefusedError: ranks start with other values.
         """
         with self.watched():
             self.executor.run_setup()

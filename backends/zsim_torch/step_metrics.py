@@ -11,7 +11,7 @@ class StepMetrics:
     """Numbers of a step on this rank.
 
     Tensors have one number each; to read one of a GPU waits for it. `gradient_norm` is that of all
-    gradients before they are clipped, None where the schedule does not clip.
+    gradients before they are clipped, None if the schedule does not clip.
     """
 
     step: int

@@ -285,7 +285,7 @@ class Trainer:
         """Go on from the checkpoint in the folder `path`; every rank calls it.
 
         It may be of any number of ranks and any stage, or FSDP2's. With `parameters_only` the
-        optimizer begins anew. The optimizer takes the learning rates of the checkpoint, whose
+        optimizer starts again. The optimizer takes the learning rates of the checkpoint, whose
         other constants must be its own; with `keep_groups` it keeps its own rates and constants.
         Nothing that the files name is run, but for classes that you have allowed
         (`torch.serialization.add_safe_globals`).

@@ -46,6 +46,7 @@ def judged_right(case: Case) -> None:
     assert verdict.kind is Kind.HARMLESS, verdict
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("column", SORTS)
 def test_the_court_passes_what_is_right(column: str) -> None:
     judged_right(next(iter(cases(column))))
@@ -63,6 +64,7 @@ def some() -> list[Case]:
     return [case for column in FEW for case in cases(column)]
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", AIMED)
 def test_the_court_sees_every_named_kind_of_fault(name: str, some: list[Case]) -> None:
     """In the first schedules that can express it, in one of the first places."""
@@ -77,6 +79,7 @@ def test_the_court_sees_every_named_kind_of_fault(name: str, some: list[Case]) -
         assert any(case.court.judge(edit.schedule, rng).is_wrong for case, edit in judged)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_makes_schedules_that_differ(name: str, some: list[Case]) -> None:
     among = some[::3]
@@ -92,6 +95,7 @@ def missed(cells: list[Cell]) -> list[str]:
     return [f"{each.kind}: {text}" for each in cells for text in (*each.missed, *each.raised)]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("column", ["stage 3", "pipelines"])
 def test_a_few_edits_that_are_wrong_are_refused(column: str) -> None:
     among = list(cases(column))[:1]

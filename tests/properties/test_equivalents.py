@@ -15,6 +15,7 @@ def some() -> list[Case]:
     return [case for column in FEW for case in cases(column)]
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", EQUIVALENTS)
 def test_another_way_to_do_the_same_is_right(name: str, some: list[Case]) -> None:
     made = [(case, edit) for case in some[::3] for edit in EQUIVALENTS[name](case.schedule)]

@@ -130,6 +130,7 @@ def judge(
     return told_apart
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", CASES)
 def test_an_edit_that_few_pass_passes_as_a_whole(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -125,6 +125,7 @@ def test_segments_of_later_micro_batches_are_replayed(
     assert sum(replayed) > len(replayed) // 6  # sums over a tensor axis are other arrays
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", CASES)
 def test_an_edit_of_each_micro_batch_has_the_same_findings(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +134,7 @@ def test_an_edit_of_each_micro_batch_has_the_same_findings(
     judge(schedule, in_each(schedule, SEED), model, 12, monkeypatch)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", CASES)
 def test_an_edit_of_one_place_has_the_same_findings(
     name: str, monkeypatch: pytest.MonkeyPatch

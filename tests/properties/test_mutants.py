@@ -32,6 +32,7 @@ def test_accesses_of_a_right_schedule_have_an_order(job: Drawn) -> None:
     assert list(Graph(made, Court(made, model, strategy).overflow_steps).races()) == []
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", COLUMNS)
 def test_accesses_of_schedules_that_mutants_are_made_of_have_an_order(name: str) -> None:
     for case in cases(name, strategies()[name]):
@@ -68,6 +69,7 @@ def test_what_check_passes_no_timing_breaks(
         assert verdict.kind not in EFFECTIVE, verdict.why
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", STAGES)
 def test_a_few_mutants_of_every_operator_are_found(name: str) -> None:
     for each in column(name, wanted=1, tries=3):

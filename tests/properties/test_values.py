@@ -88,6 +88,7 @@ def test_hybrid_sharding_trains_it_too(
     trains(*job, timing, overflow_steps)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", EMULATED)
 @settings(max_examples=2)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)
@@ -109,6 +110,7 @@ def test_every_emulated_offload_trains_it_too(
         trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", CHECKPOINTED)
 @settings(max_examples=2)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)

@@ -2,7 +2,8 @@
 
 A test marked `matrix(n)` runs one of `n` of its cases; which, follows from a seed (the commit's
 hash unless `--rotation SEED` names another). `--all-cases` runs them all, and so does an argument
-that names a case (`tests/test_x.py::test_y[case]`).
+that names a case (`tests/test_x.py::test_y[case]`). With `--one-of N`, as in `make check`, every
+test runs one of N of its cases.
 """
 
 import subprocess
@@ -43,10 +44,10 @@ def replay(nodeid: str) -> str:
 class Rotation:
     """Deselects the cases of matrices that this commit does not run."""
 
-    def __init__(self, seed: str, *, everything: bool) -> None:
+    def __init__(self, seed: str, *, everything: bool = False, one_of: int = 1) -> None:
         self.seed = seed
         self.everything = everything
-        self.left_out = 0
+        self.one_of = one_of
 
     def pytest_report_header(self) -> str:
         cases = "all cases" if self.everything else "a sample of each"
@@ -61,23 +62,17 @@ class Rotation:
         kept = self._kept(items)
         dropped = [item for item in items if item.nodeid not in kept]
         if dropped:
-            self.left_out = len(dropped)
             config.hook.pytest_deselected(items=dropped)
             items[:] = [item for item in items if item.nodeid in kept]
 
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
-        kept: set[str] = set()
         matrices: dict[tuple[str, int], list[str]] = defaultdict(list)
         for item in items:
             marker = item.get_closest_marker("matrix")
-            if marker is None:
-                kept.add(item.nodeid)
-            else:
-                function = item.nodeid.partition("[")[0]
-                matrices[function, int(marker.args[0])].append(item.nodeid)
-        for (_, one_of), cases in matrices.items():
-            kept |= sample(cases, one_of, self.seed)
-        return kept
+            one_of = max(self.one_of, 1 if marker is None else int(marker.args[0]))
+            matrices[item.nodeid.partition("[")[0], one_of].append(item.nodeid)
+        drawn = (sample(cases, one_of, self.seed) for (_, one_of), cases in matrices.items())
+        return set().union(*drawn)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

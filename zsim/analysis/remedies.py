@@ -61,9 +61,9 @@ class RemedyChange:
     Attributes:
         settings: `zero.stage=3`, without those of batches.
         parts: a micro-batch is cut into so many.
-        fewer: there are so many times fewer replicas.
+        fewer: factor by which there are fewer replicas.
         stages: a pipeline has so many times more stages.
-        shares: so many times more ranks of the data axis share each sequence, as `fewer` replicas.
+        shares: factor by which more ranks share each sequence; there are `fewer` replicas.
     """
 
     settings: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class RemedyChange:
         )
 
     def shared(self, more: int) -> "RemedyChange":
-        """Return this change with so many times more ranks for each sequence."""
+        """Return this change with a multiple of the ranks for each sequence."""
         return replace(self, fewer=self.fewer * more, shares=self.shares * more)
 
     def all_settings(self, subject: TightScenario, *, fewest: bool = False) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from zsim.planner.search import Search, Trial
 from zsim.workers.crew import cores, processes
 
 OPERATIONS: Final = 3_000_000
-"""Operations of a search where nobody says how many."""
+"""Operations of a search by default."""
 
 STOP_S: Final = 1800.0
 """Seconds of processor time after which a search stops unfinished, whatever it was given."""
@@ -101,7 +101,7 @@ def best_of(
 
 @dataclass(slots=True, kw_only=True)
 class _Hunt:
-    """A search that goes on: its results so far.
+    """A running search and its results so far.
 
     Attributes:
         most_operations: after which no other setting is simulated.

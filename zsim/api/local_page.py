@@ -180,7 +180,7 @@ class LocalPage:
             return self._results.get(key)
 
     def _keep(self, key: str, result: RunResult) -> None:
-        """Keep a result, and of those before it as many as there is room for."""
+        """Keep a result, and drop the oldest ones that no longer fit."""
         with self._keeping:
             self._results[key] = result
             while len(self._results) > 1 and (
@@ -204,12 +204,12 @@ class LocalPage:
             self._lock.release()
 
     def _stoppable(self, made: Callable[[], Made]) -> Made:
-        """Return what is made, as long as the client waits for it."""
+        """Return the result unless the client has left."""
         with stopped_by(self._need_client):
             return made()
 
     def _need_client(self) -> None:
-        """Return if the client of this thread's request waits for its answer.
+        """Raise the exception that stops the work if the client has left.
 
         Raises:
             ClientDisconnected: it left.
@@ -234,7 +234,7 @@ def _once(given: Given) -> dict[str, str]:
     """Return the value of each key of an address.
 
     Raises:
-        MistakeError: one stands twice.
+        MistakeError: a key is repeated.
     """
     if twice := next((name for name in given if len(given.getlist(name)) > 1), ""):
         raise MistakeError(f"{twice}: stands twice in the address")

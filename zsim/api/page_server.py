@@ -1,7 +1,7 @@
 """The server of the local page: few connections at a time, each with its time to say and to hear.
 
 A connection has a thread from its first byte to its last. One that does not finish its request in
-time, or does not read its answer, is closed; one beyond `CONNECTIONS` is told to come later.
+time, or does not read its answer, is closed; one beyond `CONNECTIONS` gets 503.
 """
 
 import io
@@ -111,7 +111,7 @@ class PageServer(ThreadedWSGIServer):
 
 
 def has_left(connection: socket.socket | None) -> bool:
-    """Return whether the other end of a connection is closed; False of none."""
+    """Return True if the other end of a connection is closed; False of none."""
     if connection is None:
         return False
     try:

@@ -122,6 +122,6 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
 
 
 def _less(remedy: Remedy) -> str:
-    """Return in words that a step has fewer tokens, where sequences are shorter."""
+    """Return a note that a step has fewer tokens if sequences are shorter."""
     is_shorter = any(each.startswith("model.sequence_length=") for each in remedy.settings)
     return ", which has fewer tokens" if is_shorter else ""

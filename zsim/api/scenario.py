@@ -114,7 +114,7 @@ class LoadedScenario:
 
     @property
     def document(self) -> "Document":
-        """The schedule and everything that its run needs, as far as it is known."""
+        """The schedule and everything that its run needs, if known."""
         return self.source.document
 
     @property

@@ -84,7 +84,7 @@ def optimality_text(state: SearchState, *, is_tight: bool, tight_is_faster: bool
 
 
 def searched_text(state: SearchState, *, simulated: int, has_best: bool) -> str:
-    """Return how many settings were simulated, with how much work, and which were left out."""
+    """Return the number of simulated settings, their work, and which were not tried."""
     text = (
         f"{simulated:,} of {state.settings:,} settings simulated, {state.operations:,} operations"
     )

@@ -98,7 +98,7 @@ class SettingPool:
 
 
 def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
-    """Return what groups have in common that differ in their micro-batch alone.
+    """Return the key that groups share which differ in their micro-batch alone.
 
     Without `chunks` those of Megatron-LM may differ, too.
     """

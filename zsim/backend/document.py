@@ -40,7 +40,7 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A schedule with its model, cluster and circumstances, as far as they are known.
+    """A schedule with its model, cluster and circumstances, if known.
 
     Attributes:
         faults: hardware of the cluster that is slow or dead.

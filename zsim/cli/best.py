@@ -68,7 +68,7 @@ SearchOperations = Annotated[
     typer.Option(
         metavar="N",
         parser=at_least(1),
-        help="Simulate no other setting after so many operations of schedules.",
+        help="Simulate no other setting after this many operations of schedules.",
     ),
 ]
 

@@ -41,7 +41,7 @@ def foreign_profiles(cluster: Cluster) -> dict[str, str]:
 
 
 def foreign_words(cluster: Cluster) -> str:
-    """Return in words which constants of `cluster` are of other GPUs; empty if none are."""
+    """Return a sentence that names the constants of other GPUs in `cluster`, or an empty one."""
     found = foreign_profiles(cluster)
     if not found:
         return ""

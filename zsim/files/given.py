@@ -46,7 +46,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether there is a file at `path`: none has a name that is too long, or has nulls."""
+    """Return True if there is a file at `path`: none has a name that is too long, or has nulls."""
     try:
         return path.exists()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Plain settings, which a search simulates first: those that people start with."""
+"""Plain settings, which a search simulates first: common starting points."""
 
 from collections.abc import Iterator, Sequence, Set
 
@@ -6,7 +6,7 @@ from zsim.planner.pipeline_orders import order_of
 from zsim.planner.space import SettingGroup
 
 FIRST_RUNTIME = "fsdp2"
-"""Runtime whose plain settings are simulated before those of others."""
+"""Runtime whose plain settings are simulated before other runtimes'."""
 
 STAGES = frozenset({1, 3})
 CHECKPOINTING = frozenset({"none", "full"})

@@ -96,7 +96,7 @@ def _measured(cluster: Cluster) -> str:
 
 
 def _foreign(job: Job, foreign: str, aside: Sequence[str]) -> Trust:
-    """Return that nobody knows the error of constants of another GPU, which `foreign` names first.
+    """Return that the error of constants of another GPU is unknown; `foreign` comes first.
 
     Runs on their own GPU are no evidence, however like them the run is otherwise.
     """

@@ -7,7 +7,7 @@ to be as wide as the operand: states of updates as the optimizer's format, param
 that of the computations, gradients as the narrower one of the computations and the reductions.
 
 Buffers are followed as a whole: where parts of one are used for several things, the widest counts.
-What setup does once is what training begins with, and is not looked at.
+What setup does once is what training starts with, and is not looked at.
 
 Cost: one look at each operation that no other micro-batch repeats.
 """
@@ -78,12 +78,12 @@ class Narrower(Protocol):
     """Returns whether a buffer is narrower than a format; some may be `gathered` in 8 bits."""
 
     def __call__(self, program: Program, name: str, dtype: DType, /, *, gathered: bool) -> bool:
-        """Return whether it is."""
+        """Return True if it is."""
         ...
 
 
 class NarrowPassage(NamedTuple):
-    """An operation that hands on, from a buffer that is too narrow, what an operand reads later."""
+    """An operation that copies from a buffer too narrow for a later reader."""
 
     role: str
     operation: str
@@ -113,7 +113,7 @@ class _Need(NamedTuple):
 def passages(
     schedule: Schedule, wanted: Formats, holds_narrower: Narrower
 ) -> Iterator[NarrowPassage]:
-    """Yield each operation that hands on what it has from a narrower buffer, once."""
+    """Yield each operation that passes on data from a narrower buffer, once."""
     ways = _Ways(several=len(schedule.programs) > 1)
     for index, program in enumerate(schedule.programs):
         ways.enter(index, program)

@@ -102,14 +102,14 @@ class _Narrow:
         return not self.holds_narrower(name, self.wanted.compute, gathered=True)
 
     def holds_narrower(self, name: str, wanted: DType, *, gathered: bool) -> bool:
-        """Return whether a buffer is narrower than a format; some may be `gathered` in 8 bits."""
+        """Return True if a buffer is narrower than a format; some may be `gathered` in 8 bits."""
         buffer = self.program.by_name[name]
         if not is_narrower(buffer.dtype, wanted):
             return False
         return not (gathered and self._may_be_float8(buffer))
 
     def _may_be_float8(self, buffer: Buffer) -> bool:
-        """Return whether a buffer has nothing but parameters that may be gathered in 8 bits."""
+        """Return True if a buffer has nothing but parameters that may be gathered in 8 bits."""
         if buffer.dtype is not DType.FP8 or buffer.layout is None:
             return False
         layout = self.schedule.layout_by_name[buffer.layout]
@@ -175,7 +175,7 @@ class _Narrow:
         return ""
 
     def _scaled(self, compute: Compute) -> str:
-        """Return what is wrong with gradients that are unscaled or clipped, or with their norm."""
+        """Return findings about gradients that are unscaled or clipped, and their norm."""
         verb, wanted = f"{compute.action}s", self.wanted.optimizer
         for each in compute.operands:
             dtype = self._dtype(each.view.buffer)
@@ -185,7 +185,7 @@ class _Narrow:
         return ""
 
     def _spread(self, operation: AllGather | Broadcast) -> str:
-        """Follow what ranks hand on as it is, and return what is wrong with its format."""
+        """Follow data that ranks pass on unchanged; return findings about its format."""
         source, target = operation.source.buffer, operation.target.buffer
         self._follow_norm(source, target)
         if source in self.gradients:

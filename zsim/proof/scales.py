@@ -137,7 +137,7 @@ class _Scales:
                 yield operation, weights
 
     def _weights(self, copy: Copy) -> list[Weight]:
-        """Return the weights that a cast reads; none where layouts do not name them."""
+        """Return the weights that a cast reads; empty if layouts do not name them."""
         buffers, layouts = self.each.program.by_name, self.schedule.layout_by_name
         source, target = buffers[copy.source.buffer], buffers[copy.target.buffer]
         if source.kind is not Kind.PARAMETER or source.layout is None or target.layout is None:

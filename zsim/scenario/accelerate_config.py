@@ -231,7 +231,7 @@ OFFLOADS: Mapping[str, str] = {
 
 
 def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
-    """Say the file of DeepSpeed, or the few options that stand for it.
+    """Set the DeepSpeed file, or the options that replace it.
 
     Without a norm Accelerate clips at 1, unless the scenario clips.
     """

@@ -11,7 +11,7 @@ def words_by_name(
     """Return the values of each argument of a command line by its name.
 
     Of one that is given twice the last count; `field` is the key that has the command line.
-    Arguments that begin with one of `any_value` may have a variable for a value.
+    Arguments that start with one of `any_value` may have a variable for a value.
 
     Raises:
         ScenarioError: it is no command line, or has other variables.

@@ -33,7 +33,7 @@ WITHOUT_PREFIX = (
 
 
 def is_filled(name: str) -> bool:
-    """Return whether Hugging Face fills the option `name` from the model, or by its default."""
+    """Return True if Hugging Face fills the option `name` from the model, or by its default."""
     return name == CLIPPING or name.removeprefix(f"{ZERO}.") in BY_HIDDEN_SIZE
 
 
@@ -45,7 +45,7 @@ def full_names(options: dict[str, object]) -> None:
 
 
 def take_autos(options: dict[str, object]) -> list[str]:
-    """Take the options that are "auto" out of `options`; return those that are filled."""
+    """Take the options that are "auto" out of `options`; return the filled ones."""
     found = [name for name, value in options.items() if value == AUTO]
     for name in found:
         del options[name]

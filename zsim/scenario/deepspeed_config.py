@@ -103,7 +103,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
 
 
 def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
-    """Return whether an option is of the format that is trained in, and of what is there."""
+    """Return True if an option is of the format that is trained in, and of what is there."""
     section = name.partition(".")[0]
     if section == "activation_checkpointing":
         return recomputes

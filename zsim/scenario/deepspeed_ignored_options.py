@@ -137,7 +137,7 @@ def is_silent(name: str, value: object, *, stage: int | None) -> bool:
 
 
 def reasons(names: Iterable[str]) -> dict[str, str]:
-    """Return why each of `names` may be left out of a run; others change it."""
+    """Return the reason why each of `names` changes no run; other options are absent."""
     found = {name: UNKNOWN for name in names if name.partition(".")[0] not in CHANGING}
     return {**found, **NAMED}
 

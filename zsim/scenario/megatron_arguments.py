@@ -106,7 +106,7 @@ REFUSED = {
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what the arguments in `text` say, and those that are named.
+    """Return `scenario` with the arguments in `text`, and the options to name.
 
     Raises:
         ScenarioError: they are no arguments, say what is not modelled, or contradict the scenario.

@@ -1,6 +1,6 @@
 """YAML files of trainers, by PyYAML: plain types alone, each key once, within a budget.
 
-References and merged keys count with everything that they stand for, before any of it is made.
+References and merged keys are counted expanded, before anything is built.
 PyYAML's parser in C ends the process where lists nest deeply; this is the one in Python, and files
 of trainers are small.
 """
@@ -18,7 +18,7 @@ MOST_BYTES = 256 * 1024
 """Size of a file; the parser takes some seconds for so much."""
 
 MOST_VALUES = 20_000
-"""Values of a file, those of references included: PyYAML takes 0.1 ms for each."""
+"""Values of a file, with references expanded: PyYAML takes 0.1 ms for each."""
 
 LONGEST_NUMBER = 100
 """Letters of a value that is no string: a number in base 60 takes the square of them."""
@@ -30,10 +30,10 @@ SECTIONS = frozenset({f"{TAG}map", f"{TAG}seq"})
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader that refuses a key that stands twice, and bounds what references stand for.
+    """Loader that refuses repeated keys and bounds expanded references.
 
     Attributes:
-        values: values that have been read, those of references included.
+        values: values read so far, with references expanded.
         depth: lists and mappings that are open.
         measures: values and levels of each node that is complete, by its identity.
     """

@@ -61,7 +61,7 @@ def drawn_primes(seed: int, divisors: Iterable[int] = ()) -> Primes:
 
 
 def is_prime(candidate: int) -> bool:
-    """Return whether an odd number from 9 to 2**31 is prime, or an even one is: it is not.
+    """Return True if an odd number from 9 to 2**31 is prime, or an even one is: it is not.
 
     Source: these witnesses decide below 3,215,031,751 (Pomerance, Selfridge and Wagstaff 1980).
     """

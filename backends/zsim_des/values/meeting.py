@@ -43,7 +43,7 @@ class Meeting(Generic[A]):
         return all(isinstance(one.member, PointToPoint) for one in self._seated.values())
 
     def ends(self) -> bool:
-        """Note that one more member has ended; return whether it may be the one that completes.
+        """Note that one more member has ended; return True if it may be the one that completes.
 
         Of a collective that is the last. Of a message it is the end with the earlier time, which
         may be known after the other one.
@@ -52,7 +52,7 @@ class Meeting(Generic[A]):
         return self.is_message or self._ended == self._needed
 
     def complete(self, values: Values[A]) -> Iterator[Fault]:
-        """Every member gets what it gets; at the same time, nobody may have begun so far.
+        """Give every member its data; no other access may be running.
 
         Nothing happens if that was so before.
         """

@@ -150,7 +150,7 @@ class _KnownReader(FileSystemReader):
 
 
 class _CodelessPlanner(DefaultLoadPlanner):
-    """Unpickles no code in values that are no tensors; keys of a state are those of the folder."""
+    """Unpickles no code in values that are no tensors; keys of a state must be in the folder."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put a value into the state.

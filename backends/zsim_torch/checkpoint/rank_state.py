@@ -197,7 +197,7 @@ def _need_same_model(
     parameters: Mapping[str, torch.Tensor],
     known: Set[str],
 ) -> None:
-    """Return if a checkpoint, by names of its model, has what is trained and no others.
+    """Raise CheckpointError unless a checkpoint has exactly the trained parameters.
 
     Raises:
         CheckpointError: it has not.
@@ -216,7 +216,7 @@ def _need_same_model(
 
 
 def _need_shape(folder: Path, what: str, there: object, here: torch.Tensor) -> None:
-    """Return if a stored tensor has the shape that it has here, or there is none.
+    """Raise CheckpointError if a stored tensor has another shape than the module's.
 
     Raises:
         CheckpointError: it has another shape.
@@ -260,7 +260,7 @@ def derivations(program: Program) -> list[Operation]:
 
 
 def need_savable(program: Program) -> None:
-    """Return if a step of `program` begins with state, copies of it and numbers of the host alone.
+    """Raise RefusedError unless a step of `program` starts from state and host scalars alone.
 
     Raises:
         RefusedError: it reads what else the step before has left in memory.

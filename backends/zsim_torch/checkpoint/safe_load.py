@@ -120,7 +120,7 @@ def load_metadata(file: IO[bytes]) -> Metadata:
 
 
 def _is_whole(metadata: Metadata) -> bool:
-    """Return whether each value has a kind, and each file is in the folder of the metadata."""
+    """Return True if each value has a kind, and each file is in the folder of the metadata."""
     kinds = vars(metadata).get("state_dict_metadata")
     files = vars(metadata).get("storage_data")
     if not isinstance(kinds, dict) or not isinstance(files, dict):
@@ -142,7 +142,7 @@ def load_value(packed: IO[bytes], where: str) -> Any:  # noqa: ANN401  (anything
         UnsafeError: it names something that might run code.
     """
     data = packed.read()
-    # Those that the user has allowed, too, would be forgotten at the end of `with`.
+    # Classes that the user has allowed would be forgotten at the end of `with`.
     more = [each for each in _of_numpy() if each not in get_safe_globals()]
     try:
         with safe_globals(more):

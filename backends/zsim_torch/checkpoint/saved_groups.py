@@ -22,7 +22,7 @@ _REMEDY: Final = (
 
 
 def saved_groups(found: Mapping[str, Any], start: str) -> dict[str, dict[str, Any]]:
-    """Return groups by number from the values of a checkpoint whose keys begin with `start`."""
+    """Return groups by number from the values of a checkpoint whose keys start with `start`."""
     groups: dict[str, dict[str, Any]] = {}
     for key, each in found.items():
         if key.startswith(start):
@@ -65,7 +65,7 @@ def _said(keys: set[str | None]) -> str:
 
 
 def _need_equal(folder: Path, number: int, own: SavedGroup, saved: SavedGroup) -> None:
-    """Return if constants of a group are those of a saved one.
+    """Raise CheckpointError unless the constants of a group equal the saved ones.
 
     Raises:
         CheckpointError: one is not.

@@ -25,7 +25,7 @@ STEP: Final = "step"
 """The host scalar with the number of updates."""
 
 BESIDE: Final = "beside."
-"""Begins the keys of what is saved with the training."""
+"""Prefix of the keys saved with the training."""
 
 MOST_ELEMENTS: Final = 2**20
 """Of a tensor that is no parameter, moment or buffer: states of generators have 5,056."""
@@ -211,7 +211,7 @@ def _packed(state: dict[str, Any]) -> bytes:
 
 
 def _warn_of_left_out(folder: Path, metadata: Metadata, beside: Mapping[str, Stateful]) -> None:
-    """Warn of states in a checkpoint that nobody takes: a scheduler would begin anew."""
+    """Warn of states in a checkpoint that are not loaded: a scheduler would start again."""
     for key in metadata.state_dict_metadata:
         name = key.removeprefix(BESIDE)
         if name != key and name not in beside:

@@ -29,7 +29,7 @@ def leave_state(module: nn.Module, program: Program) -> None:
 
 
 def has_lost_moments(parameter: torch.Tensor) -> bool:
-    """Return whether the latest run of a parameter had moments, which are gone."""
+    """Return True if the latest run of a parameter had moments, which are gone."""
     return MOMENTS in _LEFT.get(parameter, ())
 
 

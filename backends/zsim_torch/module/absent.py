@@ -105,7 +105,7 @@ def _absent(name: str, own: type[nn.Parameter], why: str = HELD) -> type[nn.Para
 
 
 def is_absent(parameter: torch.Tensor) -> bool:
-    """Return whether a schedule has the parameter, or has lost it."""
+    """Return True if a schedule has the parameter, or has lost it."""
     return isinstance(parameter, _Absent)
 
 
@@ -120,7 +120,7 @@ def readable(module: nn.Module) -> Generator[None]:
 
 
 def _found(parameter: nn.Parameter) -> bool:
-    """Give a lost parameter its own class again, and return whether it was lost."""
+    """Restore the class of a lost parameter; return True if it was lost."""
     kind = type(parameter)
     if not issubclass(kind, _Absent) or kind.why is not LOST:
         return False

@@ -81,7 +81,7 @@ def put_items(holder: Any, items: list[Any]) -> None:  # noqa: ANN401
 
 
 def instance_table(owner: Any) -> tuple[_Read, _Put]:  # noqa: ANN401
-    """Return what reads the attributes of an object, with those of slots, and what puts one back.
+    """Return functions that read and restore attributes of an object, slots included.
 
     Buffers of a module are attributes, too.
     """
@@ -106,7 +106,7 @@ def instance_table(owner: Any) -> tuple[_Read, _Put]:  # noqa: ANN401
 
 
 def class_table(cls: type) -> tuple[_Read, _Put]:
-    """Return what reads the data of a class, and what puts one back."""
+    """Return functions that read and restore the data of a class."""
 
     def read() -> dict[str, object]:
         return {
@@ -125,7 +125,7 @@ def class_table(cls: type) -> tuple[_Read, _Put]:
 
 
 def globals_table(known: dict[str, object], names: set[str]) -> tuple[_Read, _Put]:
-    """Return what reads the globals `names`, to which others may be added, and puts one back."""
+    """Return functions that read and restore the globals `names`, a set that may grow."""
 
     def read() -> dict[str, object]:
         return {key: known[key] for key in names & known.keys()}
@@ -134,7 +134,7 @@ def globals_table(known: dict[str, object], names: set[str]) -> tuple[_Read, _Pu
 
 
 def generator_state(value: Any) -> tuple[Callable[[], object], Callable[[Any], object]] | None:  # noqa: ANN401
-    """Return what reads and puts back the state of a generator of numbers, or an array."""
+    """Return functions that read and restore a generator of numbers or an array."""
     if isinstance(value, torch.Generator):
         read = value.get_state
         return (lambda: read().numpy().copy()), lambda state: value.set_state(
@@ -153,7 +153,7 @@ def generator_state(value: Any) -> tuple[Callable[[], object], Callable[[Any], o
 
 
 def progress(iterator: Any) -> object:  # noqa: ANN401
-    """Return how far an iterator is, as far as it tells."""
+    """Return how far an iterator is, if it says."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return None if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))

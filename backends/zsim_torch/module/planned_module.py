@@ -172,7 +172,7 @@ class PlannedModule:
             )
 
     def _by_units(self, batch: object, scale: float) -> ForwardValues:
-        """Return what units give to blocks, and their loss."""
+        """Return the arguments that units pass to blocks, and the loss."""
         made = ForwardValues()
         values: dict[tuple[int, int], Tensor] = {}
         with (
@@ -189,7 +189,7 @@ class PlannedModule:
         return made
 
     def _by_itself(self, batch: object, scale: float) -> ForwardValues:
-        """Return what the module's own forward gives to blocks, and its loss."""
+        """Return the arguments that the module's forward passes to blocks, and its loss."""
         made = ForwardValues()
         called = partial(self._called, scale)
         with (

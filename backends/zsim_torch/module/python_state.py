@@ -1,8 +1,8 @@
 """Python objects that modules keep from call to call: attributes, containers, globals, generators.
 
-Forwards that nobody asked for must leave them as they were. Objects are followed from modules, and
+Forwards that only measure must leave them unchanged. Objects are followed from modules, and
 from functions to the globals, cells and defaults that they name. Objects of torch, numpy and the
-standard library are left out, but for containers, tensors, arrays and generators of numbers.
+standard library are skipped, except containers, tensors, arrays and generators of numbers.
 """
 
 import itertools
@@ -106,7 +106,7 @@ class PythonState:
     def of(
         cls, roots: Iterable[object], *, copies: bool = True, follows_modules: bool = True
     ) -> "PythonState":
-        """Return the state of all that `roots` reach."""
+        """Return the state of every object that `roots` reach."""
         made = cls(copies, follows_modules)
         made._follow((each, "") for each in roots)
         return made
@@ -284,7 +284,7 @@ def _is_foreign(defined: type | types.FunctionType) -> bool:
 
 
 def functions_of(module: nn.Module) -> list[object]:
-    """Return functions that calls of a module may run: methods, hooks, and those that it keeps."""
+    """Return functions that a call of a module may run: methods, hooks and attributes."""
     table: dict[str, Any] = vars(module)
     found: list[object] = [each for each in table.values() if isinstance(each, _FUNCTIONS)]
     found += [*table["_forward_hooks"].values(), *table["_forward_pre_hooks"].values()]

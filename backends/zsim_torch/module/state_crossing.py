@@ -52,7 +52,7 @@ class StateCrossing:
         around: Iterable[nn.Module],
         loss: object,
     ) -> "StateCrossing":
-        """Return one that begins with what `module` reaches now."""
+        """Return one that starts with what `module` reaches now."""
         functions = {
             path: [each for part in block.modules() for each in functions_of(part)]
             for path, block in blocks.items()

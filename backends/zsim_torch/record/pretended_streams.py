@@ -163,7 +163,7 @@ class BackwardRun:
 
 
 class RecordedEngine:
-    """The engine of autograd with the order that each of its runs gives to streams."""
+    """The engine of autograd with the stream order of each backward."""
 
     def __init__(self, engine: Any, streams: DeviceStreams) -> None:
         self._engine = engine

@@ -317,7 +317,7 @@ class CollectiveRecorder:
 
 
 def _engine_asks() -> bool:
-    """Return whether the engine of autograd, and no line of Python, called the caller."""
+    """Return True if the engine of autograd, and no line of Python, called the caller."""
     try:
         frame = sys._getframe(2)
     except ValueError:  # on a thread of its own

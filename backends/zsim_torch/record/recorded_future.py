@@ -1,4 +1,4 @@
-"""Futures of collectives: callbacks on streams of their own, and waits of the current stream.
+"""Futures of collectives: callbacks on other streams, and waits of the current stream.
 
 Mirrors `ivalue::Future` of torch 2.13 with streams of a device: `then` runs its callback at once,
 with a stream of torch's pool current that waits for the future; the future that it returns stands

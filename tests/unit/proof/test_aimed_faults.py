@@ -123,6 +123,7 @@ def missed(case: Case, edit: Edit, found: set[str], families: set[str]) -> str:
     return f"{case.label}, {edit.text}: {verdict}" if verdict.is_wrong else ""
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_named_fault_is_found_by_its_family(name: str, some: list[Case]) -> None:
     """In every fourth schedule that can express it; the long test takes all."""

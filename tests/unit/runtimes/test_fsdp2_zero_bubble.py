@@ -44,6 +44,7 @@ def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
     return model_of(strategy, replace(SHAPE, layers=layers, execution=strategy.execution))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [

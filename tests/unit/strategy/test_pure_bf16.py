@@ -47,6 +47,7 @@ def state_bytes(program: Program) -> Counter[Kind]:
     return found
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "zero",
     [

@@ -24,7 +24,7 @@ Makes = list[Datum | None]
 
 
 class Kernels:
-    """Runs computations of all classes; `initial` has the parameters that setup begins with.
+    """Runs computations of all classes; `initial` has the parameters that setup starts with.
 
     Gradients that are not finite are followed where training `overflows`, whether the schedule
     tests for them or not, and where it tests for them without need.
@@ -131,7 +131,7 @@ class Kernels:
                 assert_never(compute.action)
 
     def is_unscaled(self, slope: Datum) -> bool:
-        """Return whether the gradient of a loss is not scaled.
+        """Return True if the gradient of a loss is not scaled.
 
         It may be scaled by a share of the loss scale: that of a micro-batch, or of a replica.
         """

@@ -21,7 +21,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.specification.residues import BITS, PRIMES_BITS
 
 SCALE = 2**13
-"""The loss scale that a proof begins with."""
+"""The loss scale that a proof starts with."""
 
 LINEAR = {
     Action.BACKWARD: {Role.OUTPUT_GRADIENT},
@@ -200,7 +200,7 @@ def _merged(one: Factor, other: Factor, *, adds: bool) -> Factor:
 
 
 def _constants(program: Program) -> Iterator[object]:
-    """Yield the constants of a role, with where they stand."""
+    """Yield the constants of a role, with their operations."""
     for operation in program.by_id.values():
         match operation:
             case Copy(divisor=divisor):

@@ -317,7 +317,7 @@ class Interpreter:
         )
 
     def _need_scaled(self, ranks: RankArray, compute: Compute) -> None:
-        """Note it if backward begins with a gradient that does not follow the loss scale."""
+        """Note it if backward starts with a gradient that does not follow the loss scale."""
         views = [each.view for each in compute.operands if each.role is Role.OUTPUT_GRADIENT]
         if views and self.kernels.is_unscaled(self.read(ranks, views[-1])):
             why = "begins with a gradient of the loss that is not multiplied by the loss scale"

@@ -97,7 +97,7 @@ class Moves:
         return any((value.reshape(2) == each).all() for each in self.constants)
 
     def is_scaled(self, values: Numbers, shares: Iterable[int]) -> bool:
-        """Return whether all are one number that a fill has scaled, or a share of it."""
+        """Return True if all are one number that a fill has scaled, or a share of it."""
         flat = values.reshape(2, -1)
         return any(
             (product(flat, number(each, 2)) == one.reshape(2, 1)).all()

@@ -233,7 +233,7 @@ class StepProof:
         return outcome
 
     def _trains(self) -> bool:
-        """Return whether the model has a parameter that is not frozen."""
+        """Return True if the model has a parameter that is not frozen."""
         return any(each.name not in self.model.frozen for each in self.model.parameters)
 
     def stands_for_more(self, alike: Iterable[Sequence[str]]) -> bool:
