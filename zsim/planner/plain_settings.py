@@ -57,8 +57,9 @@ def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int]
         if group.fleet.gpus == gpus and not group.moves_states
     ]
     stages = {_number(group, "zero.stage") for _, group in usable}
-    modes = {_checkpointing(group) for _, group in usable}
-    stages, modes = stages & STAGES or stages, modes & CHECKPOINTING or modes
+    stages = stages & STAGES or stages
+    modes = {_checkpointing(group) for _, group in usable if _number(group, "zero.stage") in stages}
+    modes = modes & CHECKPOINTING or modes
     found: dict[_Key, dict[tuple[int, int], int]] = {}
     for place, group in sorted(usable, key=lambda each: _size(each[1])):
         stage, mode = _number(group, "zero.stage"), _checkpointing(group)

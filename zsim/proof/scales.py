@@ -95,6 +95,8 @@ class _Scales:
                 continue
             if buffers[copy.source.buffer].dtype is DType.FP8 or self._weights(copy):
                 continue
+            if self._moves_nothing(copy):
+                continue
             if why := self._token_cast(numbered, number, copy):
                 yield self._finding(copy.id, why)
 
@@ -135,6 +137,17 @@ class _Scales:
                 continue
             if weights := self._weights(operation):
                 yield operation, weights
+
+    def _moves_nothing(self, copy: Copy) -> bool:
+        """Return True if a copy by parameter has no parameter in both of its layouts."""
+        buffers, layouts = self.each.program.by_name, self.schedule.layout_by_name
+        named = [buffers[each.buffer].layout for each in (copy.source, copy.target)]
+        if not copy.by_parameter or None in named:
+            return False
+        source, target = (
+            {piece.parameter for piece in layouts[each].pieces} for each in named if each
+        )
+        return not source & target
 
     def _weights(self, copy: Copy) -> list[Weight]:
         """Return the weights that a cast reads; empty if layouts do not name them."""

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -214,8 +215,11 @@ def test_half_the_ranks_of_a_node_reach_half_of_its_nics() -> None:
 def test_a_profile_survives_its_file() -> None:
     profiles = Profiles(
         gpu="h100",
-        shared=START,
-        systems={"one": TRUTH, 'two "quoted"': START},
+        shared=replace(START, name="h100"),
+        systems={
+            "one": replace(TRUTH, name="h100/one"),
+            'two "quoted"': replace(START, name='h100/two "quoted"'),
+        },
         publications=('a "b" \\ c',),
         errors={"fitted_large": 0.0123},
     )
