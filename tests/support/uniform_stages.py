@@ -6,8 +6,8 @@ from exact_training import cluster
 
 from zsim.backend.backend import Job
 from zsim.model.model import Model
-from zsim.schedule.operation import Allocate, Compute, Free
-from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.schedule.operation import Allocate, Compute, Free, Role
+from zsim.schedule.schedule import Program, Schedule
 from zsim_des import SimBackend
 
 FORWARD_PS, BACKWARD_PS = 70, 110
@@ -59,13 +59,18 @@ def uniform_step_ps(made: Schedule, model: Model) -> int:
 
 
 def saved_peak(program: Program) -> int:
-    """The most that is held at once of what forwards save for their backwards."""
+    """The most that is held at once of what segments save, without the values between them."""
+    saved = {
+        operand.view.buffer
+        for each in program.step
+        if isinstance(each, Compute)
+        for operand in each.operands
+        if operand.role is Role.SAVED
+    }
     held = most = 0
     for operation in program.step:
-        if isinstance(operation, Allocate | Free):
-            buffer = program.by_name[operation.buffer]
-            if buffer.kind is Kind.SAVED:
-                size = buffer.size_bytes
-                held += size if isinstance(operation, Allocate) else -size
-                most = max(most, held)
+        if isinstance(operation, Allocate | Free) and operation.buffer in saved:
+            size = program.by_name[operation.buffer].size_bytes
+            held += size if isinstance(operation, Allocate) else -size
+            most = max(most, held)
     return most

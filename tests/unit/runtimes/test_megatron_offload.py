@@ -125,8 +125,7 @@ def test_the_device_keeps_activations_of_the_other_layers(layers: int) -> None:
                     alive += size.size_bytes * (1 if isinstance(each, Allocate) else -1)
         kept.append(alive)
         assert peak_bytes(book(program, 2), "device") >= device_bytes(model, strategy_of(stored))
-    of_layer = sum(2 * -(-each.saved_bytes // 2) for each in model.units[1].segments)
-    assert kept[0] - kept[1] == layers * of_layer
+    assert kept[0] - kept[1] == layers * kept_by_layer(model)
 
 
 def test_copies_take_time_where_pcie_is_slow() -> None:
