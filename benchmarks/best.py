@@ -11,11 +11,11 @@ import resource
 import sys
 
 import zsim
+from zsim.api.best_search import OPERATIONS
 
 MODEL, GPUS = "llama3.1-70b", "128xh100"
 CHANGES: dict[str, object] = {}
-OPERATIONS = 3_000_000
-"""The default of `zsim best`."""
+SEARCH_OPERATIONS = OPERATIONS
 WORKERS = None
 """One for each core."""
 
@@ -25,7 +25,7 @@ MIB = 1024  # ru_maxrss is in KiB
 
 def main() -> int:
     """Print what the search came to, beside targets; 1 where one is missed."""
-    found = zsim.best(MODEL, GPUS, CHANGES, operations=OPERATIONS, workers=WORKERS)
+    found = zsim.best(MODEL, GPUS, CHANGES, operations=SEARCH_OPERATIONS, workers=WORKERS)
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     used = [resource.getrusage(kind) for kind in kinds]
     cpu_s = sum(each.ru_utime + each.ru_stime for each in used)

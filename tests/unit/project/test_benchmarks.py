@@ -102,7 +102,8 @@ def test_pipelines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 def test_the_search_for_the_best_setting(lines: Lines) -> None:
     narrow = {"zero.emulate": "fsdp2", "zero.stage": 3, "model.layers": 2}
-    found = lines("best", MODEL="gpt2", GPUS="1xh100", CHANGES=narrow, OPERATIONS=1, WORKERS=1)
+    few = {"SEARCH_OPERATIONS": 10_000, "WORKERS": 1}
+    found = lines("best", MODEL="gpt2", GPUS="1xh100", CHANGES=narrow, **few)
     assert found[0].startswith("gpt2 on 1xh100: ")
 
 
