@@ -4,8 +4,9 @@ DDP gives all ranks those of rank 0. Here a rank reads its own, so that replicas
 shards would be put together from several modules.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Final, NamedTuple, cast
 
 import torch
@@ -84,6 +85,8 @@ class _Start:
 
     parameters: Mapping[str, Digest]
     buffers: Mapping[str, Digest]
+    names: tuple[str, ...]
+    """Names of parameters, frozen ones marked, and of buffers, in the order of the module."""
 
 
 def need_equal_start(
@@ -116,8 +119,32 @@ def need_equal_start(
             values(name)
     buffers = {name: digest_of(each) for name, each in module.named_buffers()}
     found: list[_Start | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, _Start(values.digests, buffers))
-    _need_equal(schedule, cast("list[_Start]", found))
+    distributed.all_gather_object(found, _Start(values.digests, buffers, _names_of(module)))
+    starts = cast("list[_Start]", found)
+    _need_equal_names(starts)
+    _need_equal(schedule, starts)
+
+
+def _names_of(module: nn.Module) -> tuple[str, ...]:
+    parameters = (
+        f"parameter {name}{'' if each.requires_grad else ' (frozen)'}"
+        for name, each in module.named_parameters()
+    )
+    return (*parameters, *(f"buffer {name}" for name, _ in module.named_buffers()))
+
+
+def _need_equal_names(starts: Sequence[_Start]) -> None:
+    """Raise RefusedError unless all ranks have the same parameters and buffers in one order.
+
+    Ranks make their schedules themselves: with another order they would add up other gradients.
+    """
+    for rank, start in enumerate(starts):
+        for one, other in zip_longest(starts[0].names, start.names, fillvalue="nothing"):
+            if one != other:
+                raise RefusedError(
+                    f"module: rank {rank} has {other} where rank 0 has {one}; make the same module "
+                    "on all ranks, with its parts in the same order"
+                )
 
 
 def need_equal_seed(seed: int) -> None:

@@ -1,12 +1,18 @@
 """Places in which a forward keeps a number past torch, and a module that reads and writes them."""
 
 import functools
-from collections import deque
+from argparse import Namespace
+from array import array
+from collections import UserDict, deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random  # noqa: TID251  (modules have one)
+from threading import local
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import imported_numbers
 import numpy as np
 import torch
 from odd_modules import Block, Net, plain_block
@@ -164,3 +170,66 @@ def counts_alone(block: Block, x: Tensor) -> Tensor:
 
 
 of_blocks = 0
+
+
+def count_in_an_import() -> float:
+    """Count a global of a file that is imported here."""
+    import imported_numbers as of_file  # noqa: PLC0415  (as a forward does it)
+
+    of_file.count += 1
+    return of_file.count
+
+
+def count_in_a_list() -> float:
+    """Count in a list of a file that was imported before."""
+    imported_numbers.LISTED.append(0)
+    return len(imported_numbers.LISTED)
+
+
+@torch.no_grad()
+def count_without_gradients() -> float:
+    """Count in a function that torch has put another around."""
+    global of_decorated  # noqa: PLW0603  (as a forward does it)
+    of_decorated += 1
+    return of_decorated
+
+
+of_decorated = 0
+
+
+def _counts(holder: Any, read: Callable[[Any], float], add: Callable[[Any], object]) -> Any:  # noqa: ANN401
+    def count() -> float:
+        add(holder)
+        return read(holder)
+
+    return count
+
+
+def _in_attribute(holder: Any) -> Any:  # noqa: ANN401
+    holder.number = 0
+    return _counts(holder, lambda each: each.number, _add("number"))
+
+
+COUNTERS = {
+    "a file": imported_numbers.count_up,
+    "an attribute of a file": count_in_an_import,
+    "a list of a file": count_in_a_list,
+    "a decorated function": count_without_gradients,
+    "a namespace": _in_attribute(SimpleNamespace()),
+    "parsed arguments": _in_attribute(Namespace()),
+    "a thread": _in_attribute(local()),
+    "a dict of the user": _counts(
+        UserDict(number=0),
+        lambda each: each["number"],
+        lambda each: each.update(number=each["number"] + 1),
+    ),
+    "an array of Python": _counts(
+        array("d", [0]), lambda each: each[0], lambda each: each.__setitem__(0, each[0] + 1)
+    ),
+    "a variable of a context": _counts(
+        ContextVar("number", default=0),
+        lambda each: each.get(),
+        lambda each: each.set(each.get() + 1),
+    ),
+}
+"""Functions that count a number up and return it, by the place where it is."""

@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 from time import process_time
 
-LOOP_SECONDS = 0.33
+LOOP_SECONDS = 0.21
 """What `loop_seconds` returned on the idle machine on which the limits of files were set."""
 
 

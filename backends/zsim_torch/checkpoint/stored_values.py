@@ -117,6 +117,11 @@ def _stored_in(folder: Path, first: Sequence[str]) -> dict[str, StoredTensor]:
     files = [folder] if folder.suffix == SUFFIX else sorted(folder.glob(f"*{SUFFIX}"))
     if files:
         return {key: each for path in files for key, each in _in_file(path).items()}
+    if folder.is_file():
+        raise CheckpointError(
+            f"checkpoint {folder}: no file of safetensors; give one, a folder of them, or a folder "
+            "of torch.distributed.checkpoint"
+        )
     metadata = checkpoint_folder.metadata_of(folder)
     there = metadata.state_dict_metadata
     starts = [f"{prefix}model." for prefix in PREFIXES]

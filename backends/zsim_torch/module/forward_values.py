@@ -1,5 +1,6 @@
 """Values that a forward gives to blocks, and its loss: two forwards are compared bit by bit."""
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ PLAIN_RUNS: Final = 2
 
 ALLOWED_SPREADS: Final = 4
 """Differences of two plain runs by which a run by units may differ from a plain one."""
+
+FREE_SPREAD: Final = 2**-10
+"""Relative difference of losses that is no news: sums of a GPU in another order."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,20 @@ class ForwardValues:
             self._values(), other._values(), *(each._values() for each in plain), strict=True
         )
         return all(_is_equal(mine, its) or _is_near(mine, its, again) for mine, its, *again in rows)
+
+    def warn_of_spread(self, plain: Sequence["ForwardValues"]) -> None:
+        """Warn if the loss of `plain` runs differs from this one by more than rounding."""
+        own = float(self.loss.detach())
+        for each in plain:
+            other = float(each.loss.detach())
+            if abs(own - other) > FREE_SPREAD * max(abs(own), abs(other)):
+                warnings.warn(
+                    f"module: two forwards of one batch make losses of {own:.9g} and {other:.9g}; "
+                    "zsim measures with forwards of its own and cannot put back all that they "
+                    "change (a number in a file, in os.environ, or in an object of a package?)",
+                    stacklevel=2,
+                )
+                return
 
     def _values(self) -> list[object]:
         return [*self.entered, self.loss.detach()]

@@ -4,8 +4,10 @@ import itertools
 import random
 import types
 import warnings
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -76,7 +78,10 @@ def same(one: object, other: object) -> bool:
 
 def put_items(holder: Any, items: list[Any]) -> None:  # noqa: ANN401
     """Give a container the members that it had."""
-    holder.clear()
+    if isinstance(holder, array):
+        del holder[:]
+    else:
+        holder.clear()
     (holder.update if isinstance(holder, dict | set) else holder.extend)(items)
 
 
@@ -134,7 +139,9 @@ def globals_table(known: dict[str, object], names: set[str]) -> tuple[_Read, _Pu
 
 
 def generator_state(value: Any) -> tuple[Callable[[], object], Callable[[Any], object]] | None:  # noqa: ANN401
-    """Return functions that read and restore a generator of numbers or an array."""
+    """Return functions that read and restore a generator, an array or a context variable."""
+    if isinstance(value, ContextVar):
+        return partial(value.get, None), value.set
     if isinstance(value, torch.Generator):
         read = value.get_state
         return (lambda: read().numpy().copy()), lambda state: value.set_state(

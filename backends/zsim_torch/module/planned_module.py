@@ -163,12 +163,14 @@ class PlannedModule:
             found, plain, *again = (
                 run(batch, _DOWN) for run in (self._by_units, *[self._by_itself] * (1 + PLAIN_RUNS))
             )
+        plain.warn_of_spread(again)
         if not found.equals(plain, again):
             one, other = (f"{float(each.loss.detach()):.9g}" for each in (found, plain))
             differs = f"makes a loss of {one}, and by itself {other}"
             raise ModuleUnitError(
-                f"module: run by units it {differs if one != other else 'computes other values'} "
-                "(a block that reads what the forward leaves in the module?)"
+                f"module: run by units it {differs if one != other else 'computes other values'}; "
+                "blocks pass on a value past their arguments and results (an attribute, a file?): "
+                "return it"
             )
 
     def _by_units(self, batch: object, scale: float) -> ForwardValues:

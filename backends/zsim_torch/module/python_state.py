@@ -1,17 +1,21 @@
 """Python objects that modules keep from call to call: attributes, containers, globals, generators.
 
-Forwards that only measure must leave them unchanged. Objects are followed from modules, and
-from functions to the globals, cells and defaults that they name. Objects of torch, numpy and the
-standard library are skipped, except containers, tensors, arrays and generators of numbers.
+Forwards that only measure must leave them unchanged. Objects are followed from modules, and from
+functions to the globals, cells, defaults and attributes of imported files that they name. Objects
+of torch, numpy and the standard library are skipped, except containers, namespaces, tensors, arrays
+and generators of numbers.
 """
 
 import itertools
 import sys
 import types
-from collections import deque
+from argparse import Namespace
+from array import array
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from threading import local
 from typing import Any, Final
 
 import torch
@@ -47,8 +51,11 @@ _INSTALLED: Final = "site-packages"
 """Part of the paths of installed packages: globals of their functions are not followed."""
 
 _LEAVES: Final = (*PLAIN, types.ModuleType)
-_FUNCTIONS: Final = (partial, types.MethodType, types.FunctionType)
-_CONTAINERS: Final = (dict, list, deque, set, bytearray)
+_CACHED: Final = type(lru_cache(repr))
+_FUNCTIONS: Final = (partial, types.MethodType, types.FunctionType, _CACHED)
+_CONTAINERS: Final = (dict, list, deque, set, bytearray, array)
+_NAMESPACES: Final = (types.SimpleNamespace, Namespace, local, UserDict, UserList)
+"""Objects of the standard library that keep a caller's values as attributes."""
 
 
 @dataclass(slots=True)
@@ -100,6 +107,10 @@ class PythonState:
     _wholes: dict[int, _KeptWhole] = field(default_factory=dict[int, _KeptWhole])
     _named: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     """Names of globals, by the table in which they are."""
+    _imports: set[tuple[int, frozenset[str]]] = field(
+        default_factory=set[tuple[int, frozenset[str]]]
+    )
+    """Files that functions with these names have imported."""
     _seen: dict[int, object] = field(default_factory=dict[int, object])
 
     @classmethod
@@ -207,7 +218,7 @@ class PythonState:
         elif isinstance(value, _CONTAINERS):
             members: Any = value.items() if isinstance(value, dict) else value
             self._whole(value, name, partial(list, members), partial(put_items, value))
-            if len(value) <= LONG and not isinstance(value, bytearray):
+            if len(value) <= LONG and not isinstance(value, bytearray | array):
                 members = [*value, *value.values()] if isinstance(value, dict) else value
                 yield from _followed((each, name) for each in members)
         elif isinstance(value, tuple | frozenset):
@@ -229,7 +240,9 @@ class PythonState:
         elif isinstance(value, type):
             if not _is_foreign(value):
                 yield from self._table(value, f"{value.__name__}.", *class_table(value))
-        elif not isinstance(value, _LEAVES) and not _is_foreign(type(value)):
+        elif isinstance(value, _NAMESPACES) or (
+            not isinstance(value, _LEAVES) and not _is_foreign(type(value))
+        ):
             yield from self._table(value, f"{name}.", *instance_table(value))
             yield (type(value), "")
 
@@ -251,24 +264,47 @@ class PythonState:
             yield from ((each, "") for each in (value.__self__, value.__func__))
             if isinstance(value.__self__, nn.Module):  # its other methods, where it is not followed
                 yield from ((each, "") for each in functions_of(value.__self__))
-        elif not _is_foreign(value) and _INSTALLED not in value.__code__.co_filename:
-            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            yield from ((cell, name) for name, cell in cells)
-            kept = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            yield from _followed((each, value.__name__) for each in (*kept, vars(value)))
-            yield from self._of_globals(value)
+            return
+        if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+            yield (wrapped, "")  # torch.no_grad() and others put a function of theirs around it
+        if (
+            not isinstance(value, types.FunctionType)
+            or _is_foreign(value)
+            or _INSTALLED in value.__code__.co_filename
+        ):
+            return
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        yield from ((cell, name) for name, cell in cells)
+        kept = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        yield from _followed((each, value.__name__) for each in (*kept, vars(value)))
+        named = {*names_of(value.__code__)}
+        yield from self._of_globals(value.__globals__, named, "")
+        for each in named & sys.modules.keys():  # imported in the function itself
+            yield from self._of_import(sys.modules[each], named)
 
-    def _of_globals(self, function: types.FunctionType) -> Iterator[tuple[object, str]]:
-        """Keep globals that `function` names; several functions share them."""
-        known, number = function.__globals__, id(function.__globals__)
+    def _of_globals(
+        self, known: dict[str, object], named: set[str], prefix: str
+    ) -> Iterator[tuple[object, str]]:
+        """Keep globals of a file that a function names; several functions share them."""
+        number = id(known)
         if number not in self._named:
             self._named[number] = set()
-            yield from self._table(known, "", *globals_table(known, self._named[number]))
-        added = {*names_of(function.__code__)} - self._named[number]
+            yield from self._table(known, prefix, *globals_table(known, self._named[number]))
+        added = named - self._named[number]
         self._named[number] |= added
         found = {key: known[key] for key in added & known.keys()}
         self._tables[number].before |= found
-        yield from _followed((each, key) for key, each in found.items())
+        yield from _followed((each, f"{prefix}{key}") for key, each in found.items())
+        for each in (known[key] for key in named & known.keys()):
+            yield from self._of_import(each, named)
+
+    def _of_import(self, found: object, named: set[str]) -> Iterator[tuple[object, str]]:
+        """Keep globals of a file of the caller's that a function names as its attributes."""
+        if isinstance(found, types.ModuleType) and _is_callers(found):
+            key = (id(found), frozenset(named))
+            if key not in self._imports:
+                self._imports.add(key)
+                yield from self._of_globals(vars(found), named, f"{found.__name__}.")
 
 
 def _followed(found: Iterable[tuple[object, str]]) -> Sequence[tuple[object, str]]:
@@ -283,13 +319,19 @@ def _is_foreign(defined: type | types.FunctionType) -> bool:
     return (defined.__module__ or "").split(".")[0] in FOREIGN
 
 
+def _is_callers(found: types.ModuleType) -> bool:
+    """Return True for a file that is neither installed nor of torch or the standard library."""
+    path = getattr(found, "__file__", None) or ""
+    return bool(path) and _INSTALLED not in path and found.__name__.split(".")[0] not in FOREIGN
+
+
 def functions_of(module: nn.Module) -> list[object]:
     """Return functions that a call of a module may run: methods, hooks and attributes."""
     table: dict[str, Any] = vars(module)
     found: list[object] = [each for each in table.values() if isinstance(each, _FUNCTIONS)]
-    found += [*table["_forward_hooks"].values(), *table["_forward_pre_hooks"].values()]
+    hooks = [*table["_forward_hooks"].values(), *table["_forward_pre_hooks"].values()]
     for cls in type(module).__mro__:
         if not _is_foreign(cls):
             members = [each for key, each in vars(cls).items() if key != "__init__"]
             found += [getattr(each, "fget", getattr(each, "__func__", each)) for each in members]
-    return [each for each in found if isinstance(each, _FUNCTIONS)]
+    return [*(each for each in found if isinstance(each, _FUNCTIONS)), *hooks]

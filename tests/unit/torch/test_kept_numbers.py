@@ -112,6 +112,42 @@ def test_a_global_that_blocks_alone_count_is_that_of_torch() -> None:
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
+class Tally:
+    """A hook of a forward that counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, module: object, given: object, made: Tensor) -> Tensor:
+        self.count += 1
+        return made * (1 + 0.1 * self.count)
+
+
+def test_a_hook_that_is_an_object_keeps_its_number() -> None:
+    module = Net()
+    hooks = [Tally(), Tally()]
+    for block, hook in zip(module.blocks, hooks, strict=True):
+        block.inner.register_forward_hook(hook)
+    with Trainer(module, sgd(3), batch=batch(0)) as trainer:
+        trainer.step(batch(0))
+    assert [each.count for each in hooks] == [1, 1]
+
+
+def module_that_calls(count: Callable[[], float]) -> Net:
+    torch.manual_seed(0)
+    return Net(lambda block, x: plain_block(block, x * (1 + 0.1 * count())))
+
+
+@pytest.mark.parametrize("count", kept_numbers.COUNTERS.values(), ids=kept_numbers.COUNTERS.keys())
+def test_a_number_of_another_file_or_an_object_of_the_library_is_that_of_torch(
+    count: Callable[[], float],
+) -> None:
+    before = count()
+    with Trainer(module_that_calls(count), sgd(3), batch=batch(0)) as trainer:
+        trainer.step(batch(0))
+    assert count() == before + 3
+
+
 @pytest.mark.parametrize(
     "measure",
     [

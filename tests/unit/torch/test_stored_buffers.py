@@ -69,3 +69,12 @@ def test_stored_tensors_that_the_module_lacks_are_refused_unless_they_are_ignore
         )
         option = Option(initial=Initializer(stored=path, ignore=("layers.3.*",)))
         Trainer(module, strategy_of(3), batch=batch_of(0), option=option).finish()
+
+
+def test_a_file_that_is_not_of_safetensors_is_refused_with_what_may_be_given(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(Tied().state_dict(), path)
+    with pytest.raises(CheckpointError, match=r"model\.pt: no file of safetensors; give one, a"):
+        Trainer(Tied(), strategy_of(3), batch=batch_of(0), option=Option(initial=path))
