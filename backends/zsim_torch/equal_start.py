@@ -16,6 +16,7 @@ from zsim.backend.backend import RefusedError
 from zsim.schedule.schedule import Program, Schedule
 from zsim.zero.names import CONTEXT, PIPELINE, TENSOR
 from zsim_torch.execute.shard_compute import Initial
+from zsim_torch.module.tensor_values import has_values
 from zsim_torch.observe.watchers import unwatched
 
 CHUNK: Final = 2**16
@@ -36,10 +37,13 @@ class Digest(NamedTuple):
 
 
 def digest_of(tensor: torch.Tensor) -> Digest:
-    """Return the digest of a tensor on any device, computed there a chunk at a time."""
+    """Return the digest of a tensor on any device, computed there a chunk at a time.
+
+    Without values it is that of the extents alone.
+    """
     shape = " x ".join(map(str, tensor.shape)) or "one"
     extent = f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
-    if tensor.is_meta or tensor.layout is not torch.strided:
+    if not has_values(tensor):
         return Digest(extent, 0)
     with torch.no_grad(), unwatched():
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)

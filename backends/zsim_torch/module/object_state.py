@@ -18,6 +18,7 @@ from torch import nn
 
 from zsim_torch.module.block_result import PLAIN
 from zsim_torch.module.saving import version
+from zsim_torch.module.tensor_values import has_values
 
 SMALL: Final = 2**16
 """Elements of tensors whose values are compared; of larger ones versions are, unless copied."""
@@ -40,7 +41,7 @@ class CopiedTensor:
     @classmethod
     def of(cls, tensor: torch.Tensor, *, whole: bool) -> "CopiedTensor":
         """Copy a tensor if it is small, or as a `whole`."""
-        can = tensor.layout is torch.strided and not tensor.is_meta
+        can = has_values(tensor)
         with torch.no_grad():
             values = tensor.detach().clone() if can and (whole or tensor.numel() <= SMALL) else None
         return cls(tensor, values, 0 if tensor.is_inference() else version(tensor))

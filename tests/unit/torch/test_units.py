@@ -93,14 +93,14 @@ def trained(module: Net, strategy: Strategy = STRATEGY, *, poison: bool = True) 
 
 
 class Breaking:
-    """Fails at its third call: in the second step of one micro-batch."""
+    """Fails at its second call: in the second micro-batch of the first step."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self, value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        if self.calls == 3:
+        if self.calls == 2:
             raise ArithmeticError("no more")
         return plain(value, made)
 

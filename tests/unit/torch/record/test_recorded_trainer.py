@@ -77,6 +77,63 @@ def test_a_training_with_batch_norm_has_no_finding(stage: int, device: str) -> N
     assert issued.count("broadcast") >= 2 * 4  # buffers of each step
 
 
+class KeepingBlock(nn.Module):
+    """A block of a forward that is planned; it keeps a tensor from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)
+        self.kept = torch.zeros(8)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        made = self.linear(value)
+        self.kept = made.detach().mean(0)
+        normed: torch.Tensor = self.drop(self.norm(made))
+        return normed
+
+
+class Planned(nn.Module):
+    """Repeated blocks, and code between them that reads a tensor and holds a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(KeepingBlock() for _ in range(2))
+        self.head, self.table = nn.Linear(8, 1), torch.ones(8)
+        self.generator = torch.Generator()
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        value = value * self.table.to(value.device)
+        for layer in self.layers:
+            value = layer(value)
+        loss: torch.Tensor = self.head(value).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_module_that_is_planned_trains_in_a_recording_and_no_answer_is_invented(
+    device: str,
+) -> None:
+    with recording(world=WORLD, cuda=True) as tape:
+        dist.init_process_group("nccl")
+        module = Planned().to(device)
+        strategy = Strategy(parallel=Parallel(data=WORLD), zero=Zero(stage=2))
+        with Trainer(module, strategy, batch=batch(device)) as trainer:
+            trainer.step(batch(device))
+    assert tape.findings == []
+    assert tape.refused == {}
+    assert tape.invented == {}
+
+
+def test_whole_numbers_of_the_cpu_are_compared_in_a_recording() -> None:
+    with recording(world=WORLD) as tape:
+        one, other = torch.tensor([1, 2]), torch.tensor([1, 3])
+        assert not torch.equal(one, other)
+        assert torch.equal(one, one.clone())
+        assert tape.invented == {}
+        assert torch.equal(torch.zeros(2), torch.ones(2))
+    assert len(tape.invented) == 1
+
+
 def test_buffers_that_are_shared_without_a_wait_are_found() -> None:
     share = SharedBuffers.share
 

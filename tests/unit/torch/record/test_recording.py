@@ -185,6 +185,7 @@ PRIVATE = (
     "torch._C._current_autograd_node",
     "torch._C._disabled_torch_dispatch_impl",
     "torch._C._swap_tensor_impl",
+    "torch._subclasses.fake_tensor.FakeTensor",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch._subclasses.fake_tensor.DataDependentOutputException",
     "torch._subclasses.fake_tensor.DynamicOutputShapeException",
