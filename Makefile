@@ -14,14 +14,11 @@ ZSIM := $(PIP) --no-build-isolation -e .
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
 
-# Hypothesis draws other examples each day: a commit draws the same again on its day, or with SEED.
-SEED ?= $(shell date -u +%Y%m%d)
-
 # Files in their order: those of real ranks, the longest, have short ones behind them. Commands that
 # tests start find bytecode, also where PYTHONDONTWRITEBYTECODE is set: else a third of each goes
 # into compiling zsim.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest --numprocesses 2 --dist loadfile \
-  --no-loadscope-reorder --hypothesis-profile ci --hypothesis-seed $(SEED)
+  --no-loadscope-reorder --hypothesis-profile ci
 
 # With CHANGED=1 only the tests that can reach what differs from HEAD; with CHANGED=COMMIT from that.
 CHANGED ?=

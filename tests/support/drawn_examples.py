@@ -7,5 +7,4 @@ from hypothesis import settings
 
 def examples(count: int, **more: Any) -> settings:  # noqa: ANN401  (other settings, as they are)
     """Return settings with `count` examples, or half as many in the profile of `make test`."""
-    few = settings().max_examples < settings.get_profile("zsim").max_examples
-    return settings(max_examples=-(-count // 2) if few else count, **more)
+    return settings(max_examples=-(-count // 2) if settings().derandomize else count, **more)
