@@ -25,6 +25,9 @@ CHUNK: Final = 2**16
 SAMPLE: Final = 4
 """Matrices whose values all ranks ask for where they are given by a function or a folder."""
 
+STAGE: Final = (TENSOR, CONTEXT, PIPELINE)
+"""Axes along which ranks may have other buffers, and other parts of parameters."""
+
 _MIX: Final = 0x1E3779B97F4A7C15
 _WORD: Final = 2**64
 
@@ -125,7 +128,7 @@ def need_equal_start(
     found: list[_Start | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, _Start(values.digests, buffers, _names_of(module)))
     starts = cast("list[_Start]", found)
-    _need_equal_names(starts)
+    _need_equal_names(schedule, starts)
     _need_equal(schedule, starts)
 
 
@@ -137,17 +140,21 @@ def _names_of(module: nn.Module) -> tuple[str, ...]:
     return (*parameters, *(f"buffer {name}" for name, _ in module.named_buffers()))
 
 
-def _need_equal_names(starts: Sequence[_Start]) -> None:
-    """Raise RefusedError unless all ranks have the same parameters and buffers in one order.
+def _need_equal_names(schedule: Schedule, starts: Sequence[_Start]) -> None:
+    """Raise RefusedError unless ranks of one stage have the same names in one order.
 
     Ranks make their schedules themselves: with another order they would add up other gradients.
     """
+    known: dict[tuple[int, ...], int] = {}
     for rank, start in enumerate(starts):
-        for one, other in zip_longest(starts[0].names, start.names, fillvalue="nothing"):
+        place = schedule.mesh.coordinates(rank)
+        first = known.setdefault(tuple(place.get(each, 0) for each in STAGE), rank)
+        both = zip_longest(starts[first].names, start.names, fillvalue="nothing")
+        for one, other in both:
             if one != other:
                 raise RefusedError(
-                    f"module: rank {rank} has {other} where rank 0 has {one}; make the same module "
-                    "on all ranks, with its parts in the same order"
+                    f"module: rank {rank} has {other} where rank {first} has {one}; make the same "
+                    "module on all ranks, with its parts in the same order"
                 )
 
 
@@ -171,7 +178,7 @@ def _has_others() -> bool:
 def _need_equal(schedule: Schedule, starts: list[_Start]) -> None:
     """Compare parameters of ranks with equal parts of matrices, and buffers of equal stages."""
     places = [schedule.mesh.coordinates(rank) for rank in range(len(starts))]
-    for kind, axes in (("parameter", (TENSOR,)), ("buffer", (TENSOR, CONTEXT, PIPELINE))):
+    for kind, axes in (("parameter", (TENSOR,)), ("buffer", STAGE)):
         known: dict[tuple[object, ...], tuple[int, Digest]] = {}
         for rank, (place, start) in enumerate(zip(places, starts, strict=True)):
             digests = start.parameters if kind == "parameter" else start.buffers
