@@ -250,7 +250,6 @@ def test_a_node_of_zero_infinity_copies_as_published() -> None:
     assert abs(found["NVMe, 16 GPUs"].off) < 0.1  # 28 GB/s of another source, printed 25.6
 
 
-@pytest.mark.matrix(5)
 @pytest.mark.parametrize(
     ("paper", "figure", "within"),
     [
