@@ -1,7 +1,7 @@
 """TOML, JSON and XML that users give, read within one budget: values, depth, digits.
 
-The size of a file is bounded where it is read (`zsim.files.given`). Here work is: each parser takes
-a time in proportion to its bytes, except for the forms that are refused before it begins.
+`zsim.files.given` bounds the size of a file. Here the work is bounded: the time of each parser is
+in proportion to the bytes, except for the forms that are refused beforehand.
 """
 
 import json
@@ -84,7 +84,7 @@ def bounded_xml(text: str) -> Element:
 def need_small(*found: object) -> None:
     """Raise ValueError unless all of `found` has few values, of few levels and digits.
 
-    A list or mapping that is there several times counts each time, as what reads it visits it.
+    A list or mapping counts each time it is referenced, since readers visit it as often.
     """
     most = limits()
     many = f"must have at most {most.config_values:,} values"
@@ -111,7 +111,7 @@ def _need(is_small: bool, why: str) -> None:  # noqa: FBT001  (a condition)
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"{json.dumps(repeated(name for name, _ in pairs))[:60]} stands twice")
+        raise ValueError(f"{json.dumps(repeated(name for name, _ in pairs))[:60]} is repeated")
     return found
 
 

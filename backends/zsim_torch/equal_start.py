@@ -1,7 +1,7 @@
 """A check that ranks start with equal parameters and buffers: they exchange digests of them.
 
-DDP gives all ranks those of rank 0. Here a rank reads its own, so that replicas would diverge, and
-shards would be put together from several modules.
+DDP gives all ranks the values of rank 0. Here each rank reads its own: replicas would diverge, and
+shards would come from several modules.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ CHUNK: Final = 2**16
 """Words of 8 bytes that are mixed at once."""
 
 SAMPLE: Final = 4
-"""Matrices whose values all ranks ask for where they are given by a function or a folder."""
+"""Matrices that all ranks read for the comparison if a function or a folder gives the values."""
 
 STAGE: Final = (TENSOR, CONTEXT, PIPELINE)
 """Axes along which ranks may have other buffers, and other parts of parameters."""
@@ -73,7 +73,7 @@ def _chunks(octets: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True)
 class NotedValues:
-    """Initial values by name, of which digests are noted when they are asked for."""
+    """Initial values by name; reading one notes its digest."""
 
     initial: Initial
     digests: dict[str, Digest] = field(default_factory=dict[str, Digest])

@@ -25,7 +25,7 @@ from zsim.planner.search import Search, Trial
 from zsim.workers.crew import cores, processes
 
 OPERATIONS: Final = 3_000_000
-"""Operations of a search by default."""
+"""Default limit of a search, in operations."""
 
 STOP_S: Final = 1800.0
 """Seconds of processor time after which a search stops unfinished, whatever it was given."""
@@ -38,7 +38,7 @@ OFFLOADS_LEFT_OUT: Final = "states or checkpoints off the GPU, and other setting
 AHEAD: Final = 8
 """Settings that are chosen before the result of the first of them is taken in.
 
-It is the same with any number of workers, of which no more than these have something to do.
+It does not depend on the number of workers; at most this many are busy.
 """
 
 

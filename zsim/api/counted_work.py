@@ -12,7 +12,7 @@ from zsim.backend.backend import Job
 class CountedWork:
     """Operations of the schedules that were written or simulated.
 
-    A schedule counts each time it is asked for, whether or not a process has it in a cache.
+    A schedule counts each time a setting needs it, cached or not.
     """
 
     operations: int = 0

@@ -237,7 +237,7 @@ def _once(given: Given) -> dict[str, str]:
         MistakeError: a key is repeated.
     """
     if twice := next((name for name in given if len(given.getlist(name)) > 1), ""):
-        raise MistakeError(f"{twice}: stands twice in the address")
+        raise MistakeError(f"{twice}: is repeated in the address")
     return given.to_dict()
 
 

@@ -86,7 +86,7 @@ def node_of(node: str | PathLike[str]) -> "Cluster":
 def on_cluster_of(loaded: LoadedScenario, scenario: str | PathLike[str]) -> LoadedScenario:
     """Return a schedule on the cluster of `scenario`, with as many nodes as its ranks need.
 
-    Faults, neighbours and `network.algorithm` are those of `scenario`.
+    Faults, neighbours and `network.algorithm` come from `scenario`.
 
     Raises:
         MistakeError: `loaded` is no schedule, or there is no such scenario.
@@ -110,7 +110,7 @@ def on_cluster(
 ) -> LoadedScenario:
     """Return a schedule with another cluster, which `what` names in messages.
 
-    Faults, neighbours and `network.algorithm` are those of `circumstances`. Without it, faults and
+    Faults, neighbours and `network.algorithm` come from `circumstances`. Without it, faults and
     neighbours remain, and the algorithm, which belongs to a network, does not.
 
     Raises:

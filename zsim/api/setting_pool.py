@@ -15,7 +15,7 @@ from zsim.planner.space import RefusedSettings, SettingGroup
 
 @dataclass(slots=True)
 class SettingPool:
-    """Groups of settings with their bounds, and those that cannot be.
+    """Groups of settings with their bounds, and refused groups.
 
     Groups that keep states or checkpoints off the device are held back until `release`.
     Bounds are of the defaults of a group until `lowered` has looked at its knobs.
@@ -65,7 +65,7 @@ class SettingPool:
             self.bounds.append(bound)
 
     def lowered(self, place: int) -> SettingBound | None:
-        """Return the bound of all settings of a group; None if it was asked before."""
+        """Return the bound of all settings of a group; None the second time."""
         if place in self._lowered:
             return None
         self._lowered.add(place)
@@ -100,7 +100,7 @@ class SettingPool:
 def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
     """Return the key that groups share which differ in their micro-batch alone.
 
-    Without `chunks` those of Megatron-LM may differ, too.
+    Without `chunks` the chunks of Megatron-LM may differ, too.
     """
     return group.fleet.gpus, tuple(
         (key, value)

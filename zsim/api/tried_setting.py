@@ -22,7 +22,7 @@ class TriedSetting:
         value: what is minimized, of the step time that is expected: as much longer than predicted
             as judged runs like it took in the median; None where it could not be run.
         is_late: whether the training would take longer than it may.
-        is_plain: whether it is a plain setting of FSDP2, of which every answer shows one.
+        is_plain: whether it is a plain setting of FSDP2; every answer shows one that fits.
     """
 
     group: int

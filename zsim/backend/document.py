@@ -45,7 +45,7 @@ class Document:
     Attributes:
         faults: hardware of the cluster that is slow or dead.
         neighbours: other jobs on the cluster.
-        decision: algorithm of collectives that is asked for; None if none is.
+        decision: requested algorithm of collectives, or None.
     """
 
     schedule: Schedule
@@ -197,5 +197,5 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         key = json.dumps(repeated(name for name, _ in pairs))[:60]
-        raise DocumentError(f"key {key} stands twice in one object")
+        raise DocumentError(f"key {key} is repeated in one object")
     return found

@@ -9,7 +9,7 @@ import re
 from zsim.cluster.cluster import Cluster
 
 SOFTWARE_WORDS = ("timed",)
-"""Parts of names of profiles that name software or a measurement, beside years."""
+"""Parts of profile names that name software or a measurement; years count too."""
 
 
 def is_for(profile: str, gpu: str) -> bool:

@@ -72,7 +72,7 @@ class Source:
 
     @property
     def decision(self) -> "Decision | None":
-        """Algorithm of collectives that is asked for; None if none is."""
+        """Requested algorithm of collectives, or None."""
         return self.document.decision
 
     def job(self) -> "Job":

@@ -177,7 +177,7 @@ class Search:
         return None
 
     def _least_pick(self) -> int | None:
-        """Return the branch that needs least memory of a family of which none was tried."""
+        """Return the branch with the least memory in a family without a trial."""
         waits = not self._families and any(each.started > each.ended for each in self._progress)
         if waits or len(self._families) >= LEAST_MOST:
             return None  # a plain setting may fit

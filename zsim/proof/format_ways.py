@@ -1,4 +1,4 @@
-"""Formats on the way: what an update or a segment reads was never narrower than where it is read.
+"""Formats of data on its way to an update or a segment: never narrower than at the reader.
 
 A master that is cast to bf16 and back has lost its last bits, though both ends are in fp32. From
 the operands that updates and segments read, data are followed backwards through copies, reads and
@@ -7,7 +7,7 @@ to be as wide as the operand: states of updates as the optimizer's format, param
 that of the computations, gradients as the narrower one of the computations and the reductions.
 
 Buffers are followed as a whole: where parts of one are used for several things, the widest counts.
-What setup does once is what training starts with, and is not looked at.
+Setup is not looked at: training starts from its result.
 
 Cost: one look at each operation that no other micro-batch repeats.
 """
@@ -141,7 +141,7 @@ def passages(
                 elif (role, operation) not in found:
                     found.add((role, operation))
                     kept = program.by_name[name].dtype
-                    why = f"hands on {WORDS[need.role]} from {name} in {kept}, and not in {dtype}"
+                    why = f"passes on {WORDS[need.role]} from {name} in {kept}, and not in {dtype}"
                     yield NarrowPassage(role, operation, why)
 
 

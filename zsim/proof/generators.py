@@ -70,7 +70,7 @@ def _program(
     segments: Segments,
     drawing: frozenset[tuple[str, int]],
 ) -> Iterator[Finding]:
-    """Find what one role draws otherwise than its segments say, or those that are `drawing`."""
+    """Find draws of one role that differ from its segments, or from `drawing`."""
     generators = {generator.name: generator for generator in context.schedule.generators}
     strategy = context.schedule.contract.strategy
     micro_batches = None if strategy is None else strategy.train.gradient_accumulation_steps

@@ -5,7 +5,7 @@ prints of a script. What comes before the name of a Python file is the launcher'
 `[model]`, `[parallel]`, `[zero]`, `[activations]` and `[train]`, with the defaults of
 `megatron/training/arguments.py` (2026-08); the cluster, and the vocabulary where a tokenizer has
 it, are the scenario's. Names that recomputation had before 2023 are read, too. An argument that
-nobody has read is refused, unless it changes no step, or is named with what differs.
+no reader knows is refused, unless it changes no step or is named with the difference.
 """
 
 from zsim.scenario.command_line import words_by_name

@@ -85,7 +85,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             seen: set[str] = set()
             for key in keys:
                 is_new = key.tag == MERGE or key.value not in seen
-                self._need(is_new, f"{shown(key.value)} stands twice", key.start_mark)
+                self._need(is_new, f"{shown(key.value)} is repeated", key.start_mark)
                 seen.add(key.value)
 
     @staticmethod

@@ -170,7 +170,7 @@ def _lanes(primes: Primes, value: Fraction) -> tuple[int, ...]:
 
 
 class Random:
-    """Draws numbers modulo the primes of where it is made, always the same for one seed."""
+    """Draws numbers modulo the current primes, always the same for one seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -219,7 +219,7 @@ def _need_shape(folder: Path, what: str, there: object, here: torch.Tensor) -> N
     """Raise CheckpointError if a stored tensor has another shape than the module's.
 
     Raises:
-        CheckpointError: it has another shape.
+        CheckpointError: the shapes differ.
     """
     if isinstance(there, TensorStorageMetadata) and there.size != here.shape:
         raise CheckpointError(

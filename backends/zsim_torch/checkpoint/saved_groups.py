@@ -1,6 +1,6 @@
 """Groups of an optimizer in a checkpoint, and their counterparts in the training that loads it.
 
-Constants of an update are written into a schedule, so a training goes on with its own. A
+Constants of an update are written into a schedule, so a training keeps its own. A
 checkpoint with other ones is refused: learning rates of the one would meet decays of the other.
 """
 
@@ -39,7 +39,7 @@ def matched(
 ) -> list[SavedGroup]:
     """Return for each group of `own` the saved one that has its parameters.
 
-    Numbers in `fixed` are those of each group that steps go on with.
+    `fixed` has the constants of each group that later steps use.
 
     Raises:
         CheckpointError: the parameters of a group are in several, or constants differ.

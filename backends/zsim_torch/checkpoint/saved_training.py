@@ -49,7 +49,7 @@ class ReadPlan(NamedTuple):
     Attributes:
         numbers: values by key.
         groups: for each group of the optimizer that of the checkpoint whose rate it takes, if any.
-        beside: objects, each with the state that it takes.
+        beside: objects with the state to load into each.
     """
 
     folder: Path
@@ -129,7 +129,7 @@ class SavedTraining:
         """Return what to read of a checkpoint; nothing is changed.
 
         Raises:
-            CheckpointError: it is of another model or optimizer, or has not all that is wanted.
+            CheckpointError: it is of another model or optimizer, or lacks a value.
         """
         metadata = checkpoint_folder.metadata_of(folder)
         wanted = self.state.wanted(metadata, folder, parameters_only=parameters_only)
@@ -165,7 +165,7 @@ class SavedTraining:
         return 0 if plan.parameters_only else self._take(plan.numbers, plan.groups)
 
     def _numbers(self, metadata: Metadata, folder: Path, prefix: str) -> dict[str, Any]:
-        """Return what else to read, by key; each is replaced by what is read.
+        """Return the other values to read, by key; reading replaces each.
 
         Raises:
             CheckpointError: a tensor is too large for a number.

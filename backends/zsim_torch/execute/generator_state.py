@@ -75,7 +75,7 @@ class NumpyState:
 
 
 def drawn_so_far() -> tuple[object, ...]:
-    """Return states of all generators, to compare with those of another time."""
+    """Return states of all generators, for a later comparison."""
     found = RandomState.now()
     cuda = None if found.cuda is None else found.cuda.numpy().tobytes()
     return found.cpu.numpy().tobytes(), cuda, found.python, NumpyState.now()

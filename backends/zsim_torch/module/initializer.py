@@ -32,7 +32,7 @@ class Initializer:
         stored: the path of a checkpoint, or of a folder or file of safetensors, which has all
             parameters; buffers that it lacks are made, or stay as they are if they have values.
         ignore: patterns of names in `stored` that the module has not, as `fnmatch` has them; other
-            names that it has not are refused.
+            unknown names are refused.
     """
 
     call: Callable[[nn.Module], object] | None = None

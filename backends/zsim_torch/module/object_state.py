@@ -77,7 +77,7 @@ def same(one: object, other: object) -> bool:
     return isinstance(one, PLAIN) and bool(one == other or repr(one) == repr(other) == "nan")
 
 
-def put_items(holder: Any, items: list[Any]) -> None:  # noqa: ANN401
+def put_items(holder: Any, items: list[Any]) -> None:  # noqa: ANN401  (any object of a user)
     """Give a container the members that it had."""
     if isinstance(holder, array):
         del holder[:]
@@ -86,7 +86,7 @@ def put_items(holder: Any, items: list[Any]) -> None:  # noqa: ANN401
     (holder.update if isinstance(holder, dict | set) else holder.extend)(items)
 
 
-def instance_table(owner: Any) -> tuple[_Read, _Put]:  # noqa: ANN401
+def instance_table(owner: Any) -> tuple[_Read, _Put]:  # noqa: ANN401  (any object of a user)
     """Return functions that read and restore attributes of an object, slots included.
 
     Buffers of a module are attributes, too.
@@ -139,7 +139,7 @@ def globals_table(known: dict[str, object], names: set[str]) -> tuple[_Read, _Pu
     return read, partial(_put_key, known)
 
 
-def generator_state(value: Any) -> tuple[Callable[[], object], Callable[[Any], object]] | None:  # noqa: ANN401
+def generator_state(value: Any) -> tuple[Callable[[], object], Callable[[Any], object]] | None:  # noqa: ANN401  (any object of a user)
     """Return functions that read and restore a generator, an array or a context variable."""
     if isinstance(value, ContextVar):
         return partial(value.get, None), value.set
@@ -160,8 +160,8 @@ def generator_state(value: Any) -> tuple[Callable[[], object], Callable[[Any], o
     return None
 
 
-def progress(iterator: Any) -> object:  # noqa: ANN401
-    """Return how far an iterator is, if it says."""
+def progress(iterator: Any) -> object:  # noqa: ANN401  (any object of a user)
+    """Return the position of an iterator, if it has one."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return None if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))
@@ -173,11 +173,11 @@ def progress(iterator: Any) -> object:  # noqa: ANN401
     return None
 
 
-def _put_bits(bits: Any, state: Any, _: object) -> None:  # noqa: ANN401
+def _put_bits(bits: Any, state: Any, _: object) -> None:  # noqa: ANN401  (any object of a user)
     bits.state = state
 
 
-def _put_numpy(value: np.random.RandomState, state: Any, _: object) -> None:  # noqa: ANN401
+def _put_numpy(value: np.random.RandomState, state: Any, _: object) -> None:  # noqa: ANN401  (any object of a user)
     value.set_state(state)
 
 

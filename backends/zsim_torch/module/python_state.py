@@ -206,7 +206,7 @@ class PythonState:
     ) -> None:
         self._wholes[id(value)] = _KeptWhole(value, name, read, put, read())
 
-    def _inside(self, value: Any, name: str) -> Iterator[tuple[object, str]]:  # noqa: ANN401
+    def _inside(self, value: Any, name: str) -> Iterator[tuple[object, str]]:  # noqa: ANN401  (any object of a user)
         """Keep `value`, and yield objects that it refers to."""
         if isinstance(value, nn.Module):
             if self.follows_modules:
@@ -254,7 +254,7 @@ class PythonState:
         yield from ((each, "") for each in type(module).__mro__)
         yield from ((each, "") for each in functions_of(module))
 
-    def _of_function(self, value: Any) -> Iterator[tuple[object, str]]:  # noqa: ANN401
+    def _of_function(self, value: Any) -> Iterator[tuple[object, str]]:  # noqa: ANN401  (any object of a user)
         if isinstance(value, partial):
             called = value.func
             if not isinstance(called, types.FunctionType) or not _is_foreign(called):

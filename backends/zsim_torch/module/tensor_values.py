@@ -1,4 +1,4 @@
-"""Tensors whose values can be read: those of a recording and those on "meta" have none."""
+"""Tensors with values: tensors of a recording and on "meta" have none."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor

@@ -61,7 +61,7 @@ class _GeneratorKind(type):
 
 
 class PretendedGenerator(metaclass=_GeneratorKind):
-    """Stands for `torch.Generator`: one of "cuda" is one of the CPU, since no number is drawn."""
+    """Replaces `torch.Generator`: a CPU generator serves "cuda", since no number is drawn."""
 
     def __new__(cls, device: Any = "cpu") -> torch.Generator:  # type: ignore[misc]
         """Return a generator."""
@@ -169,7 +169,7 @@ def _module_to_device(module: torch.nn.Module, device: object = None) -> torch.n
 
 
 def _refused_class(tape: Tape, name: str) -> type:
-    """Return a class for annotations and `isinstance`, of which no object can be made."""
+    """Return a class for annotations and `isinstance` that cannot be instantiated."""
     refuse = _refusing(tape, name)
     return type(name, (), {"__new__": lambda *_, **__: refuse(), "__module__": "torch.cuda"})
 

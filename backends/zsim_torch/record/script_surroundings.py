@@ -320,7 +320,7 @@ def _objects(collectives: CollectiveRecorder) -> Generator[None]:
 
 @contextmanager
 def _paired_objects(collectives: CollectiveRecorder) -> Generator[None]:
-    """Note objects that are sent, and refuse those of another rank."""
+    """Note sent objects, and refuse objects of another rank."""
 
     def send_object_list(*_: object, group: dist.ProcessGroup | None = None, **__: object) -> None:
         found = group or dist.group.WORLD

@@ -25,7 +25,7 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 """What torchrun sets for each process (torch.distributed.run, "Environment Variables")."""
 
 RECORDED = "zsim"
-"""The device of a recording (`zsim record`), which stands for that of CUDA."""
+"""The device of a recording (`zsim record`) in place of CUDA."""
 
 OF_DEVICE = {"cuda": "nccl", RECORDED: "fake"}
 """The backend of a process group for each kind of device that has streams."""

@@ -167,7 +167,7 @@ def test_the_frame_of_a_document_is_judged_too(change: dict[str, object], why: s
         ("{}", 'zsim: missing; must be "job"'),
         ('{"zsim": "job"}', "version: missing; must be 1"),
         ('{"zsim": "job", "version": 1}', "schedule: missing"),
-        ('{"zsim": 1, "zsim": 2}', 'key "zsim" stands twice in one object'),
+        ('{"zsim": 1, "zsim": 2}', 'key "zsim" is repeated in one object'),
         ("[" * 100_000, "not JSON: nested too deeply"),
         ('{"zsim": ' + "9" * 5000 + "}", "not JSON: a number has too many digits"),
     ],

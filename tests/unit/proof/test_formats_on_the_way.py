@@ -155,7 +155,7 @@ def test_a_master_that_passes_through_bf16_is_the_one_finding_where_it_comes_bac
     made = carried(schedule, update, master, [DType.BF16], before=False)
     (found,) = check(made, model)
     assert (found.invariant, found.operation) == ("formats", "hop/1")
-    assert found.why == "hands on a master from hop0 in bf16, and not in fp32"
+    assert found.why == "passes on a master from hop0 in bf16, and not in fp32"
 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.MOMENT])
@@ -210,7 +210,7 @@ def test_moments_that_are_kept_in_bf16_between_steps_are_found() -> None:
     made = replace(schedule, programs=(replace(program, buffers=(*buffers, staged)),))
     found = [each for each in check(edited(made, edit), model) if each.invariant == "formats"]
     assert [(each.operation, each.why) for each in found] == [
-        ("stage/in", f"hands on a moment from {kept.buffer} in bf16, and not in fp32")
+        ("stage/in", f"passes on a moment from {kept.buffer} in bf16, and not in fp32")
     ]
 
 

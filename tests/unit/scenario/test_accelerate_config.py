@@ -215,7 +215,7 @@ def test_the_file_of_deepspeed_is_read_after_it(
         (FSDP2.replace("forward: true", "forward: FULL_SHARD"), "must be true or false"),
         (DEEPSPEED.replace("stage: 3", "stage: 0"), "0 is not modelled, only 1, 2 and 3"),
         (DEEPSPEED.replace("device: cpu", "device: disk"), 'must be "none", "cpu" or "nvme"'),
-        (FSDP1 + "num_processes: 8\n", '"num_processes" stands twice (line 26, column 1)'),
+        (FSDP1 + "num_processes: 8\n", '"num_processes" is repeated (line 26, column 1)'),
         ("[1, 2]", "must have keys with values"),
         ("a: [1", "not YAML: "),
         ("[" * 500, "not YAML: nested too deeply"),

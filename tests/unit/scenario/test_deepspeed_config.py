@@ -211,7 +211,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "no JSON": ("stage = 3", "not JSON: Expecting value"),
     "too deep": ("[" * 100_000, "not JSON: nested too deeply"),
     "a list": ("[]", "must be an object, as ds_config.json is"),
-    "twice": ('{"fp16": {}, "fp16": {}}', 'not JSON: "fp16" stands twice'),
+    "twice": ('{"fp16": {}, "fp16": {}}', 'not JSON: "fp16" is repeated'),
     "a section that is none": ('{"fp16": true}', "fp16: true must be an object"),
     "parameters that are none": (
         '{"optimizer": {"params": 3}}',

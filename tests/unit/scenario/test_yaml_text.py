@@ -59,7 +59,7 @@ def test_a_file_of_fewer_values_is_read() -> None:
         ("{? [1] : 2}", "found unhashable key"),
         ("{? {b: 1} : 2}", "found unhashable key"),
         ("{<<: 1}", "expected a mapping or list of mappings for merging"),
-        ("{x: 1, x: 2}", '"x" stands twice'),
+        ("{x: 1, x: 2}", '"x" is repeated'),
         ("&a [*a]", "a value must not hold itself"),
         ("&a {<<: *a}", "a value must not hold itself"),
         ("0x_", "invalid literal for int() with base 16"),

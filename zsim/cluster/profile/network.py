@@ -10,7 +10,7 @@ from math import isfinite
 from typing import cast
 
 NAME = "name"
-"""Key of the name beside the constants, in files of jobs."""
+"""Key of the name among the constants, in files of jobs."""
 
 
 class ProfileError(ValueError):

@@ -2,7 +2,7 @@
 
 What a step makes of a number is a sum of products, each times a rational constant: one over the
 divisors of copies and means, times the numbers that fills write. Two such constants whose
-difference, with one denominator, has a numerator below 2**BITS are equal only where they are equal
+difference, with one denominator, has a numerator below 2**BITS are equal only if they are equal
 modulo both primes. A larger numerator is a multiple of few primes, and the primes are drawn by a
 digest of the schedule.
 """
