@@ -20,6 +20,7 @@ from zsim.api.counted_work import counted_work
 from zsim.api.forecast import forecast
 from zsim.api.setting_trial import SettingOutcome, tried
 from zsim.api.tried_setting import TriedSetting
+from zsim.cli import best as best_command
 from zsim.cli.main import answer
 from zsim.planner.space import SettingGroup
 
@@ -240,3 +241,7 @@ def test_a_limit_in_seconds_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         "zsim: --search-time: seconds depend on the machine and no longer limit a search; use "
         f"--search-operations N (default: {best_search.OPERATIONS:,})\n"
     )
+
+
+def test_the_command_has_the_limit_of_the_library() -> None:
+    assert best_command.OPERATIONS == best_search.OPERATIONS
