@@ -1,7 +1,7 @@
 """Schedules are written in time linear in the layers of the model."""
 
 import pytest
-from emulated_strategies import EMULATED, strategy
+from emulated_strategies import DEEPSPEED_OFFLOADED, EMULATED, strategy
 from fitting import fitting
 from lines_run import lines_run
 
@@ -13,7 +13,7 @@ LAYERS = 12
 
 def work(name: str, layers: int) -> int:
     """Return the lines that making the schedule of a model of so many layers takes."""
-    emulates = strategy(EMULATED[name], data=4)
+    emulates = strategy((EMULATED | DEEPSPEED_OFFLOADED)[name], data=4)
     assert emulates is not None
     shape = GPT(layers=layers, hidden_size=4, attention_heads=1, sequence_length=2, vocab_size=5)
     model = fitting(shape, emulates)
@@ -27,6 +27,7 @@ def work(name: str, layers: int) -> int:
         "fsdp1 prefetch after",
         "fsdp2",
         "deepspeed 1",
+        "deepspeed 1 with its optimizer on the cpu",
         "deepspeed 3",
         "deepspeed 3, all small",
         "megatron",

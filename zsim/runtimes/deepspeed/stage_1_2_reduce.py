@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from zsim.runtimes.deepspeed.host_partition import HostPartitions, ReducedSlice
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.schedule.layout import Layout
+from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
@@ -33,6 +33,15 @@ class BucketedGradient:
     size: int
 
 
+def _pieces_by_parameter(layout: Layout) -> dict[str, list[Piece]]:
+    """Return the pieces of each parameter that hold elements of it."""
+    pieces: dict[str, list[Piece]] = {}
+    for piece in layout.pieces:
+        if piece.size:
+            pieces.setdefault(piece.parameter, []).append(piece)
+    return pieces
+
+
 class AllReducedBuckets(StepPart):
     """The bucket that gradients are copied into; two that take turns if reductions overlap.
 
@@ -49,6 +58,7 @@ class AllReducedBuckets(StepPart):
         self._wire = options.communication_data_type or self.compute
         self.host: HostPartitions | None = None
         self.layouts: dict[str, Layout] = {}
+        self._pieces = {flat.index: _pieces_by_parameter(flat.layout) for flat in self.flats}
         if options.offload_optimizer.is_on:
             pinned = options.offload_optimizer.pin_memory
             copies = MIGRATION if options.migration_stream else self._stream
@@ -176,13 +186,14 @@ class AllReducedBuckets(StepPart):
         """
         # complete_grad_norm_calculation_for_cpu_offload: `is_model_parallel_parameter(p) or
         # (self.model_parallel_rank == 0)`
+        if self.host is None:
+            return None
         pieces = [
             replace(piece, start=each.offset)
             for each in members
-            for piece in each.flat.layout.pieces
-            if piece.parameter == each.name and piece.size
+            for piece in self._pieces[each.flat.index].get(each.name, ())
         ]
-        if self.host is None or not any(piece.copies for piece in pieces):
+        if not any(piece.copies for piece in pieces):
             return None
         name, elements = f"flat{number}", sum(each.size for each in members)
         self.layouts[name] = Layout(name=name, pieces=tuple(pieces), elements=elements)
