@@ -269,6 +269,8 @@ class _Narrow:
 
     def _sum(self, name: str) -> DType:
         """Return in which format what a buffer holds is added to other micro-batches."""
+        if not self.data:  # nothing is reduced, so that both sums look alike
+            return min(self.wanted.whole, self.wanted.reduced, key=_width)
         axes = self.reduced.get(name)
         if axes is None:
             return self.wanted.whole

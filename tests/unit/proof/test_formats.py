@@ -47,12 +47,17 @@ WIDE = [
 
 
 def job(
-    name: str, precision: Precision = Precision.BF16, *, tied: bool = False, replicate: int = 1
+    name: str,
+    precision: Precision = Precision.BF16,
+    *,
+    tied: bool = False,
+    data: int = 2,
+    replicate: int = 1,
 ) -> tuple[Schedule, Model]:
-    """Two micro-batches of a small GPT on two ranks as a runtime trains it."""
+    """Two micro-batches of a small GPT as a runtime trains it."""
     made = strategy(
         EMULATED[name],
-        data=2,
+        data=data,
         replicate=replicate,
         micro_batches=2,
         precision=precision,
@@ -89,6 +94,12 @@ def test_a_runtime_is_as_wide_as_it_says(name: str, precision: Precision, tied: 
 @pytest.mark.parametrize("name", ["fsdp2 one all-reduce", "fsdp2 reduced in fp32", "fsdp1"])
 def test_sums_before_the_last_of_two_reductions_are_as_wide_as_reductions(name: str) -> None:
     assert formats(*job(name, replicate=2)) == []
+
+
+@pytest.mark.parametrize("name", ["fsdp1 reduced in fp32", "fsdp2 reduced in fp32"])
+def test_one_rank_may_add_gradients_up_as_narrow_as_what_many_had_reduced(name: str) -> None:
+    """FSDP casts to `reduce_dtype` and back where there is nobody to reduce with."""
+    assert formats(*job(name, Precision.PURE_BF16, data=1)) == []
 
 
 @pytest.mark.parametrize("name", WIDE)
