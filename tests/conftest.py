@@ -1,6 +1,6 @@
 """Profiles of Hypothesis, by no clock (machines are shared), and modules that forks have loaded.
 
-`make test` takes the profile `ci`, which draws fewer examples, the same each time.
+`make test` takes the profile `ci`, which draws fewer examples, the same all day (`day_seed.py`).
 
 A process has one fork server, which loads what its first user names. Ranks that come from a server
 which was started for a sweep import torch, 3 s of CPU each, at every start of a pool; so the server
@@ -23,7 +23,9 @@ import sys
 from multiprocessing import forkserver
 
 import pytest
+from blame import Blame
 from changed_tests import ChangedTests
+from day_seed import PROFILE, choose_seed, seed_line
 from file_costs import FileCosts
 from hypothesis import HealthCheck, settings
 from rotation import Rotation, commit_hash
@@ -61,20 +63,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--one-of", type=int, default=1, metavar="N", help="run one of N cases of every test"
     )
     parser.addoption(
+        "--rest-in",
+        type=float,
+        metavar="MINUTES",
+        help="run what the sample of this commit leaves out, until the time is up",
+    )
+    parser.addoption(
+        "--blame", action="store_true", help="replay the first failed cases on the parent commit"
+    )
+    parser.addoption(
         "--changed",
         metavar="COMMIT",
         help="run the test files that can reach what differs from COMMIT",
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     option, plugins = config.option, config.pluginmanager
+    choose_seed(option)  # before Hypothesis reads it; xdist's workers are given it
     plugins.register(FileCosts(option.file_seconds), "file-costs")
     option.rotation = option.rotation or commit_hash()  # xdist's workers get it
-    rotation = Rotation(option.rotation, everything=option.all_cases, one_of=option.one_of)
+    rotation = Rotation(
+        option.rotation,
+        everything=option.all_cases,
+        one_of=option.one_of,
+        rest_in=option.rest_in,
+    )
     plugins.register(rotation, "rotation")
+    if option.blame and not hasattr(config, "workerinput"):
+        plugins.register(Blame(), "blame")
     if option.changed:
         plugins.register(ChangedTests(option.changed), "changed-tests")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return seed_line(config.option)
 
 
 def pytest_collection_finish() -> None:
@@ -90,7 +114,7 @@ def pytest_collection_finish() -> None:
 settings.register_profile(
     "zsim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("ci", settings.get_profile("zsim"), derandomize=True, max_examples=30)
+settings.register_profile(PROFILE, settings.get_profile("zsim"), database=None, max_examples=30)
 settings.load_profile("zsim")
 
 

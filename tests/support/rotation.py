@@ -4,14 +4,18 @@ A test marked `matrix(n)` runs one of `n` of its cases; which, follows from a se
 hash unless `--rotation SEED` names another). `--all-cases` runs them all, and so does an argument
 that names a case (`tests/test_x.py::test_y[case]`). With `--one-of N`, as in `make check`, every
 test runs one of N of its cases.
+
+`--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: whole files,
+in an order that follows from the seed, until the time is up.
 """
 
 import subprocess
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from hashlib import sha256
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
+from time import monotonic  # noqa: TID251  (when to stop; no result depends on it)
 
 import pytest
 
@@ -36,21 +40,42 @@ def sample(cases: Sequence[str], one_of: int, seed: str) -> set[str]:
     return set(drawn[: ceil(len(cases) / one_of)])
 
 
+def shuffled(files: Iterable[Path], seed: str) -> list[Path]:
+    """Return files in an order that a seed chooses; each seed gives each file the same chance."""
+    return sorted(files, key=lambda file: sha256(f"{seed} {file.name}".encode()).digest())
+
+
 def replay(nodeid: str) -> str:
     """Return the command that runs one case again, whatever the seed."""
     return f".venv/bin/pytest '{nodeid}'"
 
 
-class Rotation:
-    """Deselects the cases of matrices that this commit does not run."""
+def _is_long(item: pytest.Item) -> bool:
+    """Return whether the sample of a commit never runs a case."""
+    return any(item.get_closest_marker(name) is not None for name in ("long", "studies"))
 
-    def __init__(self, seed: str, *, everything: bool = False, one_of: int = 1) -> None:
+
+class Rotation:
+    """Deselects the cases of matrices that this commit does not run, or those that it has run."""
+
+    def __init__(
+        self,
+        seed: str,
+        *,
+        everything: bool = False,
+        one_of: int = 1,
+        rest_in: float | None = None,
+    ) -> None:
         self.seed = seed
         self.everything = everything
         self.one_of = one_of
+        self.rest_in = rest_in
+        self.ends = inf
 
     def pytest_report_header(self) -> str:
         cases = "all cases" if self.everything else "a sample of each"
+        if self.rest_in is not None:
+            cases = f"what the sample leaves out, for {self.rest_in:g} minutes"
         return f"matrices: {cases} (--rotation {self.seed})"
 
     @pytest.hookimpl(trylast=True)
@@ -60,10 +85,21 @@ class Rotation:
         if self.everything or any("[" in argument for argument in config.args):
             return
         kept = self._kept(items)
+        if self.rest_in is not None:
+            kept = {item.nodeid for item in items if item.nodeid not in kept or _is_long(item)}
+            files = shuffled({item.path for item in items}, self.seed)
+            places = {path: place for place, path in enumerate(files)}
+            items.sort(key=lambda item: places[item.path])
+            self.ends = monotonic() + 60 * self.rest_in
         dropped = [item for item in items if item.nodeid not in kept]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = [item for item in items if item.nodeid in kept]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if monotonic() > self.ends:
+            pytest.skip("left for the rotation of another commit")
 
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
         matrices: dict[tuple[str, int], list[str]] = defaultdict(list)

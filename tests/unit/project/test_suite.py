@@ -2,18 +2,21 @@
 
 import subprocess
 import sys
+from argparse import Namespace
 from collections import Counter
+from datetime import date
 from os import getpid
 from pathlib import Path
 
 import pytest
 from changed_tests import changed_files
+from day_seed import choose_seed, day_seed, seed_line
 from file_costs import ALLOWED, MARGIN, excesses, limits_of
 from hypothesis import given
 from hypothesis import strategies as st
 from import_graph import ROOT, ImportGraph, affected
 from processor_time import tree_seconds
-from rotation import commit_hash, replay, sample
+from rotation import commit_hash, replay, sample, shuffled
 
 CASES = [f"test_x.py::test_y[{number}]" for number in range(40)]
 COMMITS = [f"{number:040x}" for number in range(200)]
@@ -97,6 +100,101 @@ def test_a_session_runs_a_sample_and_says_how_to_replay_what_failed(tmp_path: Pa
     assert all(replay(nodeid) in ran for nodeid in failed)
     assert "test_matrix.py: 1 s of processor time, at most 0 s" in ran
     assert "1 failed" in _pytest(tmp_path, "test_matrix.py::test_each[7]")
+
+
+REST = """
+import pytest
+from rotation import Rotation
+
+def pytest_configure(config):
+    for marker in ("matrix(n): one of n cases", "long", "studies"):
+        config.addinivalue_line("markers", marker)
+    config.pluginmanager.register(Rotation("some-commit", rest_in=%s))
+"""
+LONG = """
+import pytest
+
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("case", range(8))
+def test_each(case):
+    pass
+
+def test_always():
+    pass
+
+@pytest.mark.long
+def test_rarely():
+    pass
+"""
+
+
+def test_the_rest_is_what_the_sample_leaves_out_until_the_time_is_up(tmp_path: Path) -> None:
+    (tmp_path / "test_long.py").write_text(LONG, "utf-8")
+    (tmp_path / "conftest.py").write_text(REST % 5, "utf-8")
+    assert "7 passed, 3 deselected" in _pytest(tmp_path)  # of 8 and 2 two and one
+    (tmp_path / "conftest.py").write_text(REST % 0, "utf-8")
+    ran = _pytest(tmp_path, "-rs")
+    assert "7 skipped, 3 deselected" in ran
+    assert "left for the rotation of another commit" in ran
+
+
+def test_each_file_is_the_first_of_the_rest_for_some_commit() -> None:
+    files = [Path(f"test_{number}.py") for number in range(5)]
+    assert {shuffled(files, commit)[0] for commit in COMMITS} == set(files)
+
+
+def test_the_seed_of_examples_is_that_of_the_day_in_ci_alone() -> None:
+    assert day_seed(date(2026, 1, 31)) == "20260131"
+    for profile, given_seed in (("zsim", None), ("ci", "7"), ("ci", None)):
+        option = Namespace(hypothesis_profile=profile, hypothesis_seed=given_seed)
+        choose_seed(option)
+        drawn = option.hypothesis_seed
+        assert (drawn is None) is (profile == "zsim")
+        assert drawn == given_seed or (profile == "ci" and len(drawn) == 8)
+        assert seed_line(option) == (drawn and f"examples: --hypothesis-seed {drawn}")
+
+
+BLAMING = """
+import pytest
+from pathlib import Path
+from blame import Blame
+
+def pytest_addoption(parser):
+    parser.addoption("--rotation", default="some-commit")
+
+def pytest_configure(config):
+    if config.option.rotation == "some-commit":
+        config.pluginmanager.register(Blame(Path(__file__).parent))
+"""
+BEFORE = "def test_old(): assert False\ndef test_broken(): pass\n"
+AFTER = (
+    "def test_old(): assert False\ndef test_broken(): assert False\ndef test_new(): assert False\n"
+)
+
+
+def test_failed_cases_are_replayed_on_the_parent_commit(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        named = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        command = ["git", "-C", str(tmp_path), *named, *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "conftest.py").write_text(BLAMING, "utf-8")
+    (tmp_path / "test_it.py").write_text(BEFORE, "utf-8")
+    git("add", ".")
+    git("commit", "-m", "before")
+    assert "no parent commit here" in _pytest(tmp_path)
+    (tmp_path / "test_it.py").write_text(AFTER, "utf-8")
+    uncommitted = _pytest(tmp_path, "--rotation", "some-commit")
+    git("commit", "-am", "after")
+    (tmp_path / "test_it.py").touch()
+    for ran in (uncommitted, _pytest(tmp_path)):
+        lines = [line for line in ran.splitlines() if line.startswith("test_it.py::")]
+        assert [line.partition(": on ")[0] for line in lines] == [
+            f"test_it.py::{name}" for name in ("test_old", "test_broken", "test_new")
+        ]
+        ends = ("fails there too: ", "passes there: ", "does not exist there: ")
+        assert all(end in line for end, line in zip(ends, lines, strict=True))
 
 
 def _pytest(folder: Path, *arguments: str) -> str:
