@@ -114,7 +114,7 @@ def pytest_collection_finish() -> None:
 settings.register_profile(
     "zsim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile(PROFILE, settings.get_profile("zsim"), database=None, max_examples=30)
+settings.register_profile(PROFILE, settings.get_profile("zsim"), database=None, max_examples=15)
 settings.load_profile("zsim")
 
 

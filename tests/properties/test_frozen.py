@@ -1,5 +1,6 @@
 """Schedules with frozen parameters are proved, train what plain training does, and hold no more."""
 
+import pytest
 from drawn_frozen import frozen_emulated_jobs, frozen_jobs
 from drawn_timings import DrawnTiming, timings
 from exact_training import STEPS, trains
@@ -33,6 +34,7 @@ def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:
     assert proof.findings == ()
 
 
+@pytest.mark.one_commit_in(8)
 @settings(often, max_examples=25)
 @given(any_jobs, timings(), st.frozensets(st.integers(0, STEPS - 1), max_size=2))
 def test_it_trains_what_plain_data_parallelism_does(

@@ -206,6 +206,7 @@ def halves(seen: Seen) -> None:
     assert seen["study compared"] >= seen["study"] / 5, seen
 
 
+@pytest.mark.one_commit_in(8)
 def test_files_by_grammar_are_judged_alike_everywhere(pools: Pools) -> None:
     halves(agree(pools, 150))
 

@@ -56,6 +56,7 @@ def by_rank(trace: Trace, job: Job) -> dict[int, RankTrace]:
     return {rank.rank: rank for rank in trace.ranks}
 
 
+@pytest.mark.one_commit_in(3)
 @given(any_cases, st.data())
 @examples(150)
 def test_folded_and_unfolded_agree_to_the_picosecond(case: Case, data: st.DataObject) -> None:

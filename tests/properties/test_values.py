@@ -26,6 +26,7 @@ Drawn = tuple[Model, Strategy]
 overflows = st.frozensets(st.integers(0, STEPS - 1), max_size=2)
 
 
+@pytest.mark.one_commit_in(2)
 @examples(20)
 @given(jobs(max_data=3), timings(), overflows)
 def test_every_stage_trains_what_plain_data_parallelism_does(
@@ -99,6 +100,7 @@ def test_every_emulated_runtime_trains_it_too(
     trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", OFFLOADED)
 @settings(max_examples=1)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)

@@ -7,6 +7,6 @@ from hypothesis import settings
 
 
 def examples(count: int, **more: Any) -> settings:  # noqa: ANN401  (other settings, as they are)
-    """Return settings with `count` examples, or half as many in the profile of `make test`."""
+    """Return settings with `count` examples, or a quarter of them in the profile of `make test`."""
     in_ci = settings.get_current_profile_name() == PROFILE
-    return settings(max_examples=-(-count // 2) if in_ci else count, **more)
+    return settings(max_examples=-(-count // 4) if in_ci else count, **more)

@@ -2,7 +2,8 @@
 
 A test marked `matrix(n)` runs one of `n` of its cases; which, follows from a seed (the commit's
 hash unless `--rotation SEED` names another). `--all-cases` runs them all, and so does an argument
-that names a case (`tests/test_x.py::test_y[case]`). With `--one-of N`, as in `make check`, every
+that names a case (`tests/test_x.py::test_y[case]`). One marked `one_commit_in(n)` runs, with all of
+its cases, in one of `n` commits. With `--one-of N`, as in `make check`, every
 test runs one of N of its cases.
 
 `--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: whole files,
@@ -38,6 +39,13 @@ def sample(cases: Sequence[str], one_of: int, seed: str) -> set[str]:
         raise ValueError(f"matrix: {one_of} must be at least 1")
     drawn = sorted(cases, key=lambda case: sha256(f"{seed} {case}".encode()).digest())
     return set(drawn[: ceil(len(cases) / one_of)])
+
+
+def is_drawn(nodeid: str, one_in: int, seed: str) -> bool:
+    """Return whether a test is among those of a seed; each is in one of `one_in` seeds."""
+    if one_in < 1:
+        raise ValueError(f"one_commit_in: {one_in} must be at least 1")
+    return int.from_bytes(sha256(f"{seed} {nodeid}".encode()).digest()[:8]) % one_in == 0
 
 
 def shuffled(files: Iterable[Path], seed: str) -> list[Path]:
@@ -104,9 +112,13 @@ class Rotation:
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
         matrices: dict[tuple[str, int], list[str]] = defaultdict(list)
         for item in items:
+            test = item.nodeid.partition("[")[0]
+            seldom = item.get_closest_marker("one_commit_in")
+            if seldom is not None and not is_drawn(test, int(seldom.args[0]), self.seed):
+                continue
             marker = item.get_closest_marker("matrix")
             one_of = max(self.one_of, 1 if marker is None else int(marker.args[0]))
-            matrices[item.nodeid.partition("[")[0], one_of].append(item.nodeid)
+            matrices[test, one_of].append(item.nodeid)
         drawn = (sample(cases, one_of, self.seed) for (_, one_of), cases in matrices.items())
         return set().union(*drawn)
 
@@ -115,6 +127,7 @@ class Rotation:
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed and item.get_closest_marker("matrix") is not None:
+        is_sampled = any(item.get_closest_marker(name) for name in ("matrix", "one_commit_in"))
+        if report.failed and is_sampled:
             report.sections.append(("replay", f"this case alone: {replay(item.nodeid)}"))
         return report

@@ -74,6 +74,7 @@ def need_optimum(question: Question) -> None:
         assert found.best.value <= 1.01 * least
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("seed", [2, 6, 12])
 def test_a_search_finds_the_optimum_of_an_exhaustive_sweep(seed: int) -> None:
     need_optimum(small_question(seed))
@@ -103,6 +104,7 @@ def found() -> BestResult:
     )
 
 
+@pytest.mark.one_commit_in(5)
 def test_every_setting_is_accounted_for(found: BestResult) -> None:
     better = [each for each in found.answers if each.value == found.answers[0].value]
     lost = sum(each.count for each in found.losses)
@@ -231,6 +233,7 @@ def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
     assert answer.best.gpus == 1
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_best_of_several_fabrics_is_that_of_the_best_one() -> None:
     fabrics = ("rail_optimized", "fat_tree_3")
     settings = (

@@ -38,6 +38,7 @@ def pipeline_of(
     }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "chunks",
     [

@@ -113,6 +113,7 @@ def slowly(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOut
     return tried(tables, times_tight=times_tight)
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_slow_machine_and_two_workers_print_the_same_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_slow_machine_and_two_workers_print_the_same_answer(
     assert slow.wall_time_s >= 40.0
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_in_which_simulations_end_changes_nothing(
@@ -213,6 +215,7 @@ def test_no_setting_with_offload_is_simulated_where_one_fits_without(
         assert f"{found.left_out:,} with offload left out" in dict(found.facts())["search"]
 
 
+@pytest.mark.one_commit_in(3)
 def test_settings_with_offload_are_simulated_where_none_fits_without() -> None:
     asked = question(*FEW, "cluster.gpu_memory=2500 MB", gpus="1xh100")
     found = best_of(asked, workers=1, operations=40_000)

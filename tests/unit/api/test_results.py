@@ -59,6 +59,7 @@ def as_json(found: object) -> Json:
     return json.loads(json.dumps(found))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -292,6 +293,7 @@ PRINTED: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("words", PRINTED)
 def test_a_result_prints_what_its_command_prints(
     words: str, capsys: pytest.CaptureFixture[str]
@@ -344,6 +346,7 @@ def test_a_run_tells_how_many_of_its_steps_are_simulated(monkeypatch: pytest.Mon
     assert len(set(shares)) == 8  # the schedule, its proof, and each step
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_run_on_real_ranks_tells_how_many_of_its_steps_are_done() -> None:
     told: list[tuple[float, float]] = []
     zsim.run("tiny", {"train.steps": 3}, backend="torch", progress=lambda *each: told.append(each))
@@ -361,6 +364,7 @@ def test_a_run_with_faults_tells_of_the_run_without_them_too() -> None:
     assert shares[-1] == 1
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("name", "changes"), [("tiny", {"cluster.gpu_memory": "20 MB"}), ("zero_table1", {})]
 )

@@ -56,6 +56,7 @@ TABLES = {
 }
 
 
+@pytest.mark.one_commit_in(8)
 def test_arguments_of_megatron_are_read_back_as_the_same_strategy(tmp_path: Path) -> None:
     path = tmp_path / "arguments.txt"
     settings = settings_of("megatron")

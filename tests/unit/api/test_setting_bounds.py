@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
@@ -94,6 +95,7 @@ def need_bounded(every: list[dict[str, Any]], number: int, group: SettingGroup) 
     assert not outcome.fits or outcome.memory_bytes >= bound.memory_bytes
 
 
+@pytest.mark.one_commit_in(3)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_groups())
 def test_no_run_goes_below_the_bounds_of_its_group(
@@ -147,6 +149,7 @@ def test_no_run_of_stages_of_several_chunks_goes_below_its_bounds(
 SHARING = sorted(name for name, each in runtimes().items() if each.options.has_context)
 
 
+@pytest.mark.one_commit_in(3)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_groups(names=SHARING, shares=True))
 def test_no_run_whose_ranks_share_sequences_goes_below_the_bounds_of_its_group(
@@ -174,6 +177,7 @@ def with_memory(tables: dict[str, Any], size_bytes: int) -> dict[str, Any]:
     return changed(tables, {"cluster.gpu_memory": f"{size_bytes} B"})
 
 
+@pytest.mark.one_commit_in(4)
 @settings(
     max_examples=20,
     deadline=None,

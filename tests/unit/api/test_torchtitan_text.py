@@ -59,6 +59,7 @@ def asked(
     )
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("changes", "train"),
     [

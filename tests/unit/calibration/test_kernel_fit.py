@@ -86,6 +86,7 @@ def test_what_has_no_rows_keeps_the_constants_of_the_sibling() -> None:
     assert "held_out_matmul" not in fitted["gh200"].errors
 
 
+@pytest.mark.one_commit_in(5)
 def test_a_direction_without_rows_keeps_the_siblings_ratio_to_the_other() -> None:
     a100 = read(OPERATORS, timed(TRUTH))[0]
     faster = replace(TRUTH, attention_forward=0.25)

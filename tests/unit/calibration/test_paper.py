@@ -222,6 +222,7 @@ def shipped(name: str, figure: str) -> FigureVerdict:
     return found
 
 
+@pytest.mark.one_commit_in(3)
 def test_figure_3_rises_with_gpus_in_the_order_of_deepspeed() -> None:
     found = {each.run.label: each for each in shipped("zero", "figure 3, DeepSpeed").predicted}
     assert len(found) == 4
@@ -250,6 +251,7 @@ def test_a_node_of_zero_infinity_copies_as_published() -> None:
     assert abs(found["NVMe, 16 GPUs"].off) < 0.1  # 28 GB/s of another source, printed 25.6
 
 
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize(
     ("paper", "figure", "within"),
     [
@@ -302,6 +304,7 @@ def rates_as(quantity: str, steps: int = 1) -> FigureVerdict:
     return verdicts_of(replace(paper, figures=paper.figures[:1]))[0]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("steps", [1, 7])
 def test_flops_are_counted_as_zero_infinity_does(steps: int) -> None:
     blocks, model = (rates_as(each, steps) for each in ("block throughput", "throughput"))

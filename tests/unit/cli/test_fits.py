@@ -38,6 +38,7 @@ def test_a_host_that_runs_ahead_waits_for_memory_and_needs_no_more(
     assert ("host waits for memory" in fits) is waits
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("allocator", ["caching", "expandable"])
 def test_a_run_that_does_not_fit_says_what_it_needs_and_nothing_that_looks_like_less(
     ask: Ask, allocator: str
@@ -53,6 +54,7 @@ def test_a_run_that_does_not_fit_says_what_it_needs_and_nothing_that_looks_like_
     assert json.loads(ask(*large, "--json")[1])["peak_reserved_bytes"] is None
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_run_that_only_fragments_does_not_fit_for_what_it_would_reserve(ask: Ask) -> None:
     # Of 7 GB, 6.33 GB are alive at the peak: what is rounded up, split off and cached is too much.
     code, out, _ = ask("run", "llama2_7b", "--no-check", "--set", "cluster.gpu_memory=7 GB")

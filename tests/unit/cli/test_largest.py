@@ -27,6 +27,7 @@ def largest(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object
     return found
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("stage", "printed"), PRINTED.items())
 def test_the_first_row_of_table_2_has_the_printed_digits(
     stage: int, printed: str, capsys: pytest.CaptureFixture[str]
@@ -52,6 +53,7 @@ def test_other_rows_of_table_2_are_as_near_as_the_paper_rounds(
     )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("runtime", ["none", "fsdp1"])
 def test_a_run_fits_with_so_many_layers_and_not_with_one_more(
     runtime: str, capsys: pytest.CaptureFixture[str]
@@ -119,6 +121,7 @@ def test_a_schedule_has_no_largest_model(
     assert "the largest model is that of a scenario" in capsys.readouterr().err
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("option", "fewest", "step"),
     [

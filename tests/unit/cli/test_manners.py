@@ -45,6 +45,7 @@ COMPLETED = {
 }
 
 
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize("line", COMPLETED)
 def test_a_shell_completes_commands_names_and_keys(line: str) -> None:
     words = line.split()
@@ -110,6 +111,7 @@ def test_a_key_that_does_not_exist_cannot_be_taken_away(ask: Ask) -> None:
     assert line.startswith("tiny: model.layers: missing; ")
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     "words", ["plan tiny", "run tiny --json", "check tiny", "list", "show tiny", "--help"]
 )
@@ -120,6 +122,7 @@ def test_a_full_disk_behind_the_answer_is_no_internal_error(words: str) -> None:
     assert done.stderr == "zsim: the answer could not be written: no space left on device\n"
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("words", "code"), [("plan tiny", 4), ("plan abacus", 2)])
 def test_where_nothing_can_be_written_the_exit_code_says_so(words: str, code: int) -> None:
     command = f"{ZSIM} {words} > /dev/full 2>&1"

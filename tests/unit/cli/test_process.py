@@ -40,6 +40,7 @@ def test_help_imports_the_command_line_and_nothing_heavy(words: tuple[str, ...])
     assert {name for name in ours if not name.startswith("zsim.cli")} == LIGHT
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("end", ["| true", ">&-"])
 def test_a_reader_that_stops_early_is_no_error(end: str) -> None:
     """`true` ends at once: the pipe is closed before the output comes, or while it does."""

@@ -15,6 +15,7 @@ LIMITS = ("6 MB", "10 MB")
 """Less than the 10.5 MB that the run reserves: its forward stops at a block, or at the head."""
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("limit", LIMITS)
 def test_each_remedy_makes_the_run_fit_and_takes_as_long_as_it_says(
     limit: str, capsys: pytest.CaptureFixture[str]
@@ -71,6 +72,7 @@ def test_each_way_off_the_device_that_a_runtime_names_is_one(runtime: str, stage
     assert len(known) == {"fsdp2": 1, "deepspeed": 1 + (stage == 3)}.get(runtime, 0)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("runtime", "megabytes", "helps"),
     [
@@ -104,6 +106,7 @@ def test_other_axes_take_their_ranks_from_replicas(
         assert sequences(strategy) == sequences(tight)
 
 
+@pytest.mark.one_commit_in(2)
 def test_where_nothing_helps_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     settings = options("train.steps=1", 'cluster.gpu_memory="1 kB"')
     assert answer(["run", "tiny", *settings]) == 1

@@ -121,6 +121,7 @@ def test_every_run_is_a_line_and_why_it_ended_stands_below_once(ask: Ask) -> Non
     assert "--csv FILE has the reason of all 4" in " ".join(below.split())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("settings", [(), ("fault=[{kind='gpu',rank=1,factor=2}]",)])
 def test_a_row_says_what_a_run_says(ask: Ask, settings: tuple[str, ...]) -> None:
     """Later trials of a schedule are not recorded in full: their figures are the same."""

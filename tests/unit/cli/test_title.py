@@ -38,6 +38,7 @@ def test_a_title_names_every_key_that_is_changed(
     assert code == (0 if title else 2)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("command", "memory"), [("run --no-check", "10 GB"), ("plan", "10 GB"), ("largest", "4 GB")]
 )

@@ -37,6 +37,7 @@ def full(path: Path) -> Path:
     return path
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("words", "option", "name"),
     [
@@ -162,6 +163,7 @@ def test_a_pipe_is_written_through(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["pipe", "file"])
 def test_a_file_written_to_standard_output_follows_the_answer(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "out.txt"
@@ -233,6 +235,7 @@ def sweep_below(limit_bytes: int, folder: Path) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.one_commit_in(7)
 def test_a_sweep_goes_on_when_its_store_is_full_and_the_next_one_keeps_the_rest(
     tmp_path: Path,
 ) -> None:

@@ -46,6 +46,7 @@ def test_its_links_are_listed_counted_in_cuts_and_drawn(installed: Path, tmp_pat
     assert len(set(re.findall(r">node\d+<", picture.read_text("utf-8")))) == 16
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_run_takes_its_links_and_a_fault_names_one_of_them(installed: Path) -> None:
     file = installed / "torus.toml"
     cluster = ("topology=none", "node=dgx_h100", "nodes=16", f"fabric={file}")
@@ -62,6 +63,7 @@ def test_a_run_takes_its_links_and_a_fault_names_one_of_them(installed: Path) ->
     assert step_s[1] > step_s[0]
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_file_with_a_wrong_key_or_of_an_unknown_kind_is_refused(
     installed: Path, tmp_path: Path
 ) -> None:

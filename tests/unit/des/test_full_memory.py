@@ -184,6 +184,7 @@ def step_ms(gigabytes: float, **changes: object) -> float | None:
     return found.step_time_s * 1e3 if found.fits else None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("allocator", ["caching", "expandable"])
 def test_a_host_that_runs_ahead_pays_for_memory_that_is_full(allocator: str) -> None:
     changes = {

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from import_graph import ROOT, ImportGraph, affected
 from processor_time import tree_seconds
-from rotation import commit_hash, replay, sample, shuffled
+from rotation import commit_hash, is_drawn, replay, sample, shuffled
 
 CASES = [f"test_x.py::test_y[{number}]" for number in range(40)]
 COMMITS = [f"{number:040x}" for number in range(200)]
@@ -36,6 +36,13 @@ def test_every_case_is_run_within_ten_commits_on_average() -> None:
     ran = Counter(case for commit in COMMITS for case in sample(CASES, 10, commit))
     assert min(ran[case] for case in CASES) >= 4
     assert sum(ran.values()) == 4 * len(COMMITS)
+
+
+def test_a_test_of_one_commit_in_n_runs_in_about_so_many() -> None:
+    # Of 200 commits 40, with a standard deviation of 5.7: within five of them.
+    for test in ("test_x.py::test_y", "test_x.py::test_z"):
+        assert 12 <= sum(is_drawn(test, 5, commit) for commit in COMMITS) <= 68
+    assert all(is_drawn("test_x.py::test_y", 1, commit) for commit in COMMITS)
 
 
 def test_a_file_over_its_limit_is_named_with_the_dearest_first() -> None:
@@ -107,12 +114,16 @@ import pytest
 from rotation import Rotation
 
 def pytest_configure(config):
-    for marker in ("matrix(n): one of n cases", "long", "studies"):
+    for marker in ("matrix(n)", "one_commit_in(n)", "long", "studies"):
         config.addinivalue_line("markers", marker)
     config.pluginmanager.register(Rotation("some-commit", rest_in=%s))
 """
 LONG = """
 import pytest
+
+@pytest.mark.one_commit_in(10**15)
+def test_in_another_commit():
+    pass
 
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("case", range(8))
@@ -131,10 +142,10 @@ def test_rarely():
 def test_the_rest_is_what_the_sample_leaves_out_until_the_time_is_up(tmp_path: Path) -> None:
     (tmp_path / "test_long.py").write_text(LONG, "utf-8")
     (tmp_path / "conftest.py").write_text(REST % 5, "utf-8")
-    assert "7 passed, 3 deselected" in _pytest(tmp_path)  # of 8 and 2 two and one
+    assert "8 passed, 3 deselected" in _pytest(tmp_path)  # of 8 cases 2, and one
     (tmp_path / "conftest.py").write_text(REST % 0, "utf-8")
     ran = _pytest(tmp_path, "-rs")
-    assert "7 skipped, 3 deselected" in ran
+    assert "8 skipped, 3 deselected" in ran
     assert "left for the rotation of another commit" in ran
 
 

@@ -38,6 +38,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -176,6 +177,7 @@ TIED = replace(SHAPE, tied_embeddings=True)
 Groups = tuple[Group, ...]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -55,6 +55,7 @@ def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
     return in_blocks(fitting(shape, strategy))
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize(
     ("strategy", "shape"),
     [

@@ -64,6 +64,7 @@ def made_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Schedule:
     return make_schedule(fitting(shape, strategy), strategy)
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
     ("name", "shape"), list(zip(WAYS, cycle([LLAMA, TIED_GPT]), strict=False)), ids=list(WAYS)
 )

@@ -180,6 +180,7 @@ def simulated(text: str, name: str) -> RunResult:
         return run(placed, check=False)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trace_that_is_read_back_takes_the_same_time(name: str) -> None:
     assert back(name).step_time_s == pytest.approx(ran(name).step_time_s, rel=TOLERANCE)

@@ -121,6 +121,7 @@ def test_tiles_move_what_the_layer_moves_and_run_again_once_more() -> None:
     assert tiled["all_gather"] - plain["all_gather"] == blocks // 2 * 2
 
 
+@pytest.mark.one_commit_in(2)
 @given(
     st.sampled_from(FAMILIES),
     st.integers(2, 4),
