@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from statements import statements, statements_in
+
 import zsim_scenarios
 from zsim.api.scenario import LoadedScenario
 from zsim.backend.backend import Job
@@ -75,7 +77,7 @@ class Said(NamedTuple):
 def said_by(path: Path) -> Said:
     """Read a file once; its tree is not kept."""
     tree = ast.parse(path.read_text("utf-8"))
-    nodes = list(ast.walk(tree))
+    nodes = list(statements(tree))
     return Said(
         outside=[node for node in tree.body if isinstance(node, ast.ImportFrom)],
         carried_out=list(while_it_runs(tree)),
@@ -90,7 +92,7 @@ def while_it_runs(node: ast.AST) -> Iterator[ast.ImportFrom]:
         return
     if isinstance(node, ast.ImportFrom):
         yield node
-    for child in ast.iter_child_nodes(node):
+    for child in statements_in(node):
         yield from while_it_runs(child)
 
 
