@@ -1,10 +1,10 @@
 """A pytest plugin that runs a sample of each matrix of tests, chosen by the commit.
 
 A test marked `matrix(n)` runs one of `n` of its cases; which, follows from a seed (the commit's
-hash unless `--rotation SEED` names another). `--all-cases` runs them all, and so does an argument
-that names a case (`tests/test_x.py::test_y[case]`). One marked `one_commit_in(n)` runs, with all of
-its cases, in one of `n` commits. With `--one-of N`, as in `make check`, every
-test runs one of N of its cases.
+hash unless `--rotation SEED` names another). One marked `one_commit_in(n)` runs, with all of its
+cases, in one of `n` commits. `--all-cases` runs everything; a test that an argument names
+(`tests/test_x.py::test_y`) runs with all of its cases. With `--one-of N`, as in `make check`, every
+test runs one of N of its cases, and those with either mark, which are expensive, none.
 
 `--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: whole files,
 in an order that follows from the seed, until the time is up.
@@ -58,6 +58,11 @@ def replay(nodeid: str) -> str:
     return f".venv/bin/pytest '{nodeid}'"
 
 
+def _test_of(nodeid: str) -> str:
+    """Return the identifier of a test without that of its case."""
+    return nodeid.partition("[")[0]
+
+
 def _is_long(item: pytest.Item) -> bool:
     """Return whether the sample of a commit never runs a case."""
     return any(item.get_closest_marker(name) is not None for name in ("long", "studies"))
@@ -90,9 +95,12 @@ class Rotation:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        if self.everything or any("[" in argument for argument in config.args):
+        if self.everything:
             return
-        kept = self._kept(items)
+        named = {argument for argument in config.args if "::" in argument}
+        kept = self._kept(items) | {
+            item.nodeid for item in items if {item.nodeid, _test_of(item.nodeid)} & named
+        }
         if self.rest_in is not None:
             kept = {item.nodeid for item in items if item.nodeid not in kept or _is_long(item)}
             files = shuffled({item.path for item in items}, self.seed)
@@ -112,11 +120,13 @@ class Rotation:
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
         matrices: dict[tuple[str, int], list[str]] = defaultdict(list)
         for item in items:
-            test = item.nodeid.partition("[")[0]
+            test = _test_of(item.nodeid)
             seldom = item.get_closest_marker("one_commit_in")
+            marker = item.get_closest_marker("matrix")
+            if self.one_of > 1 and (seldom or marker):
+                continue
             if seldom is not None and not is_drawn(test, int(seldom.args[0]), self.seed):
                 continue
-            marker = item.get_closest_marker("matrix")
             one_of = max(self.one_of, 1 if marker is None else int(marker.args[0]))
             matrices[test, one_of].append(item.nodeid)
         drawn = (sample(cases, one_of, self.seed) for (_, one_of), cases in matrices.items())
