@@ -2,8 +2,12 @@
 
 A test marked `matrix(n)` runs one of `n` of its cases; which, follows from a seed (the commit's
 hash unless `--rotation SEED` names another). `--all-cases` runs them all, and so does an argument
-that names a case (`tests/test_x.py::test_y[case]`). With `--one-of N`, as in `make check`, every
+that names a case (`tests/test_x.py::test_y[case]`). Cases that are marked `long` run all where they
+are asked for. With `--one-of N`, as in `make check`, every
 test runs one of N of its cases.
+
+Tests of a file that are marked `matrix(n, together=True)` draw by the names of cases alone: those
+with the same cases, of a parametrized fixture, run the same sample, which is made once.
 """
 
 import subprocess
@@ -28,11 +32,20 @@ def commit_hash(root: Path = ROOT) -> str:
     return ran.stdout.strip() if ran.returncode == 0 else "no-commit"
 
 
-def sample(cases: Sequence[str], one_of: int, seed: str) -> set[str]:
-    """Return one of `one_of` cases, at least one; every case has the same chance with each seed."""
+def sample(cases: Sequence[str], one_of: int, seed: str, *, together: bool = False) -> set[str]:
+    """Return one of `one_of` cases, at least one; every case has the same chance with each seed.
+
+    With `together`, tests of a file that have cases of the same names draw the same ones.
+    """
     if one_of < 1:
         raise ValueError(f"matrix: {one_of} must be at least 1")
-    drawn = sorted(cases, key=lambda case: sha256(f"{seed} {case}".encode()).digest())
+
+    def place(case: str) -> bytes:
+        file, _, rest = case.partition("::")
+        named = f"{file}[{rest.partition('[')[2]}" if together else case
+        return sha256(f"{seed} {named}".encode()).digest()
+
+    drawn = sorted(cases, key=place)
     return set(drawn[: ceil(len(cases) / one_of)])
 
 
@@ -66,13 +79,21 @@ class Rotation:
             items[:] = [item for item in items if item.nodeid in kept]
 
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
-        matrices: dict[tuple[str, int], list[str]] = defaultdict(list)
+        matrices: dict[tuple[str, int, bool], list[str]] = defaultdict(list)
+        long: set[str] = set()
         for item in items:
+            if item.get_closest_marker("long") is not None:
+                long.add(item.nodeid)
+                continue
             marker = item.get_closest_marker("matrix")
             one_of = max(self.one_of, 1 if marker is None else int(marker.args[0]))
-            matrices[item.nodeid.partition("[")[0], one_of].append(item.nodeid)
-        drawn = (sample(cases, one_of, self.seed) for (_, one_of), cases in matrices.items())
-        return set().union(*drawn)
+            together = marker is not None and bool(marker.kwargs.get("together"))
+            matrices[item.nodeid.partition("[")[0], one_of, together].append(item.nodeid)
+        drawn = (
+            sample(cases, one_of, self.seed, together=together)
+            for (_, one_of, together), cases in matrices.items()
+        )
+        return long.union(*drawn)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
