@@ -20,6 +20,8 @@ inherit that; tests that interrupt theirs take it back first.
 import gc
 import signal
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from multiprocessing import forkserver
 
 import pytest
@@ -109,6 +111,14 @@ def pytest_collection_finish() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def pool_of() -> Iterator[object]:
+    """Return pools of ranks by their number, which all tests of this process share."""
+    pools = import_module("shared_ranks").SharedPools()  # only tests of ranks import torch
+    yield pools
+    pools.end()
 
 
 settings.register_profile(

@@ -1,12 +1,11 @@
 """Real training by any drawn strategy ends where a plain loop does, in the booked memory."""
 
-from collections.abc import Iterator
-
 import pytest
 from drawn import small_buckets, zero_strategies
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_ranks import SharedPools
 from tiny_training import (
     BOUND,
     Case,
@@ -62,9 +61,8 @@ def test_one_rank_trains_as_a_plain_loop_in_the_booked_memory(
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(RANKS) as made:
-        yield made
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(RANKS)
 
 
 @examples(8)

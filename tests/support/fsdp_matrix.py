@@ -88,6 +88,29 @@ RUNS = {
     "hsdp, frozen, bf16": FsdpRun(hybrid=True, frozen=True, bf16=True),
 }
 
+VALUES = {
+    "sharded": FsdpRun(
+        reshard=False,
+        bf16=True,
+        micro_batches=2,
+        sync="each",
+        prefetch=True,
+        tied=True,
+        input_buffers=2,
+        asks_loss=True,
+    ),
+    "sharded, resharded to 2": FsdpRun(
+        reshard=2,
+        frozen=True,
+        checkpoint=True,
+        unshard_ahead=True,
+        separate_group=True,
+    ),
+    "sharded along the second dimension": FsdpRun(second_dimension=True),
+    "hybrid, offload": FsdpRun(hybrid=True, offload=True, micro_batches=2, sync="all-reduce last"),
+}
+"""Runs in which every value of each option of `RUNS` is once."""
+
 
 class _Layer(nn.Module):
     def __init__(self) -> None:

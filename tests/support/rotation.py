@@ -1,10 +1,13 @@
 """A pytest plugin that runs a sample of each matrix of tests, chosen by the commit.
 
 A test marked `matrix(n)` runs one of `n` of its cases; which, follows from a seed (the commit's
-hash unless `--rotation SEED` names another). One marked `one_commit_in(n)` runs, with all of its
-cases, in one of `n` commits. `--all-cases` runs everything; a test that an argument names
-(`tests/test_x.py::test_y`) runs with all of its cases. With `--one-of N`, as in `make check`, every
-test runs one of N of its cases, and those with either mark, which are expensive, none.
+hash unless `--rotation SEED` names another). Those of a file that are marked
+`matrix(n, together=True)` draw by the names of cases alone: tests with the same cases, of a
+parametrized fixture, run the same sample, which is made once. A test marked `one_commit_in(n)`
+runs, with all of its cases, in one of `n` commits. `--all-cases` runs everything; a test that an
+argument names (`tests/test_x.py::test_y`) runs with all of its cases, and so does one marked `long`
+or `studies` where it is asked for. With `--one-of N`, as in `make check`, every test runs one of N
+of its cases, and those marked `matrix` or `one_commit_in`, which are expensive, none.
 
 `--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: whole files,
 in an order that follows from the seed, until the time is up.
@@ -33,11 +36,20 @@ def commit_hash(root: Path = ROOT) -> str:
     return ran.stdout.strip() if ran.returncode == 0 else "no-commit"
 
 
-def sample(cases: Sequence[str], one_of: int, seed: str) -> set[str]:
-    """Return one of `one_of` cases, at least one; every case has the same chance with each seed."""
+def sample(cases: Sequence[str], one_of: int, seed: str, *, together: bool = False) -> set[str]:
+    """Return one of `one_of` cases, at least one; every case has the same chance with each seed.
+
+    With `together`, tests of a file that have cases of the same names draw the same ones.
+    """
     if one_of < 1:
         raise ValueError(f"matrix: {one_of} must be at least 1")
-    drawn = sorted(cases, key=lambda case: sha256(f"{seed} {case}".encode()).digest())
+
+    def place(case: str) -> bytes:
+        file, _, rest = case.partition("::")
+        named = f"{file}[{rest.partition('[')[2]}" if together else case
+        return sha256(f"{seed} {named}".encode()).digest()
+
+    drawn = sorted(cases, key=place)
     return set(drawn[: ceil(len(cases) / one_of)])
 
 
@@ -118,8 +130,12 @@ class Rotation:
             pytest.skip("left for the rotation of another commit")
 
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
-        matrices: dict[tuple[str, int], list[str]] = defaultdict(list)
+        matrices: dict[tuple[str, int, bool], list[str]] = defaultdict(list)
+        long: set[str] = set()
         for item in items:
+            if _is_long(item):
+                long.add(item.nodeid)
+                continue
             test = _test_of(item.nodeid)
             seldom = item.get_closest_marker("one_commit_in")
             marker = item.get_closest_marker("matrix")
@@ -128,9 +144,13 @@ class Rotation:
             if seldom is not None and not is_drawn(test, int(seldom.args[0]), self.seed):
                 continue
             one_of = max(self.one_of, 1 if marker is None else int(marker.args[0]))
-            matrices[test, one_of].append(item.nodeid)
-        drawn = (sample(cases, one_of, self.seed) for (_, one_of), cases in matrices.items())
-        return set().union(*drawn)
+            together = marker is not None and bool(marker.kwargs.get("together"))
+            matrices[test, one_of, together].append(item.nodeid)
+        drawn = (
+            sample(cases, one_of, self.seed, together=together)
+            for (_, one_of, together), cases in matrices.items()
+        )
+        return long.union(*drawn)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -229,9 +229,9 @@ def by_fsdp(case: Case) -> Parameters:
     return {name: value.full_tensor() for name, value in module.state_dict().items()}
 
 
-def all_by_fsdp(cases: list[Case]) -> list[Parameters]:
-    """Case after case in one process group."""
-    return [by_fsdp(case) for case in cases]
+def by_schedule_and_fsdp(case: Case, made: Schedule, other: Case) -> tuple[Result, Parameters]:
+    """Train `case` by its schedule, and `other` by fully_shard, in one process group."""
+    return by_schedule(case, made), by_fsdp(other)
 
 
 def distance(one: Parameters, other: Parameters, start: Parameters) -> float:

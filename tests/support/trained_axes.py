@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -29,6 +30,7 @@ from zsim_torch.backend import Assignment, trained_on_rank
 from zsim_torch.feed import feed
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import transformer
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 SEED = 3
@@ -149,6 +151,7 @@ class AxesCase:
     witness: bool = False
     observe: bool = True
 
+    @cache  # noqa: B019  # cases are few, and tests ask for what their ranks follow, too
     def job(self) -> Job:
         strategy, shape = self.strategy, self.shape
         if strategy.parallel.context > 1 or strategy.execution.splits:
@@ -201,14 +204,22 @@ class HasPart(Protocol):
     def parameters(self) -> Parameters: ...
 
 
-def by_ranks(cases: list[AxesCase]) -> list[RankResult]:
+def trained_on_axes(pool: RankPool, cases: Sequence[AxesCase]) -> list[list[RankResult]]:
+    """Train case after case on the ranks of `pool`, by jobs that are made here, once.
+
+    Return the results of every rank for each case.
+    """
+    by_number = pool.run(by_ranks, [*cases], [case.job() for case in cases])
+    return [list(results) for results in zip(*by_number, strict=True)]
+
+
+def by_ranks(cases: list[AxesCase], jobs: list[Job]) -> list[RankResult]:
     """Train case after case on this rank of one process group."""
-    return [by_rank(case) for case in cases]
+    return [by_rank(*each) for each in zip(cases, jobs, strict=True)]
 
 
-def by_rank(case: AxesCase) -> RankResult:
+def by_rank(case: AxesCase, job: Job) -> RankResult:
     """Train a case on this rank."""
-    job = case.job()
     work = Assignment(
         job=job,
         seed=SEED,

@@ -29,6 +29,24 @@ def test_a_sample_is_repeatable_and_has_one_of_n_cases(one_of: int, seed: str) -
     assert len(drawn) == -(-len(CASES) // one_of)
 
 
+def test_tests_of_a_file_that_draw_together_draw_the_same_cases() -> None:
+    others = [case.replace("test_y", "test_z") for case in CASES]
+    for commit in COMMITS[:20]:
+        drawn = sample(CASES, 10, commit, together=True)
+        also = sample(others, 10, commit, together=True)
+        assert {case.replace("test_y", "test_z") for case in drawn} == also
+        assert len(drawn) == 4
+    elsewhere = [case.replace("test_x.py", "test_w.py") for case in CASES]
+    assert any(
+        {
+            case.replace("test_x.py", "test_w.py")
+            for case in sample(CASES, 10, commit, together=True)
+        }
+        != sample(elsewhere, 10, commit, together=True)
+        for commit in COMMITS[:20]
+    )
+
+
 def test_every_case_is_run_within_ten_commits_on_average() -> None:
     # One of 10 cases a commit: 10 commits on average. Over 200 commits, 20 runs of each of 40
     # cases, with a standard deviation of 4.2; the rarest of 40 is 3 deviations below, and 7 in ten

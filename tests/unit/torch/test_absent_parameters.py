@@ -11,6 +11,7 @@ import pytest
 import torch
 from drawn_clusters import NO_MODEL
 from exact_training import cluster
+from shared_ranks import SharedPools
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -26,7 +27,6 @@ from zsim_torch.module.absent import AbsentParameterError
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import UnitRunError
 from zsim_torch.supervise.rank_failure import RankFailedError
-from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.train import Option, train
 from zsim_torch.values import TorchValues
 
@@ -158,9 +158,9 @@ def train_checkpointed(strategy: Strategy) -> None:
     trained(net(second=lambda: Linear(how)), strategy)
 
 
-def test_real_ranks_end_with_one_line_that_names_the_unit() -> None:
+def test_real_ranks_end_with_one_line_that_names_the_unit(pool_of: SharedPools) -> None:
     with pytest.raises(RankFailedError) as caught:
-        run_ranks(train_checkpointed, STRATEGY.but({"parallel.data": 2}), ranks=2)
+        pool_of(2).run(train_checkpointed, STRATEGY.but({"parallel.data": 2}))
     line, _, details = str(caught.value).partition(" (details: ")
     assert line == (
         f"rank {caught.value.rank}: UnitRunError: unit second: its backward reads parameter "

@@ -11,6 +11,7 @@ import torch
 from drawn_forward import STEPS, WIDTH, DrawnForward, Step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_ranks import SharedPools
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +27,6 @@ from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import ModuleUnitError, UnitRunError
 from zsim_torch.run_option import Option
-from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.trainer import Trainer
 
 RATE = 0.01
@@ -388,8 +388,10 @@ def both_ways() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return trained_on_ranks(by_torch=False), trained_on_ranks(by_torch=True)
 
 
-def test_ranks_train_it_as_ddp_does_and_all_have_the_buffers_of_rank_0() -> None:
-    (one, plain), (other, _) = run_ranks(both_ways, ranks=2)
+def test_ranks_train_it_as_ddp_does_and_all_have_the_buffers_of_rank_0(
+    pool_of: SharedPools,
+) -> None:
+    (one, plain), (other, _) = pool_of(2).run(both_ways)
     for name, value in plain.items():
         assert torch.allclose(one[name].double(), value.double(), rtol=1e-8, atol=1e-10), name
         assert torch.equal(one[name], other[name]), name

@@ -4,7 +4,7 @@ import copy
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, REFUSED, SUMMED_APART, Batch
+from shared_ranks import SharedPools
 from torch import distributed, nn
 
 from zsim.strategy.optimizer_rule import SGD
@@ -124,9 +125,8 @@ def judged(name: str, found: Outcome, *, ranks: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as started:
-        yield started
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 @pytest.mark.parametrize("name", SUITE)

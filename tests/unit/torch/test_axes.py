@@ -4,11 +4,11 @@ Sums over ranks of the tensor axis are in another order than those of one proces
 by roundings; stages of a pipeline do what one process does, in its order, and to its bits.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from tiny_training import BOUND, distance
 from trained_axes import (
     BESIDE_PRODUCTS,
@@ -33,8 +33,8 @@ from trained_axes import (
     AxesCase,
     RankResult,
     by_plain_loop,
-    by_ranks,
     on,
+    trained_on_axes,
     whole,
 )
 
@@ -323,32 +323,28 @@ MORE = {
 }
 
 
-def results_of(ranks: int, cases: Mapping[str, AxesCase]) -> dict[str, list[RankResult]]:
-    """Train each case on its ranks in one pool; observed where a trace is judged."""
-    watched = [replace(case, observe=case.witness) for case in cases.values()]
-    with RankPool(ranks) as pool:
-        by_number = pool.run(by_ranks, watched)
-    return dict(zip(cases, map(list, zip(*by_number, strict=True)), strict=True))
+def results_of(pool: RankPool, case: AxesCase) -> list[RankResult]:
+    """Train a case on the ranks of a pool; observed where a trace is judged."""
+    (results,) = trained_on_axes(pool, [replace(case, observe=case.witness)])
+    return results
 
 
-def assert_as_one_process(cases: Mapping[str, AxesCase], ranks: int) -> dict[str, list[RankResult]]:
-    """Train every case on ranks and by a plain loop; return what ranks have left.
+def assert_as_one_process(pool: RankPool, case: AxesCase) -> list[RankResult]:
+    """Train a case on ranks and by a plain loop; return what ranks have left.
 
     One in a half format has no plain loop, whose parameters are as wide as its masters.
     """
-    found = results_of(ranks, cases)
-    for name, results in found.items():
-        case = cases[name]
-        assert {result.losses for result in results} == {results[0].losses}, name
-        bound = BOUND.get(case.strategy.train.precision)
-        if bound is not None:
-            before, after, losses = by_plain_loop(case)
-            assert results[0].losses == pytest.approx(losses, rel=10 * bound), name
-            assert distance(whole(case, results), after, before) <= bound, name
-        if case.witness:
-            trace = merged([result.trace for result in results])
-            assert refinement.examine(case.job().schedule, trace) == [], name
-    return found
+    results = results_of(pool, case)
+    assert {result.losses for result in results} == {results[0].losses}
+    bound = BOUND.get(case.strategy.train.precision)
+    if bound is not None:
+        before, after, losses = by_plain_loop(case)
+        assert results[0].losses == pytest.approx(losses, rel=10 * bound)
+        assert distance(whole(case, results), after, before) <= bound
+    if case.witness:
+        trace = merged([result.trace for result in results])
+        assert refinement.examine(case.job().schedule, trace) == []
+    return results
 
 
 def alone(case: AxesCase) -> Strategy:
@@ -364,33 +360,34 @@ def alone(case: AxesCase) -> Strategy:
     return on(case.strategy, emulate=runtime)
 
 
-def test_two_ranks_train_as_one_process_and_stages_of_a_pipeline_to_its_bits() -> None:
-    found = assert_as_one_process(TWO_RANKS, 2)
-    staged = [
-        name
-        for name, case in TWO_RANKS.items()
-        if case.strategy.parallel.pipeline > 1
-        and not case.shape.tied_embeddings  # whose gradients are summed stage by stage
-    ]
-    assert staged
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks_train_as_one_process_and_stages_of_a_pipeline_to_its_bits(
+    pool_of: SharedPools, name: str
+) -> None:
+    case = TWO_RANKS[name]
+    results = assert_as_one_process(pool_of(2), case)
+    if case.strategy.parallel.pipeline == 1 or case.shape.tied_embeddings:
+        return  # gradients are summed over the tensor axis, or stage by stage
     # In a process of its own, where kernels have one thread as on the ranks: they round alike.
-    unstaged = results_of(
-        1,
-        {name: replace(TWO_RANKS[name], strategy=alone(TWO_RANKS[name])) for name in staged},
-    )
-    for name in staged:
-        case, results, (one,) = TWO_RANKS[name], found[name], unstaged[name]
-        assert results[0].losses == one.losses, name
-        parameters = whole(case, results)
-        for parameter, value in whole(case, [one]).items():
-            assert torch.equal(parameters[parameter], value), (name, parameter)
+    (one,) = results_of(pool_of(1), replace(case, strategy=alone(case)))
+    assert results[0].losses == one.losses
+    parameters = whole(case, results)
+    for parameter, value in whole(case, [one]).items():
+        assert torch.equal(parameters[parameter], value), parameter
 
 
-def test_four_ranks_on_two_axes_train_as_one_process() -> None:
-    assert_as_one_process(FOUR_RANKS, 4)
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_ranks_on_two_axes_train_as_one_process(pool_of: SharedPools, name: str) -> None:
+    assert_as_one_process(pool_of(4), FOUR_RANKS[name])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", MORE)
-def test_every_runtime_trains_on_its_axes_as_one_process(ranks: int) -> None:
-    assert_as_one_process(MORE[ranks], ranks)
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(ranks, name) for ranks, cases in MORE.items() for name in cases]
+)
+def test_every_runtime_trains_on_its_axes_as_one_process(
+    pool_of: SharedPools, ranks: int, name: str
+) -> None:
+    assert_as_one_process(pool_of(ranks), MORE[ranks][name])

@@ -4,7 +4,6 @@ Pieces are put together to whole tensors, by the names and shapes of the model, 
 read what others wrote; padding of the vocabulary is in no checkpoint.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resumed_axes import AxesEnded, AxesPart, run_parts
 from saved_tensors import assert_same_checkpoint
+from shared_ranks import SharedPools
 from torch import nn
 from trained_axes import (
     CUT,
@@ -36,7 +36,6 @@ from zsim.model.architecture import GPT
 from zsim_torch.checkpoint.parameter_part import ParameterPart, need_parts
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import transformer
-from zsim_torch.supervise.ranks import RankPool
 
 TWO_RANKS = {
     "nanotron, tensor 2, tokens cut": AxesCase(
@@ -55,13 +54,7 @@ MOVES = (
     on(NANOTRON, pipeline=4),
     on(PLAIN.but({"train.precision": NANOTRON.train.precision}), data=2, tensor=2, stage=3),
 )
-"""Each goes on from the checkpoint of the one before."""
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[RankPool]:
-    with RankPool(2) as pool:
-        yield pool
+"""Each goes on from a checkpoint of two stages, and the next from its own."""
 
 
 def assert_equal(one: AxesEnded, other: AxesEnded) -> None:
@@ -70,43 +63,45 @@ def assert_equal(one: AxesEnded, other: AxesEnded) -> None:
         assert torch.equal(value, other.parameters[name]), name
 
 
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_steps_and_two_more_from_a_checkpoint_are_four_bit_for_bit(
-    two: RankPool, tmp_path: Path
+    pool_of: SharedPools, tmp_path: Path, name: str
 ) -> None:
-    asked: list[AxesPart] = []
-    for name, case in TWO_RANKS.items():
-        half = AxesPart(case, stop=2, saved=tmp_path / name)
-        asked += [replace(half, stop=4, saved=None), half, half.then(4)]
-    for results in two.run(run_parts, asked):
-        for number, name in enumerate(TWO_RANKS):
-            complete, first, rest = results[3 * number : 3 * number + 3]
-            assert first.losses + rest.losses == complete.losses, name
-            assert rest.evaluated == complete.evaluated < first.evaluated, name
-            assert rest.steps_done == 4
-            assert_equal(rest, complete)
+    half = AxesPart(TWO_RANKS[name], stop=2, saved=tmp_path / name)
+    asked = [replace(half, stop=4, saved=None), half, half.then(4)]
+    for complete, first, rest in pool_of(2).run(run_parts, asked):
+        assert first.losses + rest.losses == complete.losses
+        assert rest.evaluated == complete.evaluated < first.evaluated
+        assert rest.steps_done == 4
+        assert_equal(rest, complete)
 
 
-def test_a_training_moves_from_axes_to_others_and_back(two: RankPool, tmp_path: Path) -> None:
-    first = AxesPart(AxesCase(SMALL_LLAMA, on(NANOTRON, pipeline=2)), stop=2, saved=tmp_path / "-1")
+@pytest.mark.matrix(5)
+@pytest.mark.parametrize("number", range(len(MOVES)))
+def test_a_training_moves_from_axes_to_others_and_back(
+    pool_of: SharedPools, tmp_path: Path, number: int
+) -> None:
+    first = AxesPart(AxesCase(SMALL_LLAMA, on(NANOTRON, pipeline=2)), stop=2, saved=tmp_path / "0")
+    to = [MOVES[number], MOVES[(number + 1) % len(MOVES)]]
     moved = [
         AxesPart(
             AxesCase(SMALL_LLAMA, strategy),
             start=2,
             stop=2,
-            loaded=tmp_path / f"{number - 1}",
-            saved=tmp_path / f"{number}",
+            loaded=tmp_path / f"{place - 1}",
+            saved=tmp_path / f"{place}",
         )
-        for number, strategy in enumerate(MOVES)
+        for place, strategy in enumerate(to, 1)
     ]
-    ended = two.run(run_parts, [first])[0][0]
-    with RankPool(4) as pool:
-        by_rank = pool.run(run_parts, moved)
+    ended = pool_of(2).run(run_parts, [first])[0][0]
+    by_rank = pool_of(4).run(run_parts, moved)
     folders = [part.saved for part in (first, *moved) if part.saved is not None]
     for one, other in pairwise(folders):
         assert_same_checkpoint(one, other, parameters=len(ended.parameters))
     expected = {name: value.flatten() for name, value in ended.parameters.items()}
-    for number, part in enumerate(moved):
-        results = [ended_there[number] for ended_there in by_rank]
+    for place, part in enumerate(moved):
+        results = [ended_there[place] for ended_there in by_rank]
         assert {each.steps_done for each in results} == {2}
         assert {each.evaluated for each in results} == {results[0].evaluated}
         parameters = whole(part.case, results)
@@ -115,14 +110,13 @@ def test_a_training_moves_from_axes_to_others_and_back(two: RankPool, tmp_path: 
             assert torch.equal(value.flatten().float(), expected[name]), name
 
 
-def test_every_axis_evaluates_as_one_process(two: RankPool) -> None:
-    parts = [AxesPart(case) for case in TWO_RANKS.values()]
-    alone = run_parts(
-        [AxesPart(replace(each, strategy=on(each.strategy))) for each in TWO_RANKS.values()]
-    )
-    for results in two.run(run_parts, parts):
-        for name, one, other in zip(TWO_RANKS, results, alone, strict=True):
-            assert one.evaluated == pytest.approx(other.evaluated, rel=1e-6), name
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_every_axis_evaluates_as_one_process(pool_of: SharedPools, name: str) -> None:
+    part = AxesPart(TWO_RANKS[name])
+    (alone,) = run_parts([replace(part, case=replace(part.case, strategy=on(part.case.strategy)))])
+    for (result,) in pool_of(2).run(run_parts, [part]):
+        assert result.evaluated == pytest.approx(alone.evaluated, rel=1e-6)
 
 
 def test_a_module_that_does_not_say_how_it_was_cut_is_not_saved() -> None:

@@ -1,9 +1,9 @@
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 
 from zsim.backend.backend import Backend, Job, RefusedError, load_backend
 from zsim.cluster.cluster import Cluster, Gpu, Link
@@ -64,9 +64,8 @@ def job(
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as made:
-        yield made
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 def losses(trace: Trace) -> list[float]:

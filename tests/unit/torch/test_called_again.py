@@ -1,10 +1,10 @@
 """A module that is called twice in a forward: one set of parameters, whose gradients add up."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from tiny_training import BOUND, Case, Tiny, distance, give, optimizer_of, values
 from torch import distributed
 
@@ -54,9 +54,8 @@ def by_schedule(case: Case, made: Schedule) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as made:
-        yield made
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -3,7 +3,7 @@
 import os
 import resource
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saved_tensors import assert_same_checkpoint, damage, tensors_in
 from saved_tiny import Ended, Part, fsdp_goes_on, fsdp_saves, run_all
+from shared_ranks import SharedPools
 from tiny_training import Case
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -38,9 +39,8 @@ ADAM = Adam(learning_rate=0.01, epsilon=1e-5)
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as started:
-        yield started
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 def strategy(stage: int, ranks: int = 2, **train: object) -> Strategy:
@@ -102,15 +102,15 @@ def assert_equal(one: Ended, other: Ended) -> None:
 
 
 def test_four_ranks_of_stage_3_go_on_as_two_of_stage_1_and_back(
-    pool: RankPool, tmp_path: Path
+    pool_of: SharedPools, pool: RankPool, tmp_path: Path
 ) -> None:
     four = Part(Case(strategy(3, ranks=4)), stop=2, saved=tmp_path / "four")
     two = Part(Case(strategy(1)), start=2, stop=2, loaded=four.saved, saved=tmp_path / "two")
-    with RankPool(4) as wide:
-        first = wide.run(run_all, [four])
-        (moved,) = pool.run(run_all, [two])[0]
-        again = replace(four, start=2, loaded=two.saved, saved=tmp_path / "again")
-        (back,) = wide.run(run_all, [again])[0]
+    wide = pool_of(4)
+    first = wide.run(run_all, [four])
+    (moved,) = pool.run(run_all, [two])[0]
+    again = replace(four, start=2, loaded=two.saved, saved=tmp_path / "again")
+    (back,) = wide.run(run_all, [again])[0]
     assert_equal(moved, first[0][0])
     assert_equal(back, moved)
     assert moved.steps_done == back.steps_done == 2

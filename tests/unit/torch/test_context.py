@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from tiny_training import BOUND, distance
 from trained_axes import (
     FSDP2_OF_TOKENS,
@@ -14,8 +15,8 @@ from trained_axes import (
     SMALL_LLAMA,
     AxesCase,
     by_plain_loop,
-    by_ranks,
     sharing,
+    trained_on_axes,
     whole,
 )
 
@@ -24,7 +25,6 @@ from zsim.proof import against_trace as refinement
 from zsim_torch.backend import TorchBackend
 from zsim_torch.module.context_place import ContextPlace
 from zsim_torch.rank_result import merged
-from zsim_torch.supervise.ranks import RankPool
 
 LLAMA = replace(SMALL_LLAMA, sequence_length=8)
 GPT: Architecture = replace(SMALL_GPT, sequence_length=12, parallel_residual=True)
@@ -49,20 +49,22 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks", CASES)
-def test_ranks_that_share_sequences_train_as_one_process(ranks: int) -> None:
-    with RankPool(ranks) as pool:
-        by_number = pool.run(by_ranks, list(CASES[ranks].values()))
-    for (name, case), results in zip(
-        CASES[ranks].items(), zip(*by_number, strict=True), strict=True
-    ):
-        bound = BOUND[case.strategy.train.precision]
-        before, after, losses = by_plain_loop(case)
-        assert results[0].losses == pytest.approx(losses, rel=10 * bound), name
-        assert distance(whole(case, results), after, before) <= bound, name
-        if case.witness:
-            trace = merged([result.trace for result in results])
-            assert refinement.examine(case.job().schedule, trace) == [], name
+@pytest.mark.matrix(5)
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(ranks, name) for ranks, cases in CASES.items() for name in cases]
+)
+def test_ranks_that_share_sequences_train_as_one_process(
+    pool_of: SharedPools, ranks: int, name: str
+) -> None:
+    case = CASES[ranks][name]
+    (results,) = trained_on_axes(pool_of(ranks), [case])
+    bound = BOUND[case.strategy.train.precision]
+    before, after, losses = by_plain_loop(case)
+    assert results[0].losses == pytest.approx(losses, rel=10 * bound)
+    assert distance(whole(case, results), after, before) <= bound
+    if case.witness:
+        trace = merged([result.trace for result in results])
+        assert refinement.examine(case.job().schedule, trace) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from emulated_strategies import DEEPSPEED3_OPTIONS, strategy
+from shared_ranks import SharedPools
 from tiny_training import Case, trained_on_ranks
 
 from zsim.memory import book
 from zsim.strategy.precision import Precision
 from zsim_torch.rank_result import state_peak
-from zsim_torch.supervise.ranks import RankPool
 
 
 def cases(ranks: int) -> Iterator[Case]:
@@ -19,10 +19,10 @@ def cases(ranks: int) -> Iterator[Case]:
                 yield Case(made, steps=2, observe=True)
 
 
-def test_live_storages_peak_at_the_book_to_the_byte() -> None:
+def test_live_storages_peak_at_the_book_to_the_byte(pool_of: SharedPools) -> None:
     found = list(cases(2))
-    with RankPool(2) as pool:
-        by_rank = trained_on_ranks(pool, found)
+    pool = pool_of(2)
+    by_rank = trained_on_ranks(pool, found)
     for results in by_rank:
         for case, result in zip(found, results, strict=True):
             lives = result.observed["live_bytes_peak/state"]

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 from delayed_loop import by_delayed_loop
+from shared_ranks import SharedPools
 from tiny_training import Case, Result, trained_on_ranks
 
 from zsim.schedule.layout import Layout
@@ -14,7 +15,6 @@ from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_torch.supervise.ranks import RankPool
 
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 WARM_UPS = (0, 2)
@@ -55,11 +55,11 @@ Ran = tuple[list[Case], list[list[Result]]]
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def ran(request: pytest.FixtureRequest) -> Ran:
+def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     """Cases, and what each rank found for them in their order."""
     asked = cases(request.param)
-    with RankPool(request.param) as pool:
-        return asked, [*trained_on_ranks(pool, asked)]
+    pool = pool_of(request.param)
+    return asked, [*trained_on_ranks(pool, asked)]
 
 
 def owners(case: Case) -> dict[str, torch.Tensor]:

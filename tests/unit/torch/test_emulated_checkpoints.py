@@ -3,23 +3,19 @@
 Blocks are five, so that some come back where a stream of copies keeps the last two.
 """
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from emulated_strategies import CHECKPOINTED, strategy
+from shared_ranks import SharedPools
 from tiny_training import BOUND, distance
-from trained_axes import DEEP_LLAMA, AxesCase, RankResult, by_plain_loop, by_ranks, on, whole
+from trained_axes import DEEP_LLAMA, AxesCase, by_plain_loop, on, trained_on_axes, whole
 
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
-from zsim_torch.supervise.ranks import RankPool
 
 FULL = Checkpointing.FULL
 PARTITIONED = {"activations": Activations(checkpointing=FULL, partition=True)}
-PLAIN_LOOP = ("fsdp1, checkpoints on the host", "deepspeed 3, checkpoints on the host")
-"""Those that are compared with one process; the others are as they are without."""
 
 
 def without(moved: Strategy) -> Strategy:
@@ -54,33 +50,22 @@ def moving() -> dict[str, Strategy]:
 
 
 MOVING = moving()
-Ran = dict[str, tuple[AxesCase, list[RankResult], list[RankResult]]]
 
 
-@pytest.fixture(scope="module")
-def ran() -> Ran:
-    """Of each the case, and what every rank has, with checkpoints on the host and without."""
-    moved = [AxesCase(DEEP_LLAMA, each) for each in MOVING.values()]
-    kept = [AxesCase(DEEP_LLAMA, without(each)) for each in MOVING.values()]
-    with RankPool(2) as pool:
-        by_rank: Sequence[list[RankResult]] = pool.run(by_ranks, [*moved, *kept])
-    results = [list(each) for each in zip(*by_rank, strict=True)]
-    halves = zip(moved, results[: len(moved)], results[len(moved) :], strict=True)
-    return dict(zip(MOVING, halves, strict=True))
-
-
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", MOVING)
-def test_checkpoints_on_the_host_change_no_bit(ran: Ran, name: str) -> None:
-    _, moved, kept = ran[name]
-    for one, other in zip(moved, kept, strict=True):
+def test_checkpoints_on_the_host_change_no_bit_and_ranks_train_as_one_process_does(
+    pool_of: SharedPools, name: str
+) -> None:
+    """One in bf16 has no plain loop, whose parameters are as wide as its masters."""
+    case = AxesCase(DEEP_LLAMA, MOVING[name])
+    kept = AxesCase(DEEP_LLAMA, without(MOVING[name]))
+    moved, stayed = trained_on_axes(pool_of(2), [case, kept])
+    for one, other in zip(moved, stayed, strict=True):
         assert one.losses == other.losses
         for parameter, value in other.parameters.items():
             assert torch.equal(one.parameters[parameter], value), parameter
-
-
-@pytest.mark.parametrize("name", PLAIN_LOOP)
-def test_ranks_train_as_one_process_does(ran: Ran, name: str) -> None:
-    case, moved, _ = ran[name]
-    before, after, losses = by_plain_loop(case)
-    assert distance(whole(case, moved), after, before) <= BOUND[Precision.FP32]
-    assert moved[0].losses == pytest.approx(losses, rel=1e-3)
+    if case.strategy.train.precision is Precision.FP32:
+        before, after, losses = by_plain_loop(case)
+        assert distance(whole(case, moved), after, before) <= BOUND[Precision.FP32]
+        assert moved[0].losses == pytest.approx(losses, rel=1e-3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from emulated_strategies import OFFLOADED, strategy
+from shared_ranks import SharedPools
 from small_files import all_in_small_files, small_files
 from tiny_training import UNITS, Case, Result, Tiny
 
@@ -13,7 +14,6 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
 from zsim_torch.module.description import describe
-from zsim_torch.supervise.ranks import RankPool
 
 WAYS = ((Precision.BF16, 1, 0.05), (Precision.FP32, 3, None))
 """Formats, micro-batches, and the largest norm."""
@@ -67,13 +67,13 @@ Ran = list[tuple[str, Case, Result, Result]]
     ],
     ids=["1", "2", "2-every", "4-every"],
 )
-def ran(request: pytest.FixtureRequest) -> Ran:
+def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     """Of every rank the name, what was trained, and the results with and without."""
     ranks, whole = request.param
     named = pairs(ranks, whole=whole)
     cases = [Case(each, steps=2, observe=True) for _, *both in named for each in both]
-    with RankPool(ranks) as pool:
-        by_rank: list[list[Result]] = [*pool.run(all_in_small_files, cases)]
+    pool = pool_of(ranks)
+    by_rank: list[list[Result]] = [*pool.run(all_in_small_files, cases)]
     return [
         (name, case, one, other)
         for results in by_rank

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from odd_modules import WIDTH, Net, batch, sgd, with_
+from shared_ranks import SharedPools
 from torch import Tensor, distributed, nn
 
 import zsim
@@ -17,7 +18,6 @@ from zsim.backend.backend import RefusedError
 from zsim_torch.equal_start import CHUNK, digest_of
 from zsim_torch.module.initializer import Initializer
 from zsim_torch.run_option import Option
-from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.trainer import Trainer
 
 
@@ -143,8 +143,8 @@ def lines(stages: tuple[int, ...]) -> list[tuple[str, int, str]]:
     return found
 
 
-def test_ranks_that_begin_with_other_values_are_refused_in_all_stages() -> None:
-    first, second = run_ranks(partial(lines, (0, 1, 2, 3)), ranks=2)
+def test_ranks_that_begin_with_other_values_are_refused_in_all_stages(pool_of: SharedPools) -> None:
+    first, second = pool_of(2).run(partial(lines, (0, 1, 2, 3)))
     assert [each[2] for each in first] == [each[2] for each in second]
     for name, is_unequal, line in second:
         assert bool(line) == bool(is_unequal), (name, line)
@@ -159,9 +159,9 @@ def seeded() -> str:
     return str(caught.value)
 
 
-def test_ranks_of_a_job_have_one_seed() -> None:
+def test_ranks_of_a_job_have_one_seed(pool_of: SharedPools) -> None:
     line = "seed: 1 on rank 1, and 0 on rank 0; give all ranks one seed"
-    assert list(run_ranks(seeded, ranks=2)) == [line, line]
+    assert list(pool_of(2).run(seeded)) == [line, line]
 
 
 def test_a_rank_alone_is_not_refused() -> None:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -15,7 +16,6 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim_torch.module.description import describe
-from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import train
 
@@ -102,8 +102,10 @@ def by_fsdp(precision: Precision) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("precision", HALF)
-def test_floats_of_a_batch_are_cast_as_fsdp2_casts_them(precision: Precision) -> None:
-    (expected,) = run_ranks(by_fsdp, precision, ranks=1)
+def test_floats_of_a_batch_are_cast_as_fsdp2_casts_them(
+    pool_of: SharedPools, precision: Precision
+) -> None:
+    (expected,) = pool_of(1).run(by_fsdp, precision)
     for stage in range(4):
         found, _ = by_schedule(stage, precision)
         for name, value in expected.items():

@@ -1,11 +1,11 @@
 """Frozen parameters and adapters: trained as FSDP2 trains them, and what is frozen stays."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from adapted_net import READS, UNITS, AdaptedNet, batch, by_fsdp, by_trainer, by_trainer_all
+from shared_ranks import SharedPools
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from zsim.backend.backend import RefusedError
@@ -41,9 +41,8 @@ WAYS = [
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as started:
-        yield started
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 def test_adapters_train_as_under_fsdp2_and_frozen_parameters_keep_every_bit(pool: RankPool) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fully_sharded import sharded
 from live_storages import LiveStorages
+from shared_ranks import SharedPools
 from torch import nn
 
 from zsim.memory import book
@@ -20,7 +21,6 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 from zsim_torch.module.transformer import transformer
-from zsim_torch.supervise.ranks import RankPool
 
 RANKS = 4
 STEPS = 3  # a transport's thread may hold a tensor a moment longer; it does not in every step
@@ -107,7 +107,7 @@ def by_tensors(run: Run) -> int:
     return allocator.figures()["requested_bytes.all.peak"]
 
 
-def test_the_book_and_its_tensors_are_what_lives_in_fully_shard() -> None:
+def test_the_book_and_its_tensors_are_what_lives_in_fully_shard(pool_of: SharedPools) -> None:
     """With more tokens backward of a block frees what it saved while it makes gradients.
 
     The book has all of both: its operations are as long as a segment. Tensors do not.
@@ -119,8 +119,8 @@ def test_the_book_and_its_tensors_are_what_lives_in_fully_shard() -> None:
         Run(4, FSDP2(reshard_after_forward=True)): 0.05,
         Run(4, FSDP2(reshard_after_forward=False)): 0.001,
     }
-    with RankPool(RANKS) as pool:
-        found = {run: min(pool.run(measured, run)) for run in bounds}
+    pool = pool_of(RANKS)
+    found = {run: min(pool.run(measured, run)) for run in bounds}
     for run, lives in found.items():
         assert emulated(run) == pytest.approx(lives, rel=bounds[run]), run
         assert by_tensors(run) == pytest.approx(lives, rel=0.005), run

@@ -4,13 +4,13 @@ from itertools import product
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from torch import distributed
 
 from zsim.schedule.operation import Reduction
 from zsim_torch.execute.collectives import ALL_GATHER, REDUCE_SCATTER
 from zsim_torch.execute.gloo_exchange import GlooExchange
 from zsim_torch.observe.observer import Observer
-from zsim_torch.supervise.ranks import RankPool
 
 FORMATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TORCH = {
@@ -68,15 +68,17 @@ def observed() -> tuple[tuple[str, float], ...]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_an_exchange_has_the_values_of_ranks_in_order_and_of_torch_on_two(ranks: int) -> None:
-    with RankPool(ranks) as pool:
-        for found in pool.run(on_rank):
-            assert all(in_order for _, in_order in found)
-            assert all(as_torch for as_torch, _ in found) or ranks > 2
-        sent = 4 * ELEMENTS // ranks * (ranks - 1)
-        assert pool.run(observed)[0] == (
-            ("wire_bytes/data/all_gather", sent),
-            ("wire_count/data/all_gather", 1),
-            ("wire_bytes/data/reduce_scatter", sent),
-            ("wire_count/data/reduce_scatter", 1),
-        )
+def test_an_exchange_has_the_values_of_ranks_in_order_and_of_torch_on_two(
+    pool_of: SharedPools, ranks: int
+) -> None:
+    pool = pool_of(ranks)
+    for found in pool.run(on_rank):
+        assert all(in_order for _, in_order in found)
+        assert all(as_torch for as_torch, _ in found) or ranks > 2
+    sent = 4 * ELEMENTS // ranks * (ranks - 1)
+    assert pool.run(observed)[0] == (
+        ("wire_bytes/data/all_gather", sent),
+        ("wire_count/data/all_gather", 1),
+        ("wire_bytes/data/reduce_scatter", sent),
+        ("wire_count/data/reduce_scatter", 1),
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from torch import distributed, nn
 
 from zsim.backend.backend import RefusedError
@@ -25,7 +26,6 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Kind, Schedule
 from zsim_torch.execute.live_memory import MemoryFaultError
-from zsim_torch.supervise.ranks import RankPool, run_ranks
 from zsim_torch.train import Option, Trained, train
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "zero3_by_hand.py"
@@ -99,9 +99,9 @@ def train_net(schedule: Schedule, steps: int) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in net.named_parameters()}
 
 
-def test_the_example_written_by_hand_trains_as_plain_sgd_does() -> None:
+def test_the_example_written_by_hand_trains_as_plain_sgd_does(pool_of: SharedPools) -> None:
     ranks, steps = 4, 5
-    found = run_ranks(train_net, in_fp64(zero3_by_hand()), steps, ranks=ranks)
+    found = pool_of(ranks).run(train_net, in_fp64(zero3_by_hand()), steps)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
     for step in range(steps):
@@ -148,9 +148,9 @@ def ring_shift() -> Schedule:
     return build.schedule()
 
 
-def test_sends_and_receives_issued_together_shift_a_ring() -> None:
+def test_sends_and_receives_issued_together_shift_a_ring(pool_of: SharedPools) -> None:
     assert check(ring_shift()) == ()
-    for values in run_ranks(values_of, ring_shift(), "own", ranks=3):
+    for values in pool_of(3).run(values_of, ring_shift(), "own"):
         assert values == [2.0] * 4
 
 
@@ -169,8 +169,8 @@ def broadcast_from_the_last() -> Schedule:
     return build.schedule()
 
 
-def test_a_broadcast_comes_from_the_rank_that_it_names() -> None:
-    for values in run_ranks(values_of, broadcast_from_the_last(), "x", ranks=3):
+def test_a_broadcast_comes_from_the_rank_that_it_names(pool_of: SharedPools) -> None:
+    for values in pool_of(3).run(values_of, broadcast_from_the_last(), "x"):
         assert values == [7.0, 7.0]
 
 
@@ -202,10 +202,10 @@ def refused(schedule: Schedule) -> str:
     return str(caught.value)
 
 
-def test_a_schedule_that_would_hang_where_the_host_waits_is_refused() -> None:
+def test_a_schedule_that_would_hang_where_the_host_waits_is_refused(pool_of: SharedPools) -> None:
     schedule = exchange_on_two_streams()
     assert not [one for one in check(schedule) if one.invariant == "progress"]
-    for reason in run_ranks(refused, schedule, ranks=2):
+    for reason in pool_of(2).run(refused, schedule):
         assert "hangs on Gloo" in reason
         assert "\n" not in reason
 
@@ -233,8 +233,10 @@ def book_of(schedule: Schedule) -> list[tuple[str, str, int]]:
     return [(entry.operation, entry.buffer, entry.change_bytes) for entry in trace.ranks[0].book]
 
 
-def test_a_deferred_free_returns_memory_at_the_next_allocation_after_its_uses() -> None:
-    for book in run_ranks(book_of, deferred(), ranks=2):
+def test_a_deferred_free_returns_memory_at_the_next_allocation_after_its_uses(
+    pool_of: SharedPools,
+) -> None:
+    for book in pool_of(2).run(book_of, deferred()):
         assert book == [
             ("setup/total/allocate", "total", 12),
             ("step/x/allocate", "x", 12),
@@ -242,7 +244,7 @@ def test_a_deferred_free_returns_memory_at_the_next_allocation_after_its_uses() 
             ("step/late/allocate", "late", 12),
             ("step/late/free", "late", -12),
         ]
-    for values in run_ranks(values_of, deferred(), "total", ranks=2):
+    for values in pool_of(2).run(values_of, deferred(), "total"):
         assert values == [4.0] * 3
 
 
@@ -317,6 +319,6 @@ def test_a_unit_that_the_module_lacks_is_refused() -> None:
     assert "no unit 'nowhere'" in refused(build.schedule())
 
 
-def test_pools_run_job_after_job() -> None:
-    with RankPool(2) as pool:
-        assert pool.run(values_of, deferred(), "total") == pool.run(values_of, deferred(), "total")
+def test_pools_run_job_after_job(pool_of: SharedPools) -> None:
+    pool = pool_of(2)
+    assert pool.run(values_of, deferred(), "total") == pool.run(values_of, deferred(), "total")

@@ -1,13 +1,13 @@
 """Sharded in a group and replicated across, or with secondary shards: trains as one process."""
 
 import pytest
+from shared_ranks import SharedPools
 from tiny_training import BOUND, Case, by_plain_loop, distance, trained_on_ranks
 
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_torch.supervise.ranks import RankPool
 
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5)
 CASES = {
@@ -33,9 +33,9 @@ CASES = {
 }
 
 
-def test_hybrid_stages_train_as_one_process_does() -> None:
-    with RankPool(4) as pool:
-        results = trained_on_ranks(pool, list(CASES.values()))[0]
+def test_hybrid_stages_train_as_one_process_does(pool_of: SharedPools) -> None:
+    pool = pool_of(4)
+    results = trained_on_ranks(pool, list(CASES.values()))[0]
     before, after, losses = by_plain_loop(next(iter(CASES.values())))
     for (name, case), result in zip(CASES.items(), results, strict=True):
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP32], name

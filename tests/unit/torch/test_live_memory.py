@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from tiny_training import Case, Result, by_schedule, trained_on_ranks
 
 from zsim.memory import book
@@ -20,7 +21,6 @@ from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.live_memory import LiveMemory, MemorySetting
 from zsim_torch.execute.memory_part import ProducedPart, Remains
 from zsim_torch.rank_result import state_peak
-from zsim_torch.supervise.ranks import RankPool
 
 
 def cases(ranks: int) -> list[Case]:
@@ -83,10 +83,12 @@ def booked(case: Case) -> int:
     ("ranks", "share"),  # one of five: every stage, every format, both ways of checkpointing
     [(1, 5), (2, 1), (3, 5), *(pytest.param(ranks, 1, marks=pytest.mark.long) for ranks in (1, 3))],
 )
-def test_live_storages_peak_at_the_book_to_the_byte(ranks: int, share: int) -> None:
+def test_live_storages_peak_at_the_book_to_the_byte(
+    pool_of: SharedPools, ranks: int, share: int
+) -> None:
     everything = [*cases(ranks)[::share], *moving(ranks)]
-    with RankPool(ranks) as pool:
-        by_rank = trained_on_ranks(pool, everything)
+    pool = pool_of(ranks)
+    by_rank = trained_on_ranks(pool, everything)
     for found in by_rank:
         for case, result in zip(everything, found, strict=True):
             assert result.observed["live_bytes_peak/state"] == booked(case), case

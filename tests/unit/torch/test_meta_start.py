@@ -2,12 +2,13 @@
 
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from live_storages import LiveStorages
+from shared_ranks import SharedPools
 from started import (
     Begun,
     Layer,
@@ -38,9 +39,8 @@ STAGES = (0, 1, 2, 3)
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as ranks:
-        yield ranks
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -151,19 +151,21 @@ WIDTH, LAYERS = 64, 12
 
 
 @pytest.mark.parametrize("how", ["made", "checkpoint", "safetensors"])
-def test_a_rank_begins_with_its_part_and_one_unit(how: str, tmp_path: Path) -> None:
+def test_a_rank_begins_with_its_part_and_one_unit(
+    pool_of: SharedPools, how: str, tmp_path: Path
+) -> None:
     initial: InitialValues = Initializer()
     if how == "checkpoint":
         initial = saved(Tied(WIDTH, LAYERS), tmp_path)
     elif how == "safetensors":
         write_safetensors(tmp_path / "a.safetensors", dict(Tied(WIDTH, LAYERS).state_dict()))
         initial = tmp_path
-    with RankPool(4) as ranks:
-        for held in ranks.run(bytes_at_start, WIDTH, LAYERS, 3, initial):
-            room = held.largest_unit // 4  # activations, buffers, and rows of probes
-            assert held.state < held.whole / 3
-            assert held.peak <= held.state + held.largest_unit + room
-            assert held.state + held.largest_unit + room < held.whole / 2
+    ranks = pool_of(4)
+    for held in ranks.run(bytes_at_start, WIDTH, LAYERS, 3, initial):
+        room = held.largest_unit // 4  # activations, buffers, and rows of probes
+        assert held.state < held.whole / 3
+        assert held.peak <= held.state + held.largest_unit + room
+        assert held.state + held.largest_unit + room < held.whole / 2
 
 
 @pytest.mark.parametrize("stage", [0, 3])

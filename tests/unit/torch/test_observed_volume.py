@@ -2,6 +2,7 @@ from collections import defaultdict
 from functools import cache
 
 import pytest
+from shared_ranks import SharedPools
 from tiny_training import Case, Result, trained_on_ranks
 
 from zsim.schedule.schedule import WireBytes
@@ -10,7 +11,6 @@ from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
-from zsim_torch.supervise.ranks import RankPool
 
 
 def cases(ranks: int) -> list[Case]:
@@ -54,10 +54,10 @@ def seen(result: Result, steps: int) -> set[WireBytes]:
 
 
 @cache
-def trained(ranks: int, share: int) -> tuple[list[Result], ...]:
+def trained(pool_of: SharedPools, ranks: int, share: int) -> tuple[list[Result], ...]:
     """Return results of each rank after one of `share` cases: two tests look at it."""
-    with RankPool(ranks) as pool:
-        return trained_on_ranks(pool, cases(ranks)[::share])
+    pool = pool_of(ranks)
+    return trained_on_ranks(pool, cases(ranks)[::share])
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@ import gc
 from threading import Thread
 
 import torch
+from shared_ranks import SharedPools
 from torch import distributed
 
 from zsim_torch.observe.observer import Maker, Observer
-from zsim_torch.supervise.ranks import run_ranks
 
 
 def test_a_storage_counts_once_while_any_tensor_on_it_lives() -> None:
@@ -88,8 +88,8 @@ def collectives() -> dict[str, float]:
     return {name: number for name, number in observer.figures() if "wire" in name}
 
 
-def test_collectives_are_counted_in_ring_equivalent_bytes() -> None:
-    first, second, third = run_ranks(collectives, ranks=3)
+def test_collectives_are_counted_in_ring_equivalent_bytes(pool_of: SharedPools) -> None:
+    first, second, third = pool_of(3).run(collectives)
     expected = {
         # 2 x 2 ranks x ceil(4 / 3) elements x 4 bytes; of one element x 1 x 4
         "wire_bytes/some/all_reduce": 32,

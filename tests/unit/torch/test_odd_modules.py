@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from odd_modules import RATE, WIDTH, Block, Net, batch, halved, plain_block, row, sgd, with_
+from shared_ranks import SharedPools
 from torch import Tensor, nn
 
 from zsim.strategy.strategy import Strategy
-from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.trainer import Trainer
 
 
@@ -181,6 +181,6 @@ def all_apart() -> list[float]:
     return [apart(name, stage) for name in WORKS for stage in (1, 2, 3)]
 
 
-def test_what_is_odd_trains_on_ranks_as_under_ddp() -> None:
-    for found in run_ranks(all_apart, ranks=2):
+def test_what_is_odd_trains_on_ranks_as_under_ddp(pool_of: SharedPools) -> None:
+    for found in pool_of(2).run(all_apart):
         assert max(found) <= 1e-6

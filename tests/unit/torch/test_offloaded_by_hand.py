@@ -1,6 +1,5 @@
 """States in host memory and files, updated by a thread of the host: real ranks, equal bits."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -9,13 +8,13 @@ import torch
 from offloaded_by_hand import READS, THREAD, WRITES, Offloaded, OffloadedStates
 from reduced_by_hand import Plan, Reduced, batches
 from sharded_net import UNITS, Net
+from shared_ranks import SharedPools
 from torch import distributed
 
 from zsim.dtype import DType
 from zsim.proof import check
 from zsim.schedule.host_traffic import file_bytes
 from zsim.trace.trace import Event
-from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import Option, train
 
 Found = tuple[dict[str, torch.Tensor], dict[str, float], tuple[Event, ...]]
@@ -55,11 +54,11 @@ def cases(ranks: int) -> list[tuple[Plan, list[Offloaded]]]:
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
-def ran(request: pytest.FixtureRequest) -> Iterator[tuple[int, list[list[Found]]]]:
+def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> tuple[int, list[list[Found]]]:
     """What every rank found for every plan, in the order of `cases`."""
     plans = [each for plan, offloaded in cases(request.param) for each in (plan, *offloaded)]
-    with RankPool(request.param) as pool:
-        yield request.param, [*pool.run(all_trained, plans)]
+    pool = pool_of(request.param)
+    return request.param, [*pool.run(all_trained, plans)]
 
 
 def test_what_is_offloaded_changes_no_bit(ran: tuple[int, list[list[Found]]]) -> None:

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from tiny_training import UNITS, Case, Result, Tiny, trained_on_ranks
 
 from zsim.closed_form.offloaded import file_bytes
@@ -17,8 +18,8 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
-from zsim_torch.supervise.ranks import RankPool
 
+pytestmark = pytest.mark.matrix(6, together=True)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 MOMENTUM = SGD(learning_rate=0.1, momentum=0.9)
 WAYS = tuple(product((Precision.FP32, Precision.BF16), (1, 3), (None, 0.05)))
@@ -107,25 +108,25 @@ def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
 
 
 Ran = tuple[list[tuple[Case, list[Case]]], list[list[Result]]]
+GROUPS = [
+    (ranks, whole, number)
+    for whole in (False, True)
+    for ranks in (1, 2, 4)
+    for number in range(len(cases(ranks, whole=whole)))
+]
+"""Numbers of ranks, and one training of each with its offloaded ones; the whole ones are long."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        (1, False),
-        (2, False),
-        (4, False),
-        *(pytest.param((ranks, True), marks=pytest.mark.long) for ranks in (1, 2, 4)),
-    ],
-    ids=["1", "2", "4", "1-every", "2-every", "4-every"],
+    params=[pytest.param(each, marks=pytest.mark.long if each[1] else ()) for each in GROUPS],
+    ids=[f"{ranks}-{number}{'-every' * whole}" for ranks, whole, number in GROUPS],
 )
-def ran(request: pytest.FixtureRequest) -> Ran:
-    """Cases, and what each rank found for them in their order."""
-    ranks, whole = request.param
-    asked = cases(ranks, whole=whole)
-    with RankPool(ranks) as pool:
-        found = trained_on_ranks(pool, [case for one, rest in asked for case in (one, *rest)])
-    return asked, [*found]
+def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
+    """Return cases, and the results of each rank for them in their order."""
+    ranks, whole, number = request.param
+    one, rest = cases(ranks, whole=whole)[number]
+    return [(one, rest)], [*trained_on_ranks(pool_of(ranks), [one, *rest])]
 
 
 def test_offloading_changes_no_bit_of_parameters_and_losses(ran: Ran) -> None:

@@ -1,11 +1,12 @@
 """Poison mode: what is right stays the same to the bit, and what is not yet valid is no number."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shared_ranks import SharedPools
 from torch import nn
 
 import zsim_topologies
@@ -51,9 +52,8 @@ def job(strategy: Strategy) -> Job:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as made:
-        yield made
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -3,11 +3,11 @@
 import threading
 
 import torch
+from shared_ranks import SharedPools
 from torch import distributed
 
 from zsim.trace.witness import Region, Witness
 from zsim_torch.observe.recorder import Recorder
-from zsim_torch.supervise.ranks import run_ranks
 
 
 def touched(witness: Witness) -> list[tuple[tuple[Region, ...], tuple[Region, ...]]]:
@@ -85,8 +85,10 @@ def _waited(work: distributed.Work | None) -> None:
     work.wait()
 
 
-def test_collectives_have_members_bytes_and_sums_and_whether_somebody_waited() -> None:
-    first, second = run_ranks(reduced, ranks=2)
+def test_collectives_have_members_bytes_and_sums_and_whether_somebody_waited(
+    pool_of: SharedPools,
+) -> None:
+    first, second = pool_of(2).run(reduced)
     for rank, witness in enumerate((first, second)):
         reduce, broadcast = witness.collectives
         assert (reduce.kind, reduce.reduction, reduce.dtype) == ("all_reduce", "max", "float32")

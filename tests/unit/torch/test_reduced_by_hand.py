@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from reduced_by_hand import Plan, Reduced, all_by_slices, in_one_process
+from shared_ranks import SharedPools
 
 from zsim.dtype import DType
 from zsim.memory import book
 from zsim.proof import check
 from zsim_torch.rank_result import state_peak
-from zsim_torch.supervise.ranks import RankPool
 
 RANKS = (2, 3, 5)
 """24 parameters, 12 in each bucket: cuts at a bucket's end, inside buckets, and with padding."""
@@ -30,12 +30,14 @@ ATTEMPTS = 3
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_ranks_that_keep_slices_of_reduced_buckets_train_as_one_process_does(ranks: int) -> None:
+def test_ranks_that_keep_slices_of_reduced_buckets_train_as_one_process_does(
+    pool_of: SharedPools, ranks: int
+) -> None:
     lives: list[set[float]] = []
     booked: list[set[float]] = []
     for _ in range(ATTEMPTS):
-        with RankPool(ranks) as pool:
-            by_rank = pool.run(all_by_slices, plans(ranks))
+        pool = pool_of(ranks)
+        by_rank = pool.run(all_by_slices, plans(ranks))
         lives, booked = [], []
         for index, plan in enumerate(plans(ranks)):
             wanted = in_one_process(plan)

@@ -1,12 +1,12 @@
 """Memory of freed buffers serves others, and neither bits nor what lives tell."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_ranks import SharedPools
 from tiny_training import Case, Parameters, by_schedule
 
 from zsim.proof import against_trace as refinement
@@ -100,9 +100,8 @@ def trained(found: list[Case], large_bytes: int) -> list[tuple[Parameters, tuple
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as started:
-        yield started
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 def test_memory_that_serves_again_changes_no_bit(pool: RankPool) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharded_by_hand import ByHand, OfRank, all_by_hand
 from sharded_net import Flow, by_plain_loop
+from shared_ranks import SharedPools
 from torch import nn
 
 import zsim_topologies
@@ -29,7 +30,6 @@ from zsim.schedule.schedule import Schedule
 from zsim_torch.capability import of_units
 from zsim_torch.module.unit import resolve
 from zsim_torch.rank_result import state_peak
-from zsim_torch.supervise.ranks import RankPool
 
 
 def flows(data: int, replicate: int = 1, inner: int | None = None) -> list[Flow]:
@@ -60,10 +60,12 @@ GRIDS = [(2, 1, None), (3, 1, None), (2, 2, None), (4, 1, 2), (1, 2, None)]
 
 
 @cache
-def trained(data: int, replicate: int, inner: int | None) -> tuple[OfRank, ...]:
+def trained(
+    pool_of: SharedPools, data: int, replicate: int, inner: int | None
+) -> tuple[OfRank, ...]:
     """What each rank has after all flows: two tests look at it."""
-    with RankPool(data * replicate) as pool:
-        return pool.run(all_by_hand, flows(data, replicate, inner))
+    pool = pool_of(data * replicate)
+    return pool.run(all_by_hand, flows(data, replicate, inner))
 
 
 @pytest.mark.parametrize(("data", "replicate", "inner"), GRIDS)

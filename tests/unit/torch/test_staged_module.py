@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from plain_net import Loss
+from shared_ranks import SharedPools
 from torch import nn
 
 from zsim.backend.backend import RefusedError
@@ -14,7 +15,6 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.initializer import Initializer
 from zsim_torch.run_option import Option
-from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.trainer import Trainer
 
 STRATEGY = Strategy(
@@ -64,6 +64,7 @@ def loss_of(plain: nn.Sequential, batch: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_sequence_of_units_trains_and_is_saved_in_two_stages_as_in_one_process(
+    pool_of: SharedPools,
     tmp_path: Path,
 ) -> None:
     plain = module()
@@ -84,8 +85,8 @@ def test_a_sequence_of_units_trains_and_is_saved_in_two_stages_as_in_one_process
             later = [float(loss_of(plain, each)) for each in batches(9)[:2]]
         plain.train()
         expected_later.append(sum(later) / 2)
-    with RankPool(2) as pool:
-        found = pool.run(in_stages, tmp_path)
+    pool = pool_of(2)
+    found = pool.run(in_stages, tmp_path)
     for losses, evaluated, state, loaded in found:
         assert losses == pytest.approx(expected, rel=1e-6)
         assert evaluated == pytest.approx(expected_later, rel=1e-6)
@@ -122,15 +123,15 @@ def from_nothing(
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_module_on_meta_starts_in_stages_with_the_values_of_one_process(
-    tmp_path: Path, stored: bool
+    pool_of: SharedPools, tmp_path: Path, stored: bool
 ) -> None:
     folder = tmp_path if stored else None
     if stored:
         with Trainer(module(), ALONE, batch=batches(0)[0]) as trainer:
             trainer.save(tmp_path)
     loss, parameters, everything = from_nothing(ALONE, folder)
-    with RankPool(2) as pool:
-        found = pool.run(from_nothing, STRATEGY, folder)
+    pool = pool_of(2)
+    found = pool.run(from_nothing, STRATEGY, folder)
     for rank_loss, values, made in found:
         assert rank_loss == pytest.approx(loss, rel=1e-6)
         assert made < everything

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from tiled_training import TiledCase, all_trained, put_together
 from tiny_training import Result
 
@@ -20,8 +21,8 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
-from zsim_torch.supervise.ranks import RankPool
 
+pytestmark = pytest.mark.matrix(5, together=True)
 WAYS = tuple(
     product((Precision.FP32, Precision.BF16), (1, 3), (Checkpointing.NONE, Checkpointing.FULL))
 )
@@ -76,31 +77,33 @@ def five(case: TiledCase) -> list[TiledCase]:
     return [case, gathered_whole(case), blocks, case.untiled, moved(case)]
 
 
-def cases(ranks: int, *, whole: bool) -> list[TiledCase]:
-    """Every way; else two of them, on 4 ranks one."""
-    ways = WAYS if whole else [WAYS[ranks % 4], WAYS[7 - ranks % 3]][ranks // 4 :]
-    return [each for way in ways for each in five(tiled(ranks, way))]
+def suite(ranks: int) -> list[tuple[Precision, int, Checkpointing]]:
+    """Two ways, on 4 ranks one; the rest is long."""
+    return [WAYS[ranks % 4], WAYS[7 - ranks % 3]][ranks // 4 :]
 
 
 Ran = tuple[list[TiledCase], list[list[Result]]]
+EVERY = [(ranks, way) for ranks in (1, 2, 4) for way in WAYS]
+
+
+def id_of(asked: tuple[int, tuple[Precision, int, Checkpointing]]) -> str:
+    ranks, (precision, micro_batches, checkpointing) = asked
+    return f"{ranks}-{precision}-{micro_batches}-{checkpointing}"
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        (1, False),
-        (2, False),
-        (4, False),
-        *(pytest.param((ranks, True), marks=pytest.mark.long) for ranks in (1, 2, 4)),
+        pytest.param(asked, marks=() if asked[1] in suite(asked[0]) else pytest.mark.long)
+        for asked in EVERY
     ],
-    ids=["1", "2", "4", "1-every", "2-every", "4-every"],
+    ids=map(id_of, EVERY),
 )
-def ran(request: pytest.FixtureRequest) -> Ran:
-    """Cases, and what each rank found for them in their order."""
-    ranks, whole = request.param
-    asked = cases(ranks, whole=whole)
-    with RankPool(ranks) as pool:
-        return asked, [*pool.run(all_trained, asked)]
+def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
+    """Return cases, and the results of each rank for them in their order."""
+    ranks, way = request.param
+    asked = five(tiled(ranks, way))
+    return asked, [*pool_of(ranks).run(all_trained, asked)]
 
 
 def by_five(ran: Ran) -> list[tuple[TiledCase, list[Result]]]:

@@ -6,12 +6,13 @@ import io
 import os
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from plain_net import STAGE_2, Loss, assert_equal_parameters, batch, in_fp64, net
+from shared_ranks import SharedPools
 from tiny_training import UNITS, Case, Tiny
 from torch import distributed, nn
 
@@ -69,9 +70,8 @@ def on_ranks(stage: int) -> tuple[list[float], list[float], bool]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(2) as started:
-        yield started
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(2)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

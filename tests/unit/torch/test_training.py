@@ -1,16 +1,18 @@
-from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
+from shared_ranks import SharedPools
 from tiny_training import (
     BOUND,
     STEPS,
     WIDTH,
     Case,
-    all_by_fsdp,
+    Parameters,
     by_plain_loop,
     by_schedule,
+    by_schedule_and_fsdp,
     distance,
     grid,
     trained_on_ranks,
@@ -48,34 +50,58 @@ def alike(case: Case) -> Case:
     )
 
 
+SHARES = {1: slice(0, None, 3), 2: slice(None), 3: slice(1, None, 3), 4: slice(2, None, 3)}
+"""In the suite each case trains on two ranks, and on one other number."""
+Plain = tuple[Parameters, Parameters, tuple[float, ...]]
+
+
+def id_of(value: object) -> str:
+    if not isinstance(value, Case):
+        return f"{value}"
+    strategy = value.strategy
+    train = strategy.train
+    kept = strategy.activations.checkpointing
+    rule = type(train.optimizer).__name__
+    accumulated = train.gradient_accumulation_steps
+    return f"stage {strategy.zero.stage}, {rule}, {train.precision}, x{accumulated}, {kept}"
+
+
+@cache
+def plain(case: Case) -> Plain:
+    """Train in one process what several cases are compared with."""
+    return by_plain_loop(case)
+
+
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
-    ("ranks", "cases_of", "share"),
-    [
-        (1, grid, slice(0, None, 3)),
-        (2, grid, slice(None)),
-        (3, grid, slice(1, None, 3)),
-        (4, grid, slice(2, None, 3)),
-        *(
-            pytest.param(ranks, whole_grid, slice(None), marks=pytest.mark.long)
-            for ranks in (1, 2, 3, 4)
-        ),
-    ],
+    ("ranks", "case"),
+    [(ranks, case) for ranks, share in SHARES.items() for case in grid(ranks)[share]],
+    ids=id_of,
 )
 def test_every_stage_trains_as_one_process_and_as_fsdp_do(
-    ranks: int, cases_of: Callable[[int], list[Case]], share: slice
+    pool_of: SharedPools, ranks: int, case: Case
 ) -> None:
-    cases = cases_of(ranks)[share]
-    kinds = list(dict.fromkeys(alike(case) for case in cases))
-    with RankPool(ranks) as pool:
-        found = trained_on_ranks(pool, cases)[0]
-        by_fsdp = dict(zip(kinds, pool.run(all_by_fsdp, kinds)[0], strict=True))
-    plain = {case: by_plain_loop(case) for case in kinds}
-    for case, result in zip(cases, found, strict=True):
-        before, after, losses = plain[alike(case)]
-        bound = BOUND[case.strategy.train.precision]
-        assert distance(result.parameters, after, before) <= bound, case
-        assert distance(result.parameters, by_fsdp[alike(case)], before) <= bound, case
-        assert result.losses == pytest.approx(losses, rel=10 * bound), case
+    assert_as_others(pool_of(ranks), case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "case"), [(ranks, case) for ranks in (1, 2, 3, 4) for case in whole_grid(ranks)]
+)
+def test_every_combination_trains_as_one_process_and_as_fsdp_do(
+    pool_of: SharedPools, ranks: int, case: Case
+) -> None:
+    assert_as_others(pool_of(ranks), case)
+
+
+def assert_as_others(pool: RankPool, case: Case) -> None:
+    kind = alike(case)
+    result, by_fsdp = pool.run(by_schedule_and_fsdp, case, case.schedule(), kind)[0]
+    before, after, losses = plain(kind)
+    bound = BOUND[case.strategy.train.precision]
+    assert distance(result.parameters, after, before) <= bound
+    assert distance(result.parameters, by_fsdp, before) <= bound
+    assert result.losses == pytest.approx(losses, rel=10 * bound)
 
 
 def drop_a_bias_gradient(made: Schedule) -> Schedule:
@@ -97,6 +123,7 @@ def drop_a_bias_gradient(made: Schedule) -> Schedule:
     return replace(made, programs=(replace(program, step=step),))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP64])
 @pytest.mark.parametrize(
@@ -152,29 +179,35 @@ KNOBS = (
 )
 
 
-@pytest.mark.parametrize("poison", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_no_knob_changes_what_is_trained_and_nothing_reads_poison(*, poison: bool) -> None:
+def with_knobs(number: int, *, poison: bool) -> Case:
+    changes: dict[str, object] = {
+        "parallel.data": 2,
+        "train.gradient_accumulation_steps": 2,
+        "train.precision": Precision.FP64,
+        "train.optimizer": ADAM,
+    }
+    return Case(KNOBS[number].but(changes), steps=STEPS, poison=poison)
+
+
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("number", range(len(KNOBS)))
+def test_no_knob_changes_what_is_trained_and_nothing_reads_poison(
+    pool_of: SharedPools, number: int
+) -> None:
     """Whoever reads what was freed, or what nobody wrote, trains other values with poison only."""
-    cases = [
-        Case(
-            knobs.but(
-                {
-                    "parallel.data": 2,
-                    "train.gradient_accumulation_steps": 2,
-                    "train.precision": Precision.FP64,
-                    "train.optimizer": ADAM,
-                }
-            ),
-            steps=STEPS,
-            poison=poison,
-        )
-        for knobs in KNOBS
-    ]
-    with RankPool(2) as pool:
-        found = trained_on_ranks(pool, cases)[0]
-    for case, result in zip(cases, found, strict=True):
-        before, after, _ = by_plain_loop(case)
-        assert distance(result.parameters, after, before) <= BOUND[Precision.FP64], case
+    assert_as_plain(pool_of(2), with_knobs(number, poison=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(len(KNOBS)))
+def test_no_knob_changes_what_is_trained_without_poison(pool_of: SharedPools, number: int) -> None:
+    assert_as_plain(pool_of(2), with_knobs(number, poison=False))
+
+
+def assert_as_plain(pool: RankPool, case: Case) -> None:
+    result = trained_on_ranks(pool, [case])[0][0]
+    before, after, _ = by_plain_loop(case)
+    assert distance(result.parameters, after, before) <= BOUND[Precision.FP64]
 
 
 @pytest.mark.parametrize("stage", [0, 2])
@@ -202,7 +235,7 @@ def test_a_learning_rate_that_nobody_gives_is_refused() -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_half_formats_train_near_the_full_one(precision: Precision) -> None:
+def test_half_formats_train_near_the_full_one(pool_of: SharedPools, precision: Precision) -> None:
     cases = [
         Case(
             Strategy(
@@ -220,8 +253,8 @@ def test_half_formats_train_near_the_full_one(precision: Precision) -> None:
         )
         for stage in (0, 1, 2, 3)
     ]
-    with RankPool(2) as pool:
-        found = trained_on_ranks(pool, cases)[0]
+    pool = pool_of(2)
+    found = trained_on_ranks(pool, cases)[0]
     before, after, _ = by_plain_loop(
         replace(cases[0], strategy=cases[0].strategy.but({"train.precision": Precision.FP32}))
     )

@@ -1,12 +1,13 @@
 """What the executor is seen to do is what its schedule says, and no planted fault passes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import pytest
 from planted_faults import traced
 from planting import FAULTS
+from shared_ranks import SharedPools
 from witnessed_jobs import CALLS, FOUR, ON_HOST, RANKS, STRATEGIES, job
 
 from zsim.backend.document import decode_trace, encode_trace
@@ -19,9 +20,8 @@ from zsim_torch.supervise.ranks import RankPool
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(RANKS) as made:
-        yield made
+def pool(pool_of: SharedPools) -> RankPool:
+    return pool_of(RANKS)
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,18 @@ def right(pool: RankPool) -> Callable[[str], Trace]:
 
 
 @pytest.fixture(scope="module")
-def pool_of_four() -> Iterator[RankPool]:
-    with RankPool(4) as made:
-        yield made
+def pool_of_four(pool_of: SharedPools) -> RankPool:
+    return pool_of(4)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", [CALLS, *STRATEGIES, *ON_HOST])
 def test_a_run_without_a_fault_has_no_finding(right: Callable[[str], Trace], name: str) -> None:
     trace = right(name)
     assert refinement.examine(job(name).schedule, trace) == []
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("fault", [name for name, each in FAULTS.items() if each.job != FOUR])
 def test_a_planted_fault_is_found_by_witnesses_alone(pool: RankPool, fault: str) -> None:
     schedule = job(FAULTS[fault].job).schedule

@@ -15,6 +15,7 @@ from zsim.proof import prove
 from zsim.schedule.schedule import Schedule
 from zsim_torch import recording
 
+pytestmark = pytest.mark.matrix(3, together=True)
 BOTH: dict[str, dict[str, Any]] = {
     "always": {"reshard": None},
     "never": {"reshard": False},

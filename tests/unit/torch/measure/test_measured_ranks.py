@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from plain_net import STAGE_2, batch, net
+from shared_ranks import SharedPools
 from torch import distributed
 
 import zsim
@@ -28,7 +29,6 @@ from zsim_torch.measure.machine import measure_machine
 from zsim_torch.measure.stopwatch import Stopwatch
 from zsim_torch.measure.time_budget import TimeBudget
 from zsim_torch.run_option import Option
-from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.trainer import Trainer
 
 TINY = Ladder(
@@ -169,12 +169,14 @@ def on_rank(node: Path, folder: Path) -> tuple[Schedule, float, str]:
 
 @pytest.fixture(scope="module")
 def trained(
-    measured: tuple[MeasurementResult, Path], tmp_path_factory: pytest.TempPathFactory
+    pool_of: SharedPools,
+    measured: tuple[MeasurementResult, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, list[tuple[Schedule, float, str]]]:
     """The trace of a training, and what its ranks returned."""
     folder = tmp_path_factory.mktemp("traces")
-    with RankPool(2) as pool:
-        return folder / "trace.json", list(pool.run(on_rank, measured[1], folder))
+    pool = pool_of(2)
+    return folder / "trace.json", list(pool.run(on_rank, measured[1], folder))
 
 
 def test_a_trainer_writes_what_all_ranks_ran_and_it_follows_the_schedule(

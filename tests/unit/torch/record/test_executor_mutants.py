@@ -77,6 +77,7 @@ def test_a_mutant_still_applies(mutant: Mutant) -> None:
     assert not reached.count
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "run",
     [pytest.param(each, marks=() if each in SHORT else pytest.mark.long) for each in RUNS],
@@ -87,6 +88,7 @@ def test_the_executor_itself_is_right(run: str, ranks: CourtOfRanks) -> None:
     assert found_in(run, [*changed.values()], ranks, unchanged=True) == ""
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "mutant",
     [

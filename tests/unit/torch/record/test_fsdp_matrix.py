@@ -1,8 +1,10 @@
 """FSDP2 of the pinned torch: no finding, and each of its waits is needed or implied by another."""
 
+from dataclasses import fields
+
 import pytest
 from dropped_waits import WaitSite, waits_seen
-from fsdp_matrix import RUNS, WORLD, FsdpRun, train
+from fsdp_matrix import RUNS, VALUES, WORLD, FsdpRun, train
 from fsdp_waits import FOUND, IMPLIED
 
 from zsim_torch import recording
@@ -15,19 +17,31 @@ DRAWN = {
     "hsdp, accumulation, all-reduced last",
     "hsdp, prefetch, bf16",
 }
-"""Runs in the suite: each knob of the matrix once. The others are under `long`."""
+"""Runs of which each commit of the suite has one, beside those of values; the rest is long."""
 DRAWN_SITES = {"wait_stream(current_stream)", "grad_offload_event.synchronize()"}
 """Ends of the lines whose waits the suite drops; those of the others are dropped under `long`."""
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_fsdp2_has_no_finding_with_any_value_of_an_option(name: str) -> None:
+    assert_no_finding(VALUES[name])
+
+
+def test_runs_of_values_have_each_value_that_a_run_of_the_matrix_has() -> None:
+    for option in fields(FsdpRun):
+        values = {getattr(run, option.name) for run in RUNS.values()}
+        assert values <= {getattr(run, option.name) for run in VALUES.values()}, option.name
+
+
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(run, id=name, marks=() if name in DRAWN else pytest.mark.long)
-        for name, run in RUNS.items()
-    ],
+    "name", [name if name in DRAWN else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
 )
-def test_fsdp2_has_no_finding(run: FsdpRun) -> None:
+def test_fsdp2_has_no_finding(name: str) -> None:
+    assert_no_finding(RUNS[name])
+
+
+def assert_no_finding(run: FsdpRun) -> None:
     with recording(world=WORLD) as tape:
         train(run)
     assert tape.findings == []
@@ -44,6 +58,7 @@ def test_every_wait_of_fsdp2_is_in_the_lists() -> None:
     assert seen == FOUND.keys() | IMPLIED.keys()
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("site", "name"),
     [

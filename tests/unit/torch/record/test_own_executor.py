@@ -19,6 +19,7 @@ DRAWN = {"stage 0 bf16", "stage 1 fp16", "stage 2 replicas", "stage 3", "stage 3
 """Configurations of the suite; the others are under `long`."""
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize(
     "name",
@@ -86,6 +87,7 @@ HOME_WAITS, EVENTS_OF = CudaStreams.home_waits, vars(CudaStreams)["_events_of"]
 COMPUTE = CudaStreams.compute
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize(
     ("owner", "method", "mutant", "name", "kind"),
