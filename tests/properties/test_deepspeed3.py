@@ -1,5 +1,6 @@
 """DeepSpeed's stage 3 keeps its promises for every drawn model and all options."""
 
+import pytest
 from drawn import chains, models, zero_strategies
 from drawn_clusters import clusters
 from drawn_examples import examples
@@ -63,6 +64,7 @@ def jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     return model, strategy
 
 
+@pytest.mark.one_commit_in(3)
 @given(jobs())
 def test_every_schedule_passes_all_checks_and_moves_what_it_promises(
     job: tuple[Model, Strategy],

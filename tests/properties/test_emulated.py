@@ -1,5 +1,6 @@
 """Every drawn model in the order of every runtime: proved, simulated, its volume as promised."""
 
+import pytest
 from drawn_emulated import emulated_jobs
 from drawn_examples import examples
 from drawn_gpus import cluster
@@ -15,6 +16,7 @@ from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 
 
+@pytest.mark.one_commit_in(2)
 @given(emulated_jobs())
 @examples(150)
 def test_every_drawn_order_is_proved_and_moves_what_the_closed_form_says(

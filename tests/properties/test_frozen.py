@@ -25,6 +25,7 @@ def test_every_drawn_schedule_with_frozen_parameters_is_proved(job: Job) -> None
     assert check(make_schedule(*job), job[0]) == ()
 
 
+@pytest.mark.one_commit_in(3)
 @often
 @given(any_jobs.filter(lambda job: job[1].parallel.tensor == 1))
 def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:

@@ -142,6 +142,7 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
     assert on_links.get("spine->network", 0) == on_links.get("network->spine", 0) <= leaf
 
 
+@pytest.mark.one_commit_in(4)
 @given(hand_cases(), st.data())
 @examples(50)
 def test_a_backend_that_is_asked_again_answers_as_a_new_one(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 from drawn import small_buckets, zero_strategies
 from drawn_clusters import NO_MODEL
@@ -79,6 +80,7 @@ AT_ONCE = zero_strategies(max_data=3, max_tensor=1).filter(
 """Delayed updates have a plain loop of their own (test_delayed_training)."""
 
 
+@pytest.mark.one_commit_in(2)
 @settings(max_examples=8)
 @given(AT_ONCE, timings())
 def test_every_stage_trains_a_module_as_one_process_does(
@@ -95,6 +97,7 @@ def test_every_stage_trains_a_module_as_one_process_does(
     holds(Case(strategy, steps=STEPS), timing)
 
 
+@pytest.mark.one_commit_in(2)
 @settings(max_examples=5)
 @given(st.sampled_from(list(EMULATED)), timings())
 def test_every_emulated_runtime_does_too(name: str, timing: DrawnTiming) -> None:

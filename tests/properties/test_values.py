@@ -81,6 +81,7 @@ def hybrid_jobs(draw: st.DrawFn) -> Drawn:
     return draw(st.one_of(models(hybrid), chains(hybrid))), hybrid
 
 
+@pytest.mark.one_commit_in(3)
 @examples(8)
 @given(hybrid_jobs(), timings(), overflows)
 def test_hybrid_sharding_trains_it_too(

@@ -1,5 +1,6 @@
 """Every drawn model and strategy goes the whole way: schedule, check, simulation, and again."""
 
+import pytest
 from drawn import jobs
 from drawn_examples import examples
 from drawn_gpus import cluster
@@ -14,6 +15,7 @@ from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 
 
+@pytest.mark.one_commit_in(4)
 @given(jobs())
 @examples(100)
 def test_every_drawn_schedule_is_proved(job: tuple[Model, Strategy]) -> None:

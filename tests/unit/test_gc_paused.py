@@ -48,6 +48,7 @@ class Cycle:
         self.own = self
 
 
+@pytest.mark.one_commit_in(3)
 @pytest.mark.usefixtures("nothing_frozen")
 def test_what_was_made_meanwhile_is_collected_with_all_old_objects() -> None:
     """Not at once, and at the latest when as much was made as may be kept."""

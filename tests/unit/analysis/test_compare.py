@@ -126,6 +126,7 @@ def test_one_change_is_seen_in_few_lines(capsys: pytest.CaptureFixture[str]) -> 
     assert "in A alone" in out
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("errors", "backend", "line", "differs"),
     [

@@ -74,7 +74,7 @@ def need_optimum(question: Question) -> None:
         assert found.best.value <= 1.01 * least
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("seed", [2, 6, 12])
 def test_a_search_finds_the_optimum_of_an_exhaustive_sweep(seed: int) -> None:
     need_optimum(small_question(seed))
@@ -217,6 +217,7 @@ def test_the_front_trades_time_for_memory(found: BestResult) -> None:
     assert memory == sorted(memory, reverse=True)
 
 
+@pytest.mark.one_commit_in(2)
 def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
     answer = zsim.best(
         "llama3.2-1b",

@@ -144,6 +144,7 @@ def test_the_order_in_which_simulations_end_changes_nothing(
         assert printed(found) == printed(usual)
 
 
+@pytest.mark.one_commit_in(3)
 @pytest.mark.usefixtures("drawn")
 def test_more_operations_simulate_all_that_fewer_do() -> None:
     asked = question("parallel.tensor=1", among=SEVERAL)

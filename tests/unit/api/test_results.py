@@ -84,6 +84,7 @@ def test_a_run_has_the_figures_of_the_command_line(
     assert not path.exists()
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_run_that_does_not_fit_says_where_and_what_would_help() -> None:
     result = zsim.run("tiny", {"cluster.gpu_memory": "5 MB"})
     assert not result.fits
@@ -98,6 +99,7 @@ def test_a_run_that_does_not_fit_says_where_and_what_would_help() -> None:
     assert zsim.run("tiny").remedies is None
 
 
+@pytest.mark.one_commit_in(2)
 def test_files_of_a_run_are_those_of_the_command_line(tmp_path: Path) -> None:
     result = zsim.run("tiny")
     names = ("page.html", "step.svg", "trace.json")
@@ -175,6 +177,7 @@ def test_a_trace_in_a_file_is_compared_with_a_scenario(tmp_path: Path) -> None:
     assert not found.found.only_first
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", ["tiny", "zero_table1"])
 def test_the_largest_model_is_that_of_the_command_line(
     name: str, capsys: pytest.CaptureFixture[str]

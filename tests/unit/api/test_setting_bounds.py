@@ -104,6 +104,7 @@ def test_no_run_goes_below_the_bounds_of_its_group(
     need_bounded(*case)
 
 
+@pytest.mark.one_commit_in(7)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     schedule=st.sampled_from(["Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]),
@@ -158,6 +159,7 @@ def test_no_run_whose_ranks_share_sequences_goes_below_the_bounds_of_its_group(
     need_bounded(*case)
 
 
+@pytest.mark.one_commit_in(3)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_groups())
 def test_no_setting_has_a_bound_below_that_of_its_group(

@@ -58,6 +58,7 @@ def test_rows_drawn_from_the_table_are_predicted_as_they_ship(drawn: list[Predic
     assert stale(drawn) == [], "make the table again: zsim validate trust --data DIR --to FILE"
 
 
+@pytest.mark.one_commit_in(8)
 def test_a_row_that_is_predicted_otherwise_is_seen(drawn: list[Predicted]) -> None:
     run, made, features = drawn[0]
     for changed in (

@@ -58,6 +58,7 @@ def fit_of(rows: list[dict[str, str]], file: str = OPERATORS) -> FittedKernels:
     return found
 
 
+@pytest.mark.one_commit_in(2)
 def test_constants_are_found_again_from_the_times_that_they_give() -> None:
     found = fit_of(list(timed(TRUTH)))
     assert (found.gpu, found.sibling) == ("a100", "assumed")  # of other kinds

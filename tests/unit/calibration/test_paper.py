@@ -70,6 +70,7 @@ rows = [{ label = "replicated", published = 2.5e6, values = [0] }]
 """
 
 
+@pytest.mark.one_commit_in(2)
 def test_figures_are_predicted_beside_what_was_published() -> None:
     rates, sizes, states = verdicts_of(parse(SMALL))
     fits, too_large = rates.predicted
@@ -269,6 +270,7 @@ def test_offloaded_runs_are_predicted_without_a_row_that_was_fitted(
     assert all(abs(each.off) < within for each in found.predicted)
 
 
+@pytest.mark.one_commit_in(8)
 def test_of_the_shapes_that_were_trained_the_published_ones_are_the_largest_that_fit() -> None:
     shapes = shipped("zero_offload", "figure 7, shapes of table 3").predicted
     assert [f"{each.value / 1e9:.0f}" for each in shapes] == ["13", "8"]

@@ -21,6 +21,7 @@ def ask(trace: Path | str, *words: str) -> int:
     return answer(["check", "tiny", "--ranks", "2", "--against", str(trace), *words])
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_run_is_one_of_its_scenario_and_of_no_other(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ WHY = {
 }
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", WHY)
 def test_a_file_that_is_not_regular_or_too_large_is_refused(

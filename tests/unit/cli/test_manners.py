@@ -90,6 +90,7 @@ def test_a_name_that_is_like_no_other_is_not_guessed(ask: Ask) -> None:
     assert "did you mean" not in refused(ask("run", "abacus"))
 
 
+@pytest.mark.one_commit_in(2)
 def test_none_takes_a_key_or_a_table_away(ask: Ask) -> None:
     emulated = answered(ask("plan", "llama2_7b", "--set", "zero.emulate=fsdp2", "--json"))
     words = ("--set", "zero.emulate=fsdp2", "--set", "zero.emulate=none", "--json")

@@ -17,6 +17,7 @@ def process(*words: str, then: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.one_commit_in(4)
 def test_simulating_imports_no_torch() -> None:
     done = process("run", "tiny", "--json", then="print('torch' in sys.modules, file=sys.stderr)")
     assert done.stderr == "False\n"
@@ -30,6 +31,7 @@ LIGHT = {"zsim.mistake", "zsim.units"}
 """What the command line imports beside itself: messages and sizes."""
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("words", [(), ("run",), ("sweep",)])
 def test_help_imports_the_command_line_and_nothing_heavy(words: tuple[str, ...]) -> None:
     done = process(*words, "--help", then="print(*sys.modules)")

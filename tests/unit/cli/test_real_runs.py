@@ -40,7 +40,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_run_here_is_one_line_with_the_field_to_change(
     words: str, capsys: pytest.CaptureFixture[str]
@@ -69,6 +69,7 @@ def test_real_ranks_learn_a_text_and_hold_what_the_book_says(
     assert [rank.rank for rank in written.ranks] == [0, 1]
 
 
+@pytest.mark.one_commit_in(2)
 def test_a_schedule_from_a_file_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

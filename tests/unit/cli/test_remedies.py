@@ -43,6 +43,7 @@ def test_each_remedy_makes_the_run_fit_and_takes_as_long_as_it_says(
         assert again["tokens_per_s"] * again["step_time_s"] == pytest.approx(tokens)
 
 
+@pytest.mark.one_commit_in(3)
 def test_the_answer_is_no_in_at_most_15_lines(capsys: pytest.CaptureFixture[str]) -> None:
     wide = ("train.micro_batch_size=32", "zero.stage=1", "zero.emulate=deepspeed", "train.steps=1")
     few = ("model.layers=4", "cluster.nodes=1", 'cluster.gpu_memory="30 GB"')

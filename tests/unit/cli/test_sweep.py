@@ -179,6 +179,7 @@ def test_a_dry_run_counts_and_estimates_and_keeps_nothing(ask: Ask, tried: list[
     assert swept(ask("sweep", "cut.toml", "--dry-run", "--json"))["schedules"] == 3
 
 
+@pytest.mark.one_commit_in(4)
 def test_the_terminal_has_the_answer_first_then_at_most_20_rows(ask: Ask) -> None:
     many = STUDY.replace("[8, 2]", "[8, 7, 6, 5, 4, 3, 2]")
     Path("cut.toml").write_text(many, "utf-8")
@@ -227,6 +228,7 @@ def test_the_answer_is_no_if_no_run_meets_the_goal(ask: Ask) -> None:
     assert found["answer"].startswith("none of 16 runs meets the goal: ")
 
 
+@pytest.mark.one_commit_in(3)
 def test_processes_and_one_process_find_the_same(ask: Ask) -> None:
     alone = swept(ask("sweep", "cut.toml", "--workers", "1", "--json", "--store", "1.sqlite"))
     both = swept(ask("sweep", "cut.toml", "--workers", "2", "--json", "--store", "2.sqlite"))

@@ -50,6 +50,7 @@ def test_lines_and_json_have_the_title_of_what_ran(ask: Ask, command: str, memor
     assert json.loads(ask(*words, "--json")[1])["title"] == title
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("name", "words", "title"),
     [

@@ -77,6 +77,7 @@ def test_the_answer_of_a_sweep_stands_and_every_file_that_cannot_be_written_is_n
     assert page.read_text("utf-8").endswith("</html>")
 
 
+@pytest.mark.one_commit_in(3)
 def test_real_ranks_tell_their_losses_where_the_trace_cannot_be_written(ask: Ask) -> None:
     words = "run tiny --backend torch --ranks 2 --steps 2 --json --trace"
     code, out, error = ask(*words.split(), FULL)
@@ -85,6 +86,7 @@ def test_real_ranks_tell_their_losses_where_the_trace_cannot_be_written(ask: Ask
     assert error == "zsim: done, but /dev/full could not be written: no space left on device\n"
 
 
+@pytest.mark.one_commit_in(5)
 def test_a_disk_that_fills_up_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("what was there", "utf-8")
@@ -154,6 +156,7 @@ write(Path({str(path)!r}), "x" * 10000)
     assert len(beside) == (0 if has_nameless_files else 1)
 
 
+@pytest.mark.one_commit_in(5)
 def test_a_pipe_is_written_through(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -175,6 +178,7 @@ def test_a_file_written_to_standard_output_follows_the_answer(tmp_path: Path, ki
     assert decode(text[end_of_it:]).schedule.programs
 
 
+@pytest.mark.one_commit_in(4)
 def test_files_are_written_for_a_reader_that_has_left(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     command = f"set -o pipefail; {ZSIM} run tiny --trace {trace} | true"
@@ -251,6 +255,7 @@ def test_a_sweep_goes_on_when_its_store_is_full_and_the_next_one_keeps_the_rest(
     assert json.loads(full.stdout)["best"]
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_store_for_which_there_is_no_space_ends_a_sweep_before_it_begins(tmp_path: Path) -> None:
     done = sweep_below(100, tmp_path)
     assert (done.returncode, done.stdout) == (Code.FAILED, "")

@@ -35,6 +35,7 @@ def topology(site: Path, *words: str) -> Mapping[str, object]:
     return found
 
 
+@pytest.mark.one_commit_in(4)
 def test_its_links_are_listed_counted_in_cuts_and_drawn(installed: Path, tmp_path: Path) -> None:
     picture = tmp_path / "torus.svg"
     found = topology(installed, "--draw", str(picture))

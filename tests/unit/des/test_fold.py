@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from drawn_clusters import clusters
 from drawn_examples import examples
 from drawn_outages import outages
@@ -83,6 +84,7 @@ class Case:
         assert found == expected
 
 
+@pytest.mark.one_commit_in(2)
 @given(grids, st.data())
 @examples(200)
 def test_classes_load_links_as_the_rings_of_the_full_graph_do(

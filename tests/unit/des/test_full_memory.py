@@ -200,6 +200,7 @@ def test_a_host_that_runs_ahead_pays_for_memory_that_is_full(allocator: str) -> 
     assert times[0] > times[-1] * 1.05
 
 
+@pytest.mark.one_commit_in(4)
 def test_limits_of_deepspeed_count_where_memory_is_full() -> None:
     def took(gigabytes: float, live: int) -> float | None:
         limit = {"zero.deepspeed.stage3_max_live_parameters": live}
@@ -212,6 +213,7 @@ def test_limits_of_deepspeed_count_where_memory_is_full() -> None:
 jobs = st.one_of(emulated_jobs(), pipelined_jobs())
 
 
+@pytest.mark.one_commit_in(8)
 @given(jobs, clusters, st.lists(st.floats(0, 1), min_size=2, max_size=4))
 @examples(60)
 def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_needs_more(
@@ -246,6 +248,7 @@ def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_need
     assert on_memory(schedule, model, on, needed - 1)[1].out_of_memory is not None
 
 
+@pytest.mark.one_commit_in(4)
 @given(jobs, clusters, st.integers(1, 3))
 @examples(40)
 def test_a_host_that_asks_and_never_waits_does_what_one_does_that_need_not_ask(
@@ -260,6 +263,7 @@ def test_a_host_that_asks_and_never_waits_does_what_one_does_that_need_not_ask(
     assert asked == plain
 
 
+@pytest.mark.one_commit_in(4)
 @given(jobs, st.floats(0, 1))
 @examples(50)
 def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
@@ -274,6 +278,7 @@ def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
     assert SimBackend().step_ends_ps(job) == SimBackend(unfold=True).step_ends_ps(job)
 
 
+@pytest.mark.one_commit_in(3)
 @given(jobs, st.sampled_from([Discipline.EXACT, Discipline.CACHING]), st.floats(0, 1.1))
 @examples(40)
 def test_what_books_alone_say_of_a_fit_is_what_a_run_says(

@@ -43,6 +43,7 @@ def test_it_is_forced_and_chosen_where_it_is_faster(installed: Path) -> None:
     assert pat != ring
 
 
+@pytest.mark.one_commit_in(4)
 def test_its_constants_have_defaults_and_may_be_in_a_profile(installed: Path) -> None:
     default, slower = (
         python(installed, "-c", TIMES, text).stdout.split()

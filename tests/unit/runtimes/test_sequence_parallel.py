@@ -76,6 +76,7 @@ def test_it_trains_what_plain_data_parallelism_does(name: str, shape: Llama | GP
     proves_and_trains(made, model, strategy)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", ["stage 1", "FSDP2", "Megatron-LM"])
 def test_a_norm_that_is_not_summed_over_the_tensor_axis_is_found(name: str) -> None:
     """Each rank has the gradient of its own tokens: what is reduced over data is a summand yet."""

@@ -36,6 +36,7 @@ def written(strategy: Strategy) -> Schedule:
 
 
 ON_CPU = OffloadOptimizer(device=OffloadDevice.CPU)
+SMALL_BUCKETS = DeepSpeed(reduce_bucket_size=60)
 STATES = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
 
 
@@ -47,18 +48,21 @@ def state_bytes(program: Program) -> Counter[Kind]:
     return found
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
     "zero",
     [
         Zero(stage=3, emulate=FSDP2(reduce_dtype=DType.FP32)),
         Zero(stage=3, emulate=FSDP2(offload_policy=OffloadPolicy.CPU)),
         Zero(stage=3, emulate=FSDP1()),
-        *(Zero(stage=stage, emulate=DeepSpeed()) for stage in (1, 2, 3)),
-        *(Zero(stage=stage, emulate=DeepSpeed(offload_optimizer=ON_CPU)) for stage in (1, 2, 3)),
+        *(Zero(stage=stage, emulate=SMALL_BUCKETS) for stage in (1, 2, 3)),
+        *(
+            Zero(stage=stage, emulate=SMALL_BUCKETS.but(offload_optimizer=ON_CPU))
+            for stage in (1, 2, 3)
+        ),
         Zero(
             stage=3,
-            emulate=DeepSpeed(
+            emulate=SMALL_BUCKETS.but(
                 offload_optimizer=ON_CPU, offload_param=OffloadParam(device=OffloadDevice.CPU)
             ),
         ),

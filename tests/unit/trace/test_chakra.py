@@ -357,6 +357,7 @@ def test_what_no_schedule_says_is_one_line(
 SMALL = st.integers(0, 6)
 
 
+@pytest.mark.one_commit_in(2)
 @settings(deadline=None, max_examples=80)
 @given(
     st.lists(

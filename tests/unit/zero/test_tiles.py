@@ -67,6 +67,7 @@ def most_at_once(schedule: Schedule, *ends: str) -> int:
     return most
 
 
+@pytest.mark.one_commit_in(7)
 @given(st.sampled_from((2, 4, 8, 16)), st.sampled_from(Checkpointing))
 def test_gathered_parameters_and_their_gradient_are_those_of_one_tile(
     tiles: int, checkpointing: Checkpointing
