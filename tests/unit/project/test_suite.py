@@ -87,6 +87,7 @@ from rotation import Rotation
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix(n): one of n cases")
+    config.addinivalue_line("markers", "long: all or none")
     config.pluginmanager.register(FileCosts(0.05))
     config.pluginmanager.register(Rotation("some-commit", everything=False))
 """
@@ -101,6 +102,11 @@ def test_each(case):
     while time.process_time() - began < 0.5: pass
     assert case is None
 
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("case", [0, *(pytest.param(case, marks=pytest.mark.long) for case in "ab")])
+def test_some_are_long(case):
+    pass
+
 def test_always():
     pass
 """
@@ -110,11 +116,12 @@ def test_a_session_runs_a_sample_and_says_how_to_replay_what_failed(tmp_path: Pa
     (tmp_path / "conftest.py").write_text(CONFTEST, "utf-8")
     (tmp_path / "test_matrix.py").write_text(MATRIX, "utf-8")
     ran = _pytest(tmp_path)
-    assert "2 failed, 1 passed, 6 deselected" in ran
+    assert "2 failed, 4 passed, 6 deselected" in ran
     failed = sample([f"test_matrix.py::test_each[{case}]" for case in range(8)], 4, "some-commit")
     assert all(replay(nodeid) in ran for nodeid in failed)
     assert "test_matrix.py: 1 s of processor time, at most 0 s" in ran
     assert "1 failed" in _pytest(tmp_path, "test_matrix.py::test_each[7]")
+    assert "2 passed, 10 deselected" in _pytest(tmp_path, "-m", "long")
 
 
 def _pytest(folder: Path, *arguments: str) -> str:

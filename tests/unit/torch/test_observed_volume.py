@@ -63,8 +63,10 @@ def trained(pool_of: SharedPools, ranks: int, share: int) -> tuple[list[Result],
 @pytest.mark.parametrize(
     ("ranks", "share"), [(2, 1), (4, 5), pytest.param(4, 1, marks=pytest.mark.long)]
 )
-def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(ranks: int, share: int) -> None:
-    for found in trained(ranks, share):
+def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(
+    pool_of: SharedPools, ranks: int, share: int
+) -> None:
+    for found in trained(pool_of, ranks, share):
         for case, result in zip(cases(ranks)[::share], found, strict=True):
             promised = case.schedule().contract.wire_bytes
             assert promised is not None
@@ -72,8 +74,8 @@ def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(ranks: int, shar
 
 
 @pytest.mark.parametrize("ranks", [2])
-def test_the_trace_lists_what_the_observer_saw(ranks: int) -> None:
-    for result in trained(ranks, 1)[0]:
+def test_the_trace_lists_what_the_observer_saw(pool_of: SharedPools, ranks: int) -> None:
+    for result in trained(pool_of, ranks, 1)[0]:
         total: defaultdict[str, int] = defaultdict(int)
         for transfer in result.trace.ranks[0].transfers:
             what = "scalar_wire" if transfer.scalar else "wire"
