@@ -99,7 +99,7 @@ def drawn() -> tuple[float, ...]:
 
 
 def leave_patches() -> None:
-    copying.Copying = None  # type: ignore[assignment, misc, attr-defined]  # as a job that plants a fault does it
+    copying.JOINED = None  # type: ignore[attr-defined]  # as a job that plants a fault does it
     Executor.run_step = None  # type: ignore[assignment, method-assign]
     Executor.planted = 1  # type: ignore[attr-defined]
     shared_gradients.planted = 1  # type: ignore[attr-defined]  # of the tests' own support

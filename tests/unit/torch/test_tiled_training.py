@@ -97,7 +97,7 @@ def id_of(asked: tuple[int, tuple[Precision, int, Checkpointing]]) -> str:
         pytest.param(asked, marks=() if asked[1] in suite(asked[0]) else pytest.mark.long)
         for asked in EVERY
     ],
-    ids=map(id_of, EVERY),
+    ids=[*map(id_of, EVERY)],
 )
 def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     """Return cases, and the results of each rank for them in their order."""
