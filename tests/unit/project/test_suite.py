@@ -103,7 +103,9 @@ def test_each(case):
     assert case is None
 
 @pytest.mark.matrix(4)
-@pytest.mark.parametrize("case", [0, *(pytest.param(case, marks=pytest.mark.long) for case in "ab")])
+@pytest.mark.parametrize(
+    "case", [0, *(pytest.param(case, marks=pytest.mark.long) for case in "ab")]
+)
 def test_some_are_long(case):
     pass
 
