@@ -192,10 +192,11 @@ class Cycle:
 
 
 def leave_tensors(folder: Path) -> None:
-    for number, kept in enumerate((Cycle(10**6), Cycle(10**6))):
-        name = f"{distributed.get_rank()}-{number}"
-        weakref.finalize(kept.tensor, (folder / name).touch)
-    vars(shared_gradients)["planted"] = kept  # one in a module as well
+    cycles = (Cycle(10**6), Cycle(10**6))
+    for number, cycle in enumerate(cycles):
+        weakref.finalize(cycle.tensor, (folder / f"{distributed.get_rank()}-{number}").touch)
+    module: Any = shared_gradients
+    module.planted = cycles[0]
 
 
 def test_tensors_of_a_job_are_freed_before_the_next(pool: RankPool, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
 
 pytestmark = pytest.mark.matrix(5, together=True)
-WAYS = tuple(
+WAYS: tuple[tuple[Precision, int, Checkpointing], ...] = tuple(
     product((Precision.FP32, Precision.BF16), (1, 3), (Checkpointing.NONE, Checkpointing.FULL))
 )
 BOUND = {Precision.FP32: 1e-4, Precision.BF16: 0.02}
