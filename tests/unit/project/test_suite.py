@@ -9,6 +9,7 @@ from os import getpid
 from pathlib import Path
 
 import pytest
+from blame import parent_of
 from changed_tests import changed_files
 from day_seed import choose_seed, day_seed, seed_line
 from file_costs import ALLOWED, MARGIN, excesses, limits_of
@@ -97,6 +98,7 @@ from rotation import Rotation
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix(n): one of n cases")
+    config.addinivalue_line("markers", "long: all or none")
     config.pluginmanager.register(FileCosts(0.05))
     config.pluginmanager.register(Rotation("some-commit", everything=False))
 """
@@ -111,6 +113,13 @@ def test_each(case):
     while time.process_time() - began < 0.3: pass
     assert case is None
 
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize(
+    "case", [0, *(pytest.param(case, marks=pytest.mark.long) for case in "ab")]
+)
+def test_some_are_long(case):
+    pass
+
 def test_always():
     pass
 """
@@ -120,12 +129,13 @@ def test_a_session_runs_a_sample_and_says_how_to_replay_what_failed(tmp_path: Pa
     (tmp_path / "conftest.py").write_text(CONFTEST, "utf-8")
     (tmp_path / "test_matrix.py").write_text(MATRIX, "utf-8")
     ran = _pytest(tmp_path)
-    assert "2 failed, 1 passed, 6 deselected" in ran
+    assert "2 failed, 4 passed, 6 deselected" in ran
     failed = sample([f"test_matrix.py::test_each[{case}]" for case in range(8)], 4, "some-commit")
     assert all(replay(nodeid) in ran for nodeid in failed)
     assert "test_matrix.py: 1 s of processor time, at most 0 s" in ran
     assert "1 failed" in _pytest(tmp_path, "test_matrix.py::test_each[7]")
     assert "8 failed" in _pytest(tmp_path, "test_matrix.py::test_each")
+    assert "2 passed, 10 deselected" in _pytest(tmp_path, "-m", "long")
 
 
 REST = """
@@ -203,28 +213,30 @@ AFTER = (
 
 
 def test_failed_cases_are_replayed_on_the_parent_commit(tmp_path: Path) -> None:
-    def git(*arguments: str) -> None:
+    def git(*arguments: str) -> str:
         named = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
         command = ["git", "-C", str(tmp_path), *named, *arguments]
-        subprocess.run(command, check=True, capture_output=True)
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init")
+    assert parent_of(tmp_path) is None
     (tmp_path / "conftest.py").write_text(BLAMING, "utf-8")
     (tmp_path / "test_it.py").write_text(BEFORE, "utf-8")
     git("add", ".")
     git("commit", "-m", "before")
-    assert "no parent commit here" in _pytest(tmp_path)
+    assert parent_of(tmp_path) is None
     (tmp_path / "test_it.py").write_text(AFTER, "utf-8")
-    uncommitted = _pytest(tmp_path, "--rotation", "some-commit")
+    parent = git("rev-parse", "HEAD")
+    assert parent_of(tmp_path) == parent  # of changes that are not committed
     git("commit", "-am", "after")
-    (tmp_path / "test_it.py").touch()
-    for ran in (uncommitted, _pytest(tmp_path)):
-        lines = [line for line in ran.splitlines() if line.startswith("test_it.py::")]
-        assert [line.partition(": on ")[0] for line in lines] == [
-            f"test_it.py::{name}" for name in ("test_old", "test_broken", "test_new")
-        ]
-        ends = ("fails there too: ", "passes there: ", "does not exist there: ")
-        assert all(end in line for end, line in zip(ends, lines, strict=True))
+    assert parent_of(tmp_path) == parent
+    ran = _pytest(tmp_path)
+    lines = [line for line in ran.splitlines() if line.startswith("test_it.py::")]
+    assert [line.partition(f": on {parent[:10]} ")[0] for line in lines] == [
+        f"test_it.py::{name}" for name in ("test_old", "test_broken", "test_new")
+    ]
+    ends = ("fails there too: ", "passes there: ", "does not exist there: ")
+    assert all(end in line for end, line in zip(ends, lines, strict=True))
 
 
 def _pytest(folder: Path, *arguments: str) -> str:

@@ -112,6 +112,7 @@ KINDS = (
 )
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("shape", KINDS)
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
 def test_every_kind_of_transformer_trains_as_a_plain_loop_does(

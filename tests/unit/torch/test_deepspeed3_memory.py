@@ -1,7 +1,8 @@
 """What DeepSpeed's stage 3 holds on real ranks is what the book says."""
 
-from collections.abc import Iterator
+from itertools import product
 
+import pytest
 from emulated_strategies import DEEPSPEED3_OPTIONS, strategy
 from shared_ranks import SharedPools
 from tiny_training import Case, trained_on_ranks
@@ -10,22 +11,21 @@ from zsim.memory import book
 from zsim.strategy.precision import Precision
 from zsim_torch.rank_result import state_peak
 
-
-def cases(ranks: int) -> Iterator[Case]:
-    for named in DEEPSPEED3_OPTIONS.values():
-        for precision in (Precision.FP32, Precision.FP16):
-            made = strategy(named, data=ranks, micro_batches=2, precision=precision, clip_norm=1.0)
-            if made is not None:
-                yield Case(made, steps=2, observe=True)
+CASES = [*product(DEEPSPEED3_OPTIONS, (Precision.FP32, Precision.FP16))]
 
 
-def test_live_storages_peak_at_the_book_to_the_byte(pool_of: SharedPools) -> None:
-    found = list(cases(2))
-    pool = pool_of(2)
-    by_rank = trained_on_ranks(pool, found)
-    for results in by_rank:
-        for case, result in zip(found, results, strict=True):
-            lives = result.observed["live_bytes_peak/state"]
-            (program,) = case.schedule().programs
-            assert lives == result.observed["booked_bytes_peak/state"], case
-            assert lives <= state_peak(program, book(program, case.steps)), case
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize(("name", "precision"), CASES)
+def test_live_storages_peak_at_the_book_to_the_byte(
+    pool_of: SharedPools, name: str, precision: Precision
+) -> None:
+    made = strategy(
+        DEEPSPEED3_OPTIONS[name], data=2, micro_batches=2, precision=precision, clip_norm=1.0
+    )
+    assert made is not None
+    case = Case(made, steps=2, observe=True)
+    (program,) = case.schedule().programs
+    for (result,) in trained_on_ranks(pool_of(2), [case]):
+        lives = result.observed["live_bytes_peak/state"]
+        assert lives == result.observed["booked_bytes_peak/state"]
+        assert lives <= state_peak(program, book(program, case.steps))

@@ -16,6 +16,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
+pytestmark = pytest.mark.matrix(4, together=True)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 WARM_UPS = (0, 2)
 
@@ -54,12 +55,16 @@ def cases(ranks: int) -> list[Case]:
 Ran = tuple[list[Case], list[list[Result]]]
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(
+    scope="module",
+    params=[*product((1, 2), range(4))],
+    ids=lambda asked: "{}-stage-{}".format(*asked),
+)
 def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     """Cases, and what each rank found for them in their order."""
-    asked = cases(request.param)
-    pool = pool_of(request.param)
-    return asked, [*trained_on_ranks(pool, asked)]
+    ranks, stage = request.param
+    asked = [case for case in cases(ranks) if case.strategy.zero.stage == stage]
+    return asked, [*trained_on_ranks(pool_of(ranks), asked)]
 
 
 def owners(case: Case) -> dict[str, torch.Tensor]:

@@ -57,6 +57,7 @@ def by_zsim(events: list[Event], stage: int) -> tuple[list[float], dict[str, flo
     return losses, numbers(module)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("kind", [each for each in PLACES if each not in NAMED_BY_ALL])
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_number_that_is_counted_and_read_in_one_place_is_that_of_torch(

@@ -79,18 +79,25 @@ def booked(case: Case) -> int:
     return state_peak(program, [each for each in entries if each.pool in on_device])
 
 
+SHARES = [(1, 5), (2, 1), (3, 5)]
+"""Numbers of ranks, and how few of their cases the suite draws from: of five, one has every stage,
+every format and both ways of checkpointing."""
+
+
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize(
-    ("ranks", "share"),  # one of five: every stage, every format, both ways of checkpointing
-    [(1, 5), (2, 1), (3, 5), *(pytest.param(ranks, 1, marks=pytest.mark.long) for ranks in (1, 3))],
+    ("ranks", "share"),
+    [*SHARES, *(pytest.param(ranks, 1, marks=pytest.mark.long) for ranks in (1, 3))],
 )
 def test_live_storages_peak_at_the_book_to_the_byte(
-    pool_of: SharedPools, ranks: int, share: int
+    pool_of: SharedPools, ranks: int, share: int, stage: int
 ) -> None:
-    everything = [*cases(ranks)[::share], *moving(ranks)]
-    pool = pool_of(ranks)
-    by_rank = trained_on_ranks(pool, everything)
-    for found in by_rank:
-        for case, result in zip(everything, found, strict=True):
+    of_suite = [*cases(ranks)[::share], *moving(ranks)]
+    asked = [case for case in of_suite if case.strategy.zero.stage == stage]
+    assert asked
+    for found in trained_on_ranks(pool_of(ranks), asked):
+        for case, result in zip(asked, found, strict=True):
             assert result.observed["live_bytes_peak/state"] == booked(case), case
             assert result.observed["booked_bytes_peak/state"] == booked(case), case
             assert result.observed["shared_bytes_peak/gradient"] == 0

@@ -81,6 +81,7 @@ def in_a_checkpoint_of_ours(folder: Path) -> Path:
 STORES = (in_safetensors, in_one_file, in_a_checkpoint_of_torch, in_a_checkpoint_of_ours)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", STAGES)
 def test_values_that_are_loaded_train_as_those_of_a_module_bit_for_bit(
     stage: int, tmp_path: Path, pool: RankPool
@@ -150,6 +151,7 @@ def test_a_function_of_the_module_fills_it_inner_ones_first() -> None:
 WIDTH, LAYERS = 64, 12
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("how", ["made", "checkpoint", "safetensors"])
 def test_a_rank_begins_with_its_part_and_one_unit(
     pool_of: SharedPools, how: str, tmp_path: Path
@@ -168,6 +170,7 @@ def test_a_rank_begins_with_its_part_and_one_unit(
         assert held.state + held.largest_unit + room < held.whole / 2
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_module_with_values_is_there_once_beside_the_state(stage: int) -> None:
     module = Tied(WIDTH, LAYERS)

@@ -53,27 +53,41 @@ def seen(result: Result, steps: int) -> set[WireBytes]:
     return found
 
 
+def of_stage(ranks: int, share: int, stage: int) -> list[Case]:
+    """Return cases of a stage: all, or those that are among one of `share` of all stages."""
+    return [case for case in cases(ranks)[::share] if case.strategy.zero.stage == stage]
+
+
 @cache
-def trained(pool_of: SharedPools, ranks: int, share: int) -> tuple[list[Result], ...]:
-    """Return results of each rank after one of `share` cases: two tests look at it."""
-    pool = pool_of(ranks)
-    return trained_on_ranks(pool, cases(ranks)[::share])
+def trained(pool_of: SharedPools, ranks: int, share: int, stage: int) -> tuple[list[Result], ...]:
+    """Return results of each rank after these cases: two tests look at it."""
+    return trained_on_ranks(pool_of(ranks), of_stage(ranks, share, stage))
 
 
+@pytest.mark.matrix(4, together=True)
+@pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize(
     ("ranks", "share"), [(2, 1), (4, 5), pytest.param(4, 1, marks=pytest.mark.long)]
 )
-def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(ranks: int, share: int) -> None:
-    for found in trained(ranks, share):
-        for case, result in zip(cases(ranks)[::share], found, strict=True):
+def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(
+    pool_of: SharedPools, ranks: int, share: int, stage: int
+) -> None:
+    asked = of_stage(ranks, share, stage)
+    assert asked
+    for found in trained(pool_of, ranks, share, stage):
+        for case, result in zip(asked, found, strict=True):
             promised = case.schedule().contract.wire_bytes
             assert promised is not None
             assert seen(result, case.steps) == {one for one in promised if one.bytes}, case
 
 
-@pytest.mark.parametrize("ranks", [2])
-def test_the_trace_lists_what_the_observer_saw(ranks: int) -> None:
-    for result in trained(ranks, 1)[0]:
+@pytest.mark.matrix(4, together=True)
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(("ranks", "share"), [(2, 1)])
+def test_the_trace_lists_what_the_observer_saw(
+    pool_of: SharedPools, ranks: int, share: int, stage: int
+) -> None:
+    for result in trained(pool_of, ranks, share, stage)[0]:
         total: defaultdict[str, int] = defaultdict(int)
         for transfer in result.trace.ranks[0].transfers:
             what = "scalar_wire" if transfer.scalar else "wire"

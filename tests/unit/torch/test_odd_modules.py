@@ -177,10 +177,11 @@ def test_what_is_odd_trains_as_in_torch(name: str, stage: int) -> None:
     assert apart(name, stage) <= 1e-6
 
 
-def all_apart() -> list[float]:
-    return [apart(name, stage) for name in WORKS for stage in (1, 2, 3)]
-
-
-def test_what_is_odd_trains_on_ranks_as_under_ddp(pool_of: SharedPools) -> None:
-    for found in pool_of(2).run(all_apart):
-        assert max(found) <= 1e-6
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_is_odd_trains_on_ranks_as_under_ddp(
+    pool_of: SharedPools, name: str, stage: int
+) -> None:
+    for found in pool_of(2).run(apart, name, stage):
+        assert found <= 1e-6

@@ -53,19 +53,28 @@ def cases(ranks: int) -> list[tuple[Plan, list[Offloaded]]]:
     return found
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
-def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> tuple[int, list[list[Found]]]:
-    """What every rank found for every plan, in the order of `cases`."""
-    plans = [each for plan, offloaded in cases(request.param) for each in (plan, *offloaded)]
-    pool = pool_of(request.param)
-    return request.param, [*pool.run(all_trained, plans)]
+Asked = list[tuple[Plan, list[Offloaded]]]
+Ran = tuple[Asked, list[list[Found]]]
 
 
-def test_what_is_offloaded_changes_no_bit(ran: tuple[int, list[list[Found]]]) -> None:
-    ranks, by_rank = ran
+@pytest.fixture(
+    scope="module",
+    params=[*product((1, 2, 4), range(4))],
+    ids=lambda asked: "{}-{}".format(*asked),
+)
+def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
+    """Return a training of `cases` with its offloaded ones, and what every rank found for them."""
+    ranks, number = request.param
+    plan, offloaded = cases(ranks)[number]
+    return [(plan, offloaded)], [*pool_of(ranks).run(all_trained, [plan, *offloaded])]
+
+
+@pytest.mark.matrix(6, together=True)
+def test_what_is_offloaded_changes_no_bit(ran: Ran) -> None:
+    asked, by_rank = ran
     for found in by_rank:
         left = iter(found)
-        for plan, offloaded in cases(ranks):
+        for plan, offloaded in asked:
             wanted = next(left)[0]
             assert all(value.isfinite().all() for value in wanted.values())
             for each in offloaded:
@@ -74,13 +83,12 @@ def test_what_is_offloaded_changes_no_bit(ran: tuple[int, list[list[Found]]]) ->
                     assert torch.equal(parameters[name], value), (plan, each, name)
 
 
-def test_pools_hold_what_their_book_says_and_files_move_what_the_schedule_says(
-    ran: tuple[int, list[list[Found]]],
-) -> None:
-    ranks, by_rank = ran
+@pytest.mark.matrix(6, together=True)
+def test_pools_hold_what_their_book_says_and_files_move_what_the_schedule_says(ran: Ran) -> None:
+    asked, by_rank = ran
     for found in by_rank:
         left = iter(found)
-        for _, offloaded in cases(ranks):
+        for _, offloaded in asked:
             next(left)
             for each in offloaded:
                 observed = next(left)[1]
@@ -97,14 +105,13 @@ def test_pools_hold_what_their_book_says_and_files_move_what_the_schedule_says(
                     assert observed["written_bytes/pool/files"] == moved.written * each.steps
 
 
-def test_threads_and_handles_are_in_the_trace_in_their_order(
-    ran: tuple[int, list[list[Found]]],
-) -> None:
-    ranks, by_rank = ran
+@pytest.mark.matrix(6, together=True)
+def test_threads_and_handles_are_in_the_trace_in_their_order(ran: Ran) -> None:
+    asked, by_rank = ran
     place = next(
         index
         for index, each in enumerate(
-            each for plan, offloaded in cases(ranks) for each in (plan, *offloaded)
+            each for plan, offloaded in asked for each in (plan, *offloaded)
         )
         if isinstance(each, Offloaded) and each.files
     )

@@ -56,6 +56,7 @@ def flows(data: int, replicate: int = 1, inner: int | None = None) -> list[Flow]
 SHAPE = GPT(layers=1, hidden_size=6, attention_heads=2, sequence_length=4, vocab_size=11)
 MODEL = gpt(SHAPE, micro_batch_size=1)
 CLUSTER = zsim_topologies.load("dgx_a100_infiniband")
+pytestmark = pytest.mark.matrix(3, together=True)
 GRIDS = [(2, 1, None), (3, 1, None), (2, 2, None), (4, 1, 2), (1, 2, None)]
 
 
@@ -70,9 +71,9 @@ def trained(
 
 @pytest.mark.parametrize(("data", "replicate", "inner"), GRIDS)
 def test_a_flow_of_gathers_in_place_trains_as_one_process_does(
-    data: int, replicate: int, inner: int | None
+    pool_of: SharedPools, data: int, replicate: int, inner: int | None
 ) -> None:
-    by_rank = trained(data, replicate, inner)
+    by_rank = trained(pool_of, data, replicate, inner)
     for index, flow in enumerate(flows(data, replicate, inner)):
         wanted = by_plain_loop(flow)
         for found in by_rank:
@@ -105,9 +106,9 @@ def expected_volume(flow: Flow) -> dict[str, float]:
 
 @pytest.mark.parametrize(("data", "replicate", "inner"), [(2, 2, None), (4, 1, 2)])
 def test_memory_and_volume_are_those_of_the_schedule(
-    data: int, replicate: int, inner: int | None
+    pool_of: SharedPools, data: int, replicate: int, inner: int | None
 ) -> None:
-    by_rank = trained(data, replicate, inner)
+    by_rank = trained(pool_of, data, replicate, inner)
     for index, flow in enumerate(flows(data, replicate, inner)):
         (program,) = ByHand(flow).write().programs
         wanted = book(program, flow.steps)

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,31 +99,30 @@ def drawn() -> tuple[float, ...]:
     return float(torch.rand(())), random.random(), float(np.random.rand())  # noqa: NPY002
 
 
+PATCHES: tuple[tuple[object, str, object], ...] = (
+    (copying, "JOINED", 0),
+    (copying, "planted", 1),
+    (Executor, "run_step", None),
+    (Executor, "planted", 1),
+    (shared_gradients, "WIDTH", 0),  # of the support of tests
+    (nn.functional, "gelu", nn.functional.relu),
+    (nn.Linear, "forward", nn.Identity.forward),
+    (torch.Tensor, "add_", torch.Tensor.mul_),  # which it inherits
+)
+
+
 def leave_patches() -> None:
-    copying.Copying = None  # type: ignore[assignment, misc, attr-defined]  # as a job that plants a fault does it
-    Executor.run_step = None  # type: ignore[assignment, method-assign]
-    Executor.planted = 1  # type: ignore[attr-defined]
-    shared_gradients.planted = 1  # type: ignore[attr-defined]  # of the tests' own support
-    nn.functional.gelu = nn.functional.relu
-    torch.Tensor.add_ = torch.Tensor.mul_  # type: ignore[assignment, method-assign]
-    nn.Linear.forward = nn.Identity.forward  # type: ignore[assignment, method-assign]
+    for owner, name, value in PATCHES:
+        setattr(owner, name, value)
     copying._DIVISORS[1, torch.float32] = torch.tensor(2.0)  # pyright: ignore[reportPrivateUsage]
 
 
-def patches() -> tuple[object, ...]:
-    return (
-        sorted(name for name in vars(copying) if not name.startswith("__")),
-        Executor.run_step is not None,
-        hasattr(Executor, "planted"),
-        hasattr(shared_gradients, "planted"),
-        nn.functional.gelu is nn.functional.relu,
-        float(torch.ones(()).add_(5)),
-        nn.Linear.forward is nn.Identity.forward,
-        len(copying._DIVISORS),  # pyright: ignore[reportPrivateUsage]
-    )
+def patches() -> tuple[list[bool], int]:
+    planted = [getattr(owner, name, None) == value for owner, name, value in PATCHES]
+    return planted, len(copying._DIVISORS)  # pyright: ignore[reportPrivateUsage]
 
 
-class Doubled(TorchDispatchMode):
+class Doubled(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
     """Doubles every tensor that torch makes."""
 
     def __torch_dispatch__(
@@ -139,7 +139,8 @@ class Doubled(TorchDispatchMode):
 def leave_hooks() -> None:
     nn.modules.module.register_module_forward_hook(lambda *given: given[2] * 3)
     torch.autograd.graph.saved_tensors_hooks(lambda kept: kept * 0, lambda kept: kept).__enter__()
-    Doubled().__enter__()
+    doubled: Any = Doubled
+    doubled().__enter__()
 
 
 def differentiated() -> tuple[float, float]:
@@ -191,10 +192,11 @@ class Cycle:
 
 
 def leave_tensors(folder: Path) -> None:
-    for number, kept in enumerate((Cycle(10**6), Cycle(10**6))):
-        name = f"{distributed.get_rank()}-{number}"
-        weakref.finalize(kept.tensor, (folder / name).touch)
-    shared_gradients.planted = kept  # type: ignore[attr-defined]  # one in a module as well
+    cycles = (Cycle(10**6), Cycle(10**6))
+    for number, cycle in enumerate(cycles):
+        weakref.finalize(cycle.tensor, (folder / f"{distributed.get_rank()}-{number}").touch)
+    module: Any = shared_gradients
+    module.planted = cycles[0]
 
 
 def test_tensors_of_a_job_are_freed_before_the_next(pool: RankPool, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
 
 pytestmark = pytest.mark.matrix(5, together=True)
-WAYS = tuple(
+WAYS: tuple[tuple[Precision, int, Checkpointing], ...] = tuple(
     product((Precision.FP32, Precision.BF16), (1, 3), (Checkpointing.NONE, Checkpointing.FULL))
 )
 BOUND = {Precision.FP32: 1e-4, Precision.BF16: 0.02}
@@ -97,7 +97,7 @@ def id_of(asked: tuple[int, tuple[Precision, int, Checkpointing]]) -> str:
         pytest.param(asked, marks=() if asked[1] in suite(asked[0]) else pytest.mark.long)
         for asked in EVERY
     ],
-    ids=map(id_of, EVERY),
+    ids=[*map(id_of, EVERY)],
 )
 def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     """Return cases, and the results of each rank for them in their order."""

@@ -40,7 +40,7 @@ def pool_of_four(pool_of: SharedPools) -> RankPool:
     return pool_of(4)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("name", [CALLS, *STRATEGIES, *ON_HOST])
 def test_a_run_without_a_fault_has_no_finding(right: Callable[[str], Trace], name: str) -> None:
     trace = right(name)
