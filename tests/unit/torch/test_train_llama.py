@@ -6,13 +6,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from shared_ranks import SharedPools
+
+from zsim_torch.supervise.ranks import RankPool
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_the_example_learns_and_goes_on_where_it_was(
-    pool_of: SharedPools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
     example, text = import_module("train_llama"), EXAMPLES.parent / "LICENSE"
@@ -23,9 +24,9 @@ def test_the_example_learns_and_goes_on_where_it_was(
         text=True,
         check=True,
     )
-    pool = pool_of(2)
-    rest = pool.run(example.fit, text, tmp_path / "half", 24)[0]
-    whole = pool.run(example.fit, text, tmp_path / "whole", 24)[0]
+    with RankPool(2) as pool:  # of its own: they import the example from the path of now
+        rest = pool.run(example.fit, text, tmp_path / "half", 24)[0]
+        whole = pool.run(example.fit, text, tmp_path / "whole", 24)[0]
     assert [line.split(", gradient")[0] for line in half.stdout.splitlines()] == [
         f"step {step}: loss {whole[step - 1]:.3f}" for step in (10, 12)
     ]
