@@ -1,4 +1,4 @@
-"""Judges of the executor: vector clocks, what was issued and what stays, values and poison.
+"""Runs of the executor in this process: vector clocks, what is issued and stays, values, poison.
 
 A run on the pretended device (its code for CUDA) is judged by the recording: hazards of streams and
 of the allocator, collectives as the schedule has them, and no memory left by a step but what is
@@ -9,8 +9,8 @@ of a trainer that nobody watches by a plain loop and by storages that live.
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,16 @@ from unittest.mock import patch
 
 import torch
 from crossed_streams import crossed
-from executor_jobs import job
-from executor_mutant import (
+from pinned_by_hand import FIRST, lent, pinned
+from recorded_executor import recorded, recorded_schedule
+from shared_gradients import by_adding
+from tiny_training import BOUND, Case, Middle, by_plain_loop, by_schedule, distance
+from torch import nn
+from torch.nn import functional
+from unwatched_training import by_trainer, moving, scheduled
+
+from faults.judge import Known, NamedRun
+from faults.of_executor.patches import (
     ADDING,
     ALONE,
     CROSSED,
@@ -34,15 +42,11 @@ from executor_mutant import (
     SLICED,
     STAYING,
     VALUES,
+    Plant,
+    by_checker,
+    check_reached,
 )
-from pinned_by_hand import FIRST, lent, pinned
-from recorded_executor import recorded, recorded_schedule
-from shared_gradients import by_adding
-from tiny_training import BOUND, Case, Middle, by_plain_loop, by_schedule, distance
-from torch import nn
-from torch.nn import functional
-from unwatched_training import by_trainer, moving, scheduled
-
+from faults.of_executor.recorded_jobs import job
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
@@ -150,26 +154,45 @@ class Judged(NamedTuple):
     most_bytes: int = 0
 
 
-def verdict(run: str, most_bytes: int | None = None) -> str:
-    """Return what is wrong with the executor in a run, by name; nothing if nothing is found.
+@dataclass(frozen=True)
+class LocalRun(NamedRun):
+    """A run of the executor in this process: a job of the judge."""
 
-    With `most_bytes`, no more may live at any time: as many as `bytes_of` says of the executor as
-    it is.
+    def findings(self, made: Plant) -> dict[str, list[str]]:
+        """Return findings by checker, with a plant."""
+        return self.planted([made])
 
-    Raises:
-        UnrecordableError: this process cannot record any more.
-    """
+    def truth(self, made: Plant, _: object) -> Known:
+        """Return that a plant is wrong, unless nobody can see a difference."""
+        return Known(is_wrong=not made.same)
+
+    def planted(self, plants: Sequence[Plant], *, unchanged: bool = False) -> dict[str, list[str]]:
+        """Return findings by checker, with plants, each of which has to be reached.
+
+        Raises:
+            UnrecordableError: this process cannot record any more.
+        """
+        with ExitStack() as stack:
+            inside = [(each, each.inside(unchanged=unchanged)) for each in plants]
+            entered = [(each, stack.enter_context(one)) for each, one in inside]
+            judged = _judged_whatever(self.label)
+        check_reached(plants, {each.id for each, reached in entered if reached.count})
+        found = judged.found
+        if not found and plants and judged.most_bytes > bytes_of(self.label):
+            found = f"memory: a peak of {judged.most_bytes} bytes, not {bytes_of(self.label)}"
+        return by_checker(found)
+
+
+def _judged_whatever(run: str) -> Judged:
+    """Judge a run; one that fails is found."""
     try:
-        judged = _judged(run)
+        return _judged(run)
     except UnrecordableError as error:
         if "in this process" in str(error):
             raise
-        return f"error: UnrecordableError: {str(error)[:60]}"
+        return Judged(f"error: UnrecordableError: {str(error)[:60]}")
     except Exception as error:
-        return f"error: {type(error).__name__}: {str(error)[:60]}"
-    if not judged.found and most_bytes is not None and judged.most_bytes > most_bytes:
-        return f"memory: a peak of {judged.most_bytes} bytes, not {most_bytes}"
-    return judged.found
+        return Judged(f"error: {type(error).__name__}: {str(error)[:60]}")
 
 
 @cache
@@ -228,7 +251,7 @@ class Steps:
     def verdict(self, tape: Tape) -> str:
         """Return what is wrong, if anything is."""
         if tape.findings:
-            return f"clocks: {sorted({each.kind.value for each in tape.findings})[0]}"
+            return f"clocks: {', '.join(sorted({each.kind.value for each in tape.findings}))}"
         if tape.refused:
             return f"refused: {next(iter(tape.refused))}"
         if issued(tape) != demanded(self.schedule, len(self.left)):

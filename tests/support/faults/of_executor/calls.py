@@ -7,11 +7,19 @@ from typing import Any
 from unittest.mock import Mock
 
 import torch
-from planted_memory import allocated
-from planting import FAULTS, FSDP, ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
 from torch import distributed
-from witnessed_jobs import CALLS, FOUR
 
+from faults.of_executor.buffers import allocated
+from faults.of_executor.patches import Function, Plant, altered, plant
+from faults.of_executor.witnessed_jobs import (
+    CALLS,
+    FOUR,
+    FSDP,
+    ZERO0,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+)
 from zsim.schedule.operation import AllGather, AllReduce, Copy, Operation
 from zsim_torch.execute import collectives, executor
 from zsim_torch.execute import sharded_optimizer as optimizer
@@ -24,13 +32,10 @@ from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.streams import CpuStreams
 from zsim_torch.module.autograd import BackwardPart
 
-__all__ = ["FAULTS"]
-
-
 # Copies and fills.
 
 
-def _copies(name: str, change: Callable[[Function, Copier, Copy], object], where: str) -> None:
+def _copies(name: str, where: str, change: Callable[[Function, Copier, Copy], object]) -> Plant:
     def make(right: Function) -> Function:
         def wrong(self: Copier, copy: Copy) -> None:
             change(right, self, copy)
@@ -38,43 +43,37 @@ def _copies(name: str, change: Callable[[Function, Copier, Copy], object], where
         return wrong
 
     make.__name__ = name
-    fault(where, Copier, "run")(make)
+    return plant(where, Copier, "run")(make)
 
 
-_copies("a_copy_is_dropped", lambda right, self, copy: None, CALLS)
-_copies(
-    "one_copy_of_many_is_dropped",
-    lambda right, self, copy: None if "bucket1" in copy.id else right(self, copy),
-    FSDP,
-)
-_copies(
-    "source_and_target_are_swapped",
-    lambda right, self, copy: right(self, replace(copy, source=copy.target, target=copy.source)),
-    CALLS,
-)
-_copies(
-    "a_sum_is_overwritten",
-    lambda right, self, copy: right(self, replace(copy, accumulate=False)),
-    ZERO3,
-)
-_copies(
-    "a_copy_adds_to_what_is_there",
-    lambda right, self, copy: right(self, replace(copy, accumulate=True)),
-    CALLS,
-)
-_copies(
-    "a_gradient_is_added_twice",
-    lambda right, self, copy: [right(self, copy) for _ in range(1 + copy.accumulate)],
-    ZERO3,
-)
-_copies(
-    "a_copy_is_not_divided",
-    lambda right, self, copy: right(self, replace(copy, divisor=1)),
-    CALLS,
+def _copied(name: str, where: str, change: Callable[[Copy], Copy]) -> Plant:
+    return _copies(name, where, lambda right, self, copy: right(self, change(copy)))
+
+
+COPIES = (
+    _copies("a_copy_is_dropped", CALLS, lambda right, self, copy: None),
+    _copies(
+        "one_copy_of_many_is_dropped",
+        FSDP,
+        lambda right, self, copy: None if "bucket1" in copy.id else right(self, copy),
+    ),
+    _copied(
+        "source_and_target_are_swapped",
+        CALLS,
+        lambda copy: replace(copy, source=copy.target, target=copy.source),
+    ),
+    _copied("a_sum_is_overwritten", ZERO3, lambda copy: replace(copy, accumulate=False)),
+    _copied("a_copy_adds_to_what_is_there", CALLS, lambda copy: replace(copy, accumulate=True)),
+    _copies(
+        "a_gradient_is_added_twice",
+        ZERO3,
+        lambda right, self, copy: [right(self, copy) for _ in range(1 + copy.accumulate)],
+    ),
+    _copied("a_copy_is_not_divided", CALLS, lambda copy: replace(copy, divisor=1)),
 )
 
 
-@fault(CALLS, executor, "_fill", rank=0)
+@plant(CALLS, executor, "_fill", rank=0)
 @altered
 def a_fill_is_dropped(right: Function, *given: Any) -> Any:
     pass
@@ -85,7 +84,7 @@ def a_fill_is_dropped(right: Function, *given: Any) -> Any:
 
 def _handed(
     name: str, where: str, change: Callable[[IssuedCollective], IssuedCollective], rank: int | None
-) -> None:
+) -> Plant:
     def make(right: Function) -> Function:
         def wrong(self: ProcessGroups, handed: Any) -> Any:
             return right(self, [change(one) for one in handed])
@@ -93,7 +92,7 @@ def _handed(
         return wrong
 
     make.__name__ = name
-    fault(where, ProcessGroups, "issue", rank=rank)(make)
+    return plant(where, ProcessGroups, "issue", rank=rank)(make)
 
 
 def _cloned(one: IssuedCollective) -> IssuedCollective:
@@ -117,13 +116,15 @@ def _reversed(one: IssuedCollective) -> IssuedCollective:
     return one._replace(source=one.target[: one.source.numel()])
 
 
-_handed("a_copy_of_the_source_is_sent", ZERO3, _cloned, 1)
-_handed("the_result_goes_to_scratch_memory", ZERO3, _elsewhere, None)
-_handed("bits_are_added_as_whole_numbers", ZERO0, _as_whole_numbers, None)
-_handed("a_rank_sends_the_target_of_a_gather", CALLS, _reversed, 1)
+HANDED = (
+    _handed("a_copy_of_the_source_is_sent", ZERO3, _cloned, 1),
+    _handed("the_result_goes_to_scratch_memory", ZERO3, _elsewhere, None),
+    _handed("bits_are_added_as_whole_numbers", ZERO0, _as_whole_numbers, None),
+    _handed("a_rank_sends_the_target_of_a_gather", CALLS, _reversed, 1),
+)
 
 
-@fault(CALLS, ProcessGroups, "member")
+@plant(CALLS, ProcessGroups, "member")
 @altered
 def the_communicator_of_another_group_is_used(
     right: Function, self: ProcessGroups, group: str
@@ -131,7 +132,7 @@ def the_communicator_of_another_group_is_used(
     return right(self, "data")
 
 
-@fault(FOUR, ProcessGroups, "member")
+@plant(FOUR, ProcessGroups, "member", why="had ranks (0, 2), the schedule says (0, 1)")
 @altered
 def a_communicator_has_the_members_of_another(
     right: Function, self: ProcessGroups, group: str
@@ -139,42 +140,42 @@ def a_communicator_has_the_members_of_another(
     return right(self, "replicate" if group == "data" else group)
 
 
-@fault(FOUR, OwnGroup, "peer")
+@plant(FOUR, OwnGroup, "peer", why="had other end 3, the schedule says 1")
 @altered
 def messages_go_around_the_ring_the_other_way(right: Function, self: OwnGroup, offset: int) -> Any:
     return right(self, -offset)
 
 
-@fault(FOUR, OwnGroup, "peer")
+@plant(FOUR, OwnGroup, "peer", why="had other end 0, the schedule says 2")
 @altered
 def two_pairs_of_ranks_send_to_each_other(right: Function, self: OwnGroup, offset: int) -> Any:
     return self.ranks[self.place ^ 1]
 
 
-@fault(CALLS, ProcessGroups, "member")
+@plant(CALLS, ProcessGroups, "member")
 @altered
 def the_default_process_group_is_used(right: Function, self: ProcessGroups, group: str) -> Any:
     found: OwnGroup = right(self, group)
     return found._replace(process_group=None)
 
 
-@fault(CALLS, collectives, "REDUCE_OPERATION")
+@plant(CALLS, collectives, "REDUCE_OPERATION")
 def a_mean_is_a_sum(right: Any) -> Any:
     return dict.fromkeys(right, distributed.ReduceOp.SUM)
 
 
-@fault(ZERO2, collectives, "REDUCE_OPERATION")
+@plant(ZERO2, collectives, "REDUCE_OPERATION")
 def a_maximum_is_a_sum(right: Any) -> Any:
     return dict.fromkeys(right, distributed.ReduceOp.SUM)
 
 
-@fault(CALLS, distributed, "broadcast")
+@plant(CALLS, distributed, "broadcast")
 @altered
 def another_root_sends(right: Function, tensor: Any, src: int, **named: Any) -> Any:
     return right(tensor, src=1 - src, **named)
 
 
-@fault(CALLS, ProcessGroups, "issue")
+@plant(CALLS, ProcessGroups, "issue")
 @altered
 def members_of_a_together_are_handed_over_backwards(
     right: Function, self: ProcessGroups, handed: Any
@@ -182,7 +183,7 @@ def members_of_a_together_are_handed_over_backwards(
     return right(self, handed[::-1])
 
 
-@fault(CALLS, collectives, "_hand_over")
+@plant(CALLS, collectives, "_hand_over")
 @altered
 def a_collective_runs_twice(right: Function, handed: Any, member: Any, **named: Any) -> Any:
     if handed.operation.id == "step/first":
@@ -190,14 +191,14 @@ def a_collective_runs_twice(right: Function, handed: Any, member: Any, **named: 
     return right(handed, member, **named)
 
 
-@fault(ZERO3, ProcessGroups, "issue")
+@plant(ZERO3, ProcessGroups, "issue")
 @altered
 def a_reduction_is_dropped(right: Function, self: ProcessGroups, handed: Any) -> Any:
     gathers = isinstance(handed[0].operation, AllGather)
     return right(self, handed) if gathers else []
 
 
-@fault(ZERO0, Executor, "_bound")
+@plant(ZERO0, Executor, "_bound")
 def collectives_are_handed_over_in_another_order(right: Function) -> Function:
     held: list[Function] = []
 
@@ -219,7 +220,7 @@ def collectives_are_handed_over_in_another_order(right: Function) -> Function:
 # Waiting.
 
 
-@fault(ZERO3, ProcessGroups, "issue", rank=0)
+@plant(ZERO3, ProcessGroups, "issue", rank=0)
 def waits_return_at_once(right: Function) -> Function:
     held: list[Any] = []
 
@@ -232,13 +233,13 @@ def waits_return_at_once(right: Function) -> Function:
     return wrong
 
 
-@fault(ZERO3, Flights, "before")
+@plant(ZERO3, Flights, "before")
 @altered
 def operations_wait_for_nothing(right: Function, *given: Any) -> Any:
     return []
 
 
-@fault(CALLS, CpuStreams, "host_waits")
+@plant(CALLS, CpuStreams, "host_waits")
 @altered
 def the_host_does_not_wait(right: Function, *given: Any) -> Any:
     pass
@@ -247,38 +248,38 @@ def the_host_does_not_wait(right: Function, *given: Any) -> Any:
 # The optimizer.
 
 
-@fault(ZERO1, optimizer, "update", rank=1)
+@plant(ZERO1, optimizer, "update", rank=1)
 @altered
 def an_update_is_dropped(right: Function, *given: Any) -> Any:
     pass
 
 
-@fault(ZERO1, optimizer, "update")
+@plant(ZERO1, optimizer, "update")
 @altered
 def an_update_is_made_twice(right: Function, *given: Any) -> Any:
     right(*given)
     right(*given)
 
 
-@fault(ZERO1, optimizer, "sum_of_squares")
+@plant(ZERO1, optimizer, "sum_of_squares")
 @altered
 def a_norm_leaves_a_gradient_out(right: Function, gradients: Any, target: Any) -> Any:
     right(gradients[1:], target)
 
 
-@fault(ZERO2, optimizer, "is_finite")
+@plant(ZERO2, optimizer, "is_finite")
 @altered
 def a_test_for_overflow_leaves_a_gradient_out(right: Function, gradients: Any, target: Any) -> Any:
     right(gradients[:-1], target)
 
 
-@fault(ZERO2, optimizer, "unscale")
+@plant(ZERO2, optimizer, "unscale")
 @altered
 def a_gradient_is_unscaled_twice(right: Function, gradient: Any, scale: float) -> Any:
     right(right(gradient, scale) or gradient, scale)
 
 
-@fault(ZERO1, optimizer, "clip")
+@plant(ZERO1, optimizer, "clip")
 @altered
 def a_gradient_is_not_clipped(
     right: Function, rule: Any, squares: Any, gradients: Any, scale: float
@@ -289,7 +290,7 @@ def a_gradient_is_not_clipped(
 # Behind torch's back.
 
 
-@fault(ZERO3, Computer, "_backward", rank=0)
+@plant(ZERO3, Computer, "_backward", rank=0)
 @altered
 def a_parameter_changes_that_nothing_writes(
     right: Function, self: Computer, known: Operands, part: BackwardPart

@@ -6,6 +6,7 @@ from functools import cache
 from drawn_clusters import NO_MODEL
 from exact_training import cluster
 
+from faults.variants import BF16, FP16, RECOMPUTED, Changes, accumulating, zero
 from zsim.backend.backend import Job
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
@@ -16,12 +17,14 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Reduction
 from zsim.schedule.schedule import Kind, Schedule
-from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier
-from zsim.strategy.precision import Precision
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 
+CALLS, FOUR = "calls", "four ranks"
+ZERO0, ZERO1, ZERO2, ZERO3 = "stage 0", "stage 1, clipped", "stage 2, fp16, clipped", "stage 3"
+FSDP = "fsdp2, bf16, clipped"
 RANKS = 2
 SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=4, vocab_size=257)
 DEEP = replace(SHAPE, layers=4)
@@ -30,67 +33,45 @@ PLAIN = Strategy(
     zero=Zero(stage=0, bucket_elements=90),
     train=Train(gradient_accumulation_steps=2),
 )
-SCALED = PLAIN.but(
-    {
-        "train.precision": Precision.FP16,
-        "train.loss_scale": LossScale(initial=2.0),
-        "train.clip_norm": 0.01,
-    }
-)
-FULL = PLAIN.but({"activations.checkpointing": Checkpointing.FULL})
+CLIPPED: Changes = {"train.clip_norm": 0.01}
+FP16_SCALED = FP16 | CLIPPED | {"train.loss_scale": LossScale(initial=2.0)}
+
+
+def emulating(stage: int, runtime: RuntimeOptions, changes: Changes) -> Strategy:
+    """Return a strategy of a runtime."""
+    return PLAIN.but({"zero": Zero(stage=stage, emulate=runtime), **changes})
+
+
+SMALL = DeepSpeed(reduce_bucket_size=300)
 STRATEGIES = {
-    "stage 0": PLAIN,
-    "stage 1, clipped": PLAIN.but({"zero.stage": 1, "train.clip_norm": 0.01}),
-    "stage 2, fp16, clipped": SCALED.but({"zero.stage": 2}),
-    "stage 3": PLAIN.but({"zero.stage": 3}),
-    "stage 3, checkpoints": FULL.but({"zero.stage": 3}),
-    "fsdp2, bf16, clipped": Strategy(
-        parallel=Parallel(data=RANKS),
-        zero=Zero(stage=3, emulate=FSDP2()),
-        train=Train(gradient_accumulation_steps=2, precision=Precision.BF16, clip_norm=0.01),
-    ),
-    "fsdp2, checkpoints": Strategy(
-        parallel=Parallel(data=RANKS),
-        zero=Zero(stage=3, emulate=FSDP2()),
-        activations=Activations(checkpointing=Checkpointing.FULL),
-    ),
-    "deepspeed 2, fp16, clipped": Strategy(
-        parallel=Parallel(data=RANKS),
-        zero=Zero(stage=2, emulate=DeepSpeed(reduce_bucket_size=300)),
-        train=Train(
-            gradient_accumulation_steps=2,
-            precision=Precision.FP16,
-            loss_scale=LossScale(initial=2.0),
-            clip_norm=0.01,
-        ),
-    ),
-    "deepspeed 3": Strategy(
-        parallel=Parallel(data=RANKS), zero=Zero(stage=3, emulate=DeepSpeed(reduce_bucket_size=300))
-    ),
+    ZERO0: PLAIN,
+    ZERO1: PLAIN.but(zero(stage=1) | CLIPPED),
+    ZERO2: PLAIN.but(zero(stage=2) | FP16_SCALED),
+    ZERO3: PLAIN.but(zero(stage=3)),
+    "stage 3, checkpoints": PLAIN.but(zero(stage=3) | RECOMPUTED),
+    FSDP: emulating(3, FSDP2(), BF16 | CLIPPED),
+    "fsdp2, checkpoints": emulating(3, FSDP2(), RECOMPUTED | accumulating(1)),
+    "deepspeed 2, fp16, clipped": emulating(2, SMALL, FP16_SCALED),
+    "deepspeed 3": emulating(3, SMALL, accumulating(1)),
 }
 """Strategies whose schedules are run without a fault."""
 
+KEPT = SMALL.but(cpu_checkpointing=True)
 ON_HOST = {
-    "stage 2, checkpoints on the host": FULL.but(
-        {"zero.stage": 2, "offload.checkpoints": MemoryTier.HOST}
+    "stage 2, checkpoints on the host": PLAIN.but(
+        zero(stage=2) | RECOMPUTED | {"offload.checkpoints": MemoryTier.HOST}
     ),
     **{
-        f"{name}, checkpoints on the host": FULL.but({"zero": Zero(stage=stage, emulate=runtime)})
+        f"{name}, checkpoints on the host": emulating(stage, runtime, RECOMPUTED)
         for name, stage, runtime in (
             ("fsdp1", 3, FSDP1(offload_wrapper=True)),
             ("fsdp2", 3, FSDP2(offload_wrapper=True)),
-            ("deepspeed 1", 1, DeepSpeed(reduce_bucket_size=300, cpu_checkpointing=True)),
-            (
-                "deepspeed 3, on their stream",
-                3,
-                DeepSpeed(reduce_bucket_size=300, cpu_checkpointing=True, checkpoint_stream=True),
-            ),
+            ("deepspeed 1", 1, KEPT),
+            ("deepspeed 3, on their stream", 3, KEPT.but(checkpoint_stream=True)),
         )
     },
 }
 """Strategies of a deeper model, whose checkpoints go to host memory and come back."""
-
-CALLS = "calls"
 
 
 def calls() -> Schedule:
@@ -128,9 +109,6 @@ def calls() -> Schedule:
     last = step.broadcast("last", other, whole.all, after=[passed])
     step.free(whole, part, gathered, first, second, came, uses=[last])
     return build.schedule()
-
-
-FOUR = "four ranks"
 
 
 def four() -> Schedule:

@@ -1,6 +1,6 @@
 """Lines of FSDP2 that wait: those that are missed when dropped, and those that others imply."""
 
-from dropped_waits import WaitSite
+from faults.of_executor.dropped_waits import WaitSite
 
 COLLECTIVES, GROUP, STATE = (
     "_fsdp_collectives.py",

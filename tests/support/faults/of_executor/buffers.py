@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from planting import ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
-from witnessed_jobs import CALLS
 
+from faults.of_executor.patches import Function, altered, plant
+from faults.of_executor.witnessed_jobs import CALLS, ZERO0, ZERO1, ZERO2, ZERO3
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Buffer, Kind
 from zsim_torch.execute import sharded_optimizer as optimizer
@@ -26,21 +26,21 @@ def allocated(self: Computer) -> dict[str, torch.Tensor]:
 # Views.
 
 
-@fault(ZERO2, LiveMemory, "extent", rank=1)
+@plant(ZERO2, LiveMemory, "extent", rank=1)
 @altered
 def an_own_part_begins_an_element_early(right: Function, memory: LiveMemory, view: View) -> Any:
     start, size = right(memory, view)
     return (start - 1, size) if view.axis is not None and start else (start, size)
 
 
-@fault(ZERO1, LiveMemory, "extent", rank=1)
+@plant(ZERO1, LiveMemory, "extent", rank=1)
 @altered
 def an_own_part_is_the_neighbours(right: Function, memory: LiveMemory, view: View) -> Any:
     start, size = right(memory, view)
     return (start - size if view.axis is not None else start), size
 
 
-@fault(ZERO0, LiveMemory, "shaped")
+@plant(ZERO0, LiveMemory, "shaped")
 @altered
 def a_gradient_is_added_beside_its_place(
     right: Function, memory: LiveMemory, view: View, *where: Any
@@ -49,13 +49,13 @@ def a_gradient_is_added_beside_its_place(
     return right(memory, replace(view, start=max(0, view.start - is_gradient)), *where)
 
 
-@fault(CALLS, LiveMemory, "pieces")
+@plant(CALLS, LiveMemory, "pieces")
 @altered
 def a_copy_reads_the_first_half_twice(right: Function, memory: LiveMemory, view: View) -> Any:
     return right(memory, replace(view, start=0))
 
 
-@fault(ZERO2, Executor, "_number")
+@plant(ZERO2, Executor, "_number")
 @altered
 def a_branch_reads_something_else(right: Function, self: Executor, view: View) -> Any:
     persistent = self.machine.program.persistent[0]
@@ -65,19 +65,19 @@ def a_branch_reads_something_else(right: Function, self: Executor, view: View) -
 # Buffers.
 
 
-@fault(ZERO3, optimizer, "update")
+@plant(ZERO3, optimizer, "update")
 @altered
 def the_moments_are_swapped(right: Function, rule: Any, operands: Any, scalars: Any) -> Any:
     return right(rule, replace(operands, moments=operands.moments[::-1]), scalars)
 
 
-@fault(ZERO3, LiveMemory, "flat", rank=1)
+@plant(ZERO3, LiveMemory, "flat", rank=1)
 @altered
 def one_moment_serves_as_both(right: Function, memory: LiveMemory, view: View) -> Any:
     return right(memory, replace(view, buffer=view.buffer.replace("moment2", "moment1")))
 
 
-@fault(ZERO2, Computer, "_parameters")
+@plant(ZERO2, Computer, "_parameters")
 def a_block_computes_with_the_parameters_of_another(right: Function) -> Function:
     first: list[Operands] = []
 
@@ -90,7 +90,7 @@ def a_block_computes_with_the_parameters_of_another(right: Function) -> Function
     return wrong
 
 
-@fault(ZERO3, LiveMemory, "shaped")
+@plant(ZERO3, LiveMemory, "shaped")
 def what_was_gathered_first_is_read_ever_after(right: Function) -> Function:
     first: dict[View, torch.Tensor] = {}
 
@@ -106,7 +106,7 @@ def what_was_gathered_first_is_read_ever_after(right: Function) -> Function:
     return wrong
 
 
-@fault(ZERO0, Computer, "_bind_outputs")
+@plant(ZERO0, Computer, "_bind_outputs")
 def an_output_of_the_micro_batch_before_is_passed_on(right: Function) -> Function:
     before: dict[str, Any] = {}
 
@@ -117,7 +117,7 @@ def an_output_of_the_micro_batch_before_is_passed_on(right: Function) -> Functio
     return wrong
 
 
-@fault(ZERO1, Computer, "_bind_gradient")
+@plant(ZERO1, Computer, "_bind_gradient")
 def a_gradient_of_the_micro_batch_before_is_taken(right: Function) -> Function:
     before: dict[View, Any] = {}
 
@@ -128,14 +128,14 @@ def a_gradient_of_the_micro_batch_before_is_taken(right: Function) -> Function:
     return wrong
 
 
-@fault(ZERO3, LiveMemory, "_take")
+@plant(ZERO3, LiveMemory, "_take")
 @altered
 def memory_is_taken_in_another_format(right: Function, memory: LiveMemory, buffer: Buffer) -> Any:
     made = right(memory, buffer)
     return made.double() if "/moment" in buffer.name else made
 
 
-@fault(ZERO3, LiveMemory, "_take")
+@plant(ZERO3, LiveMemory, "_take")
 def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
     """A pool of one size: of what stays alive, each free is waited for."""
     kept: dict[int, torch.Tensor] = {}
@@ -151,7 +151,7 @@ def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
 # Life of memory.
 
 
-@fault(ZERO3, LiveMemory, "drop", rank=1)
+@plant(ZERO3, LiveMemory, "drop", rank=1)
 def memory_is_freed_late(right: Function) -> Function:
     held: list[torch.Tensor | None] = []
 
@@ -165,7 +165,7 @@ def memory_is_freed_late(right: Function) -> Function:
     return wrong
 
 
-@fault(ZERO3, Computer, "_forward", rank=1)
+@plant(ZERO3, Computer, "_forward", rank=1)
 @altered
 def memory_is_freed_early(right: Function, self: Computer, known: Operands) -> Any:
     right(self, known)
@@ -174,7 +174,7 @@ def memory_is_freed_early(right: Function, self: Computer, known: Operands) -> A
         flat[name] = flat[name].clone()
 
 
-@fault(ZERO0, Computer, "_bind_outputs", rank=1)
+@plant(ZERO0, Computer, "_bind_outputs", rank=1)
 def what_forward_made_is_kept_for_ever(right: Function) -> Function:
     held: list[torch.Tensor] = []
 
@@ -185,7 +185,7 @@ def what_forward_made_is_kept_for_ever(right: Function) -> Function:
     return wrong
 
 
-@fault(CALLS, CpuStreams, "home_waits")
+@plant(CALLS, CpuStreams, "home_waits")
 @altered
 def a_free_waits_for_nothing(right: Function, *given: Any, **named: Any) -> Any:
     pass

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from planted_calls import FAULTS
-from planted_memory import allocated
-from planting import Function, altered, fault
 
+from faults.of_executor.buffers import allocated
+from faults.of_executor.patches import Function, altered, plant
 from zsim.schedule.operation import Copy, View
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
@@ -22,8 +21,6 @@ ZSIM, FSDP1, FSDP2, DEEPSPEED, ENGINE = (
     for name in ("stage 2", "fsdp1", "fsdp2", "deepspeed 1", "deepspeed 3, on their stream")
 )
 
-__all__ = ["FAULTS"]
-
 
 def on_host(buffer: str) -> bool:
     return buffer.endswith("/host")
@@ -32,19 +29,19 @@ def on_host(buffer: str) -> bool:
 # Copies.
 
 
-@fault(ZSIM, Copier, "run", why="did not write bytes 0 to 64 of embedding/output/host")
+@plant(ZSIM, Copier, "run", why="did not write bytes 0 to 64 of embedding/output/host")
 @altered
 def a_checkpoint_does_not_go_out(right: Function, self: Copier, copy: Copy) -> Any:
     return None if on_host(copy.target.buffer) else right(self, copy)
 
 
-@fault(DEEPSPEED, Copier, "run", rank=1, why="did not read bytes 0 to 64 of block1/output/host")
+@plant(DEEPSPEED, Copier, "run", rank=1, why="did not read bytes 0 to 64 of block1/output/host")
 @altered
 def a_checkpoint_does_not_come_back(right: Function, self: Copier, copy: Copy) -> Any:
     return None if copy.source.buffer == "block1/output/host" else right(self, copy)
 
 
-@fault(FSDP2, Copier, "run", why="reads bytes 0 to 64 of block0/output/host")
+@plant(FSDP2, Copier, "run", why="reads bytes 0 to 64 of block0/output/host")
 @altered
 def the_checkpoint_of_another_block_comes_back(right: Function, self: Copier, copy: Copy) -> Any:
     is_other = copy.source.buffer == "block1/output/host"
@@ -52,7 +49,7 @@ def the_checkpoint_of_another_block_comes_back(right: Function, self: Copier, co
     return right(self, replace(copy, source=other) if is_other else copy)
 
 
-@fault(ENGINE, Copier, "run", why="put element 0 of embedding/output/host at 8 of")
+@plant(ENGINE, Copier, "run", why="put element 0 of embedding/output/host at 8 of")
 @altered
 def halves_of_a_checkpoint_are_swapped(right: Function, self: Copier, copy: Copy) -> Any:
     if copy.source.buffer != "embedding/output/host":
@@ -68,7 +65,7 @@ def _half(view: View, start: int) -> View:
     return replace(view, start=start, size=view.size // 2)
 
 
-@fault(FSDP1, Copier, "run", why="writes bytes 0 to 64 of block1/output/host")
+@plant(FSDP1, Copier, "run", why="writes bytes 0 to 64 of block1/output/host")
 @altered
 def a_checkpoint_goes_where_another_lies(right: Function, self: Copier, copy: Copy) -> Any:
     is_other = copy.target.buffer == "block2/output/host"
@@ -76,7 +73,7 @@ def a_checkpoint_goes_where_another_lies(right: Function, self: Copier, copy: Co
     return right(self, replace(copy, target=other) if is_other else copy)
 
 
-@fault(ZSIM, LiveMemory, "pieces", rank=1, why="which is of no buffer that it has")
+@plant(ZSIM, LiveMemory, "pieces", rank=1, why="which is of no buffer that it has")
 def the_checkpoint_of_the_first_micro_batch_comes_back(right: Function) -> Function:
     first: dict[str, Any] = {}
 
@@ -92,7 +89,7 @@ def the_checkpoint_of_the_first_micro_batch_comes_back(right: Function) -> Funct
 # Life of memory.
 
 
-@fault(ZSIM, HostPool, "take", why="still alive was given out again")
+@plant(ZSIM, HostPool, "take", why="still alive was given out again")
 @altered
 def pages_are_given_out_while_a_checkpoint_has_them(
     right: Function, self: HostPool, size: int
@@ -103,7 +100,7 @@ def pages_are_given_out_while_a_checkpoint_has_them(
     return block
 
 
-@fault(FSDP2, Computer, "_forward", rank=1, why="memory of embedding/output/host was released by")
+@plant(FSDP2, Computer, "_forward", rank=1, why="memory of embedding/output/host was released by")
 @altered
 def host_memory_is_freed_before_it_is_read(right: Function, self: Computer, known: Operands) -> Any:
     right(self, known)
@@ -112,7 +109,7 @@ def host_memory_is_freed_before_it_is_read(right: Function, self: Computer, know
         flat[name] = flat[name].clone()
 
 
-@fault(DEEPSPEED, LiveMemory, "take_away", why="memory of embedding/output/host was released by")
+@plant(DEEPSPEED, LiveMemory, "take_away", why="memory of embedding/output/host was released by")
 def host_memory_is_freed_late(right: Function) -> Function:
     held: list[torch.Tensor | None] = []
 
@@ -125,7 +122,7 @@ def host_memory_is_freed_late(right: Function) -> Function:
     return wrong
 
 
-@fault(FSDP1, LiveMemory, "drop", why="was never released")
+@plant(FSDP1, LiveMemory, "drop", why="was never released")
 def host_memory_is_kept_for_ever(right: Function) -> Function:
     held: list[Any] = []
 
@@ -137,7 +134,7 @@ def host_memory_is_kept_for_ever(right: Function) -> Function:
     return wrong
 
 
-@fault(ENGINE, HostBlock, "tensor", why="bytes were taken, it takes 64")
+@plant(ENGINE, HostBlock, "tensor", why="bytes were taken, it takes 64")
 @altered
 def host_memory_has_whole_pages(
     right: Callable[..., torch.Tensor], self: HostBlock, elements: int, dtype: torch.dtype

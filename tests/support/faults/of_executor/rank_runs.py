@@ -1,4 +1,4 @@
-"""Judges of the executor on real ranks, where collectives and messages fly: values and witnesses.
+"""Runs of the executor on real ranks, where collectives and messages fly: values and witnesses.
 
 A run is judged by a plain loop in poison mode, where what flies has no numbers, and what it reads
 must not change; then by witnesses, which see memory and collectives that the executor does not tell
@@ -15,22 +15,9 @@ from types import TracebackType
 from typing import Self
 from unittest.mock import patch
 
-from executor_mutant import (
-    FLYING,
-    RANKS_1,
-    RANKS_2,
-    RANKS_3,
-    RANKS_ALONE,
-    RANKS_DEFERRED,
-    RANKS_RESERVED,
-    SHARED,
-    STAGES,
-    STAGES_4,
-    TENSOR,
-)
-from executor_mutants import BY_NAME
 from flights_by_hand import LEFT, RANKS, run_flying
 from tiny_training import BOUND, Parameters, distance
+from torch import distributed
 from trained_axes import (
     DEEP_LLAMA,
     FSDP2_OF_STAGES,
@@ -49,11 +36,32 @@ from trained_axes import (
     whole,
 )
 
+from faults.judge import Known, NamedRun
+from faults.of_executor.patches import (
+    FLYING,
+    RANKS_1,
+    RANKS_2,
+    RANKS_3,
+    RANKS_ALONE,
+    RANKS_DEFERRED,
+    RANKS_RESERVED,
+    SHARED,
+    STAGES,
+    STAGES_4,
+    TENSOR,
+    WITNESSED,
+    Plant,
+    by_checker,
+    check_reached,
+)
+from faults.of_executor.registry import PLANTS
+from faults.of_executor.witnessed_jobs import FOUR, job
 from zsim.proof import against_trace as refinement
 from zsim.runtimes.fsdp1.options import FSDP1
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.trace.trace import Trace
+from zsim_torch.backend import Assignment, train_on_rank
 from zsim_torch.execute import reserve
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.rank_failure import RankFailedError
@@ -84,12 +92,12 @@ RUNS: dict[str, AxesCase] = {
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """Mutants to plant on a rank, or their functions unchanged; the rank tells in `folder` which
-    changes it has come to.
+    """Plants of a rank by id, or their functions unchanged; changes that the rank comes to are
+    files in `folder`.
     """
 
     folder: Path
-    names: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
     unchanged: bool = False
     reserved: bool = False
 
@@ -99,19 +107,19 @@ class Planted:
         with ExitStack() as planted:
             if self.reserved:
                 planted.enter_context(patch.object(reserve, "LARGE_BYTES", 1))
-            for name in self.names:
-                changed = BY_NAME[name].planted(unchanged=self.unchanged)
-                reached = planted.enter_context(changed)
-                reached.tell = (self.folder / name).touch
+            for each in map(PLANTS.__getitem__, self.ids):
+                if each.rank in (None, distributed.get_rank()):
+                    reached = planted.enter_context(each.inside(unchanged=self.unchanged))
+                    reached.tell = (self.folder / each.id).touch
             yield
 
 
-class CourtOfRanks:
+class Ranks:
     """Ranks that are started once for all runs."""
 
     def __init__(self) -> None:
         self._pools: dict[int, RankPool] = {}
-        self._live: dict[str, list[float]] = {}
+        self.live: dict[str, list[float]] = {}
         """Bytes that live in the mean on each rank in a run, where nothing is planted."""
 
     def __enter__(self) -> Self:
@@ -126,24 +134,52 @@ class CourtOfRanks:
         for pool in self._pools.values():
             pool.__exit__(kind, error, trace)
 
-    def verdict(self, run: str, *mutants: str, unchanged: bool = False) -> tuple[str, set[str]]:
-        """Return what is wrong in a run, and the mutants whose changes a rank came to."""
-        with TemporaryDirectory() as name:
-            folder = Path(name)
-            reserved = run in (RANKS_RESERVED, RANKS_ALONE)
-            planted = Planted(folder, mutants, unchanged, reserved)
-            if mutants and not unchanged and run not in self._live and run != FLYING:
-                self.verdict(run)
-            found = self._judged(run, planted)
-            return found, {each.name for each in folder.iterdir()}
+    def pool(self, ranks: int) -> RankPool:
+        """Return so many ranks."""
+        return self._pools.setdefault(ranks, RankPool(ranks, timeout_s=TIMEOUT_S))
 
-    def _judged(self, run: str, planted: Planted) -> str:
+
+@dataclass(frozen=True)
+class RankRun(NamedRun):
+    """A run of the executor on real ranks: a job of the judge."""
+
+    ranks: Ranks
+
+    def findings(self, made: Plant) -> dict[str, list[str]]:
+        """Return findings by checker, with a plant on its ranks."""
+        return self.planted([made])
+
+    def truth(self, made: Plant, _: object) -> Known:
+        """Return that a plant is wrong, unless nobody can see a difference."""
+        return Known(is_wrong=not made.same)
+
+    def planted(self, plants: Sequence[Plant], *, unchanged: bool = False) -> dict[str, list[str]]:
+        """Return findings by checker, with plants, each of which a rank has to reach."""
+        if self.label.startswith(WITNESSED):
+            return self._witnessed(plants)
+        with TemporaryDirectory() as name:
+            folder, ids = Path(name), tuple(each.id for each in plants)
+            reserved = self.label in (RANKS_RESERVED, RANKS_ALONE)
+            if plants and not unchanged and self.label not in (*self.ranks.live, FLYING):
+                self.planted([])
+            found = self._judged(Planted(folder, ids, unchanged, reserved))
+            check_reached(plants, {each.name for each in folder.iterdir()})
+        return by_checker(found)
+
+    def _witnessed(self, plants: Sequence[Plant]) -> dict[str, list[str]]:
+        name = self.label.removeprefix(WITNESSED)
+        trace = witnessed(name, self.ranks, *plants)
+        why = [each.why for each in refinement.examine(job(name).schedule, trace)]
+        return {"witnesses": why} if why else {}
+
+    def _judged(self, planted: Planted) -> str:
+        run = self.label
         try:
             if run == FLYING:
-                left = self._pool(RANKS).run(by_hand_with, planted)
+                left = self.ranks.pool(RANKS).run(by_hand_with, planted)
                 return "" if left == (LEFT,) * RANKS else f"values: {left}"
             case = RUNS[run]
-            pool = self._pool(case.strategy.ranks)
+            pool = self.ranks.pool(case.strategy.ranks)
             if run == RANKS_ALONE:
                 return by_values(case, pool.run(by_rank_with, case, planted))
             results = pool.run(by_rank_with, replace(case, poison=True), planted)
@@ -155,13 +191,26 @@ class CourtOfRanks:
         if found := by_values(case, results) or by_witnesses(case, results):
             return found
         live = [mean_bytes(each.trace) for each in results]
-        right = self._live.setdefault(run, live)
+        right = self.ranks.live.setdefault(run, live)
         if any(one > SLACK * other for one, other in zip(live, right, strict=True)):
             return f"memory: {live} bytes in the mean, not {right}"
         return ""
 
-    def _pool(self, ranks: int) -> RankPool:
-        return self._pools.setdefault(ranks, RankPool(ranks, timeout_s=TIMEOUT_S))
+
+def witnessed(name: str, ranks: Ranks, *plants: Plant) -> Trace:
+    """Run a job on real ranks, with plants, and return what witnesses have seen."""
+    pool = ranks.pool(4 if name == FOUR else 2)
+    with TemporaryDirectory() as folder:
+        planted = Planted(Path(folder), tuple(each.id for each in plants))
+        return merged(pool.run(traced, name, planted))
+
+
+def traced(name: str, planted: Planted) -> Trace:
+    """Run a job on this rank, with what is planted, and let witnesses record it."""
+    with planted.inside():
+        return train_on_rank(
+            Assignment(job=job(name), seed=0, data=None, poison=False, witness=True)
+        )
 
 
 def by_rank_with(case: AxesCase, planted: Planted) -> RankResult:
@@ -180,7 +229,7 @@ def by_witnesses(case: AxesCase, results: Sequence[RankResult]) -> str:
     """Return the first thing that witnesses have seen and the schedule does not say."""
     trace = merged([each.trace for each in results])
     found = refinement.examine(schedule(case), trace)
-    return next((f"witness: {each.why[:60]}" for each in found), "")
+    return next((f"witnesses: {each.why[:60]}" for each in found), "")
 
 
 def mean_bytes(trace: Trace) -> float:

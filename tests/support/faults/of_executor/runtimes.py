@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 
 DEVICE = "zsim"
-Planted = Callable[[bool], None]
-PLANTED: dict[str, tuple[str, Planted]] = {}
+Bug = Callable[[bool], None]
+BUGS: dict[str, tuple[str, Bug]] = {}
 """For each bug the kind of its finding, and the code."""
 
 
-def planted(kind: str) -> Callable[[Planted], Planted]:
+def planted(kind: str) -> Callable[[Bug], Bug]:
     """Enter a bug in the list."""
 
-    def enter(bug: Planted) -> Planted:
-        PLANTED[bug.__name__] = kind, bug
+    def enter(bug: Bug) -> Bug:
+        BUGS[bug.__name__] = kind, bug
         return bug
 
     return enter
