@@ -1,31 +1,51 @@
-"""Traces that no schedule allows: a right one with one thing changed.
+"""Faults of recorded traces: one thing that no run of the schedule can have left.
 
-A mutation takes a trace of which its rank's program is known, and a function that chooses; it gives
-what it names and the changed trace, or None if there is nothing to change. Nothing here knows the
-checker: that the result is impossible follows from what was changed.
+Nothing here knows the checker: that the result is impossible follows from the change.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
+import numpy as np
+
+from faults.fault import BackEnd, Fault, Mutant, one_of
+from faults.judge import Known
+from zsim.proof import against_trace
 from zsim.schedule.operation import Branch, StreamOperation, walk
 from zsim.schedule.schedule import Program, Schedule
-from zsim.trace.trace import BookEntry, Event, RankTrace, Trace, Transfer
+from zsim.trace.trace import Event, RankTrace, Trace, Transfer
 
 T = TypeVar("T")
 
 
-class Choose(Protocol):
-    """Picks one of several."""
+@dataclass(frozen=True)
+class Recorded:
+    """A trace and the schedule whose run it is: a job of the judge."""
 
-    def __call__(self, among: Sequence[T]) -> T:
-        """One of `among`."""
-        ...
+    schedule: Schedule
+    trace: Trace
+    label: str = "a trace"
+    instead: frozenset[str] = frozenset()
+
+    @property
+    def subject(self) -> "Recorded":
+        """The trace with its schedule."""
+        return self
+
+    def findings(self, made: Trace) -> dict[str, list[str]]:
+        """Return findings of the checker of traces."""
+        found = [each.why for each in against_trace.examine(self.schedule, made)]
+        return {"refinement": found} if found else {}
+
+    def truth(self, made: Trace, _: object) -> Known:
+        """Return that a trace is wrong if it is another one."""
+        return Known(is_wrong=made != self.trace)
 
 
 def _optional(program: Program) -> set[str]:
-    """Operations of branches: whether they run is up to the run."""
+    """Return operations of branches: whether they run is up to the run."""
     return {
         inner.id
         for operation in walk(program.step)
@@ -36,19 +56,25 @@ def _optional(program: Program) -> set[str]:
 
 
 class Mutator:
-    """One rank of a trace of `schedule`, and what can be done to it."""
+    """One rank of a trace, and the changes of it.
 
-    def __init__(self, schedule: Schedule, trace: Trace, choose: Choose) -> None:
-        self._trace = trace
-        self._choose = choose
-        self._rank: RankTrace = choose(trace.ranks)
-        self._program = schedule.program_of(self._rank.rank)
+    A change raises a ValueError where there is nothing to change, or if the result is no trace.
+    """
+
+    def __init__(self, recorded: Recorded, rng: np.random.Generator) -> None:
+        self._trace = recorded.trace
+        self._rng = rng
+        self._rank: RankTrace = one_of(rng, recorded.trace.ranks)
+        self._program = recorded.schedule.program_of(self._rank.rank)
         optional = _optional(self._program)
         self._certain = [
             place
             for place, event in enumerate(self._rank.events)
             if event.operation not in optional
         ]
+
+    def _choose(self, among: Sequence[T]) -> T:
+        return one_of(self._rng, among)
 
     def _with(self, rank: RankTrace) -> Trace:
         ranks = [rank if one is self._rank else one for one in self._trace.ranks]
@@ -60,27 +86,26 @@ class Mutator:
             replace(self._rank, events=tuple(event for event in events if event is not None))
         )
 
-    def drop_event(self) -> Trace | None:
-        """An operation did not run."""
-        return self._events({self._choose(self._certain): None}) if self._certain else None
+    def _event(self, change: Callable[[Event], Event]) -> Trace:
+        """Change one event."""
+        place = self._choose(range(len(self._rank.events)))
+        return self._events({place: change(self._rank.events[place])})
 
-    def repeat_event(self) -> Trace | None:
-        """An operation ran twice."""
-        if not self._rank.events:
-            return None
+    def drop_event(self) -> Trace:
+        """Leave the event of an operation out."""
+        return self._events({self._choose(self._certain): None})
+
+    def repeat_event(self) -> Trace:
+        """Repeat an event."""
         again = self._choose(self._rank.events)
         return self._with(replace(self._rank, events=(*self._rank.events, again)))
 
-    def rename_event(self) -> Trace | None:
-        """Something ran that the schedule does not have."""
-        if not self._rank.events:
-            return None
-        place = self._choose(range(len(self._rank.events)))
-        event = self._rank.events[place]
-        return self._events({place: replace(event, operation=f"{event.operation}x")})
+    def rename_event(self) -> Trace:
+        """Name an operation that the schedule does not have."""
+        return self._event(lambda each: replace(each, operation=f"{each.operation}x"))
 
     def _neighbours(self) -> list[tuple[int, int]]:
-        """Places of events that follow each other on a stream."""
+        """Return places of events that follow each other on a stream."""
         last: dict[str, int] = {}
         found: list[tuple[int, int]] = []
         for place, event in enumerate(self._rank.events):
@@ -89,12 +114,9 @@ class Mutator:
             last[event.stream] = place
         return found
 
-    def swap_events(self) -> Trace | None:
-        """Two operations of a stream ran the other way round, each at the other's time."""
-        pairs = self._neighbours()
-        if not pairs:
-            return None
-        one, other = self._choose(pairs)
+    def swap_events(self) -> Trace:
+        """Exchange two operations of a stream, each at the other's time."""
+        one, other = self._choose(self._neighbours())
         first, second = self._rank.events[one], self._rank.events[other]
         return self._events(
             {
@@ -103,16 +125,14 @@ class Mutator:
             }
         )
 
-    def swap_times(self) -> Trace | None:
-        """An operation has the time of the next one on its stream, and the reverse."""
+    def swap_times(self) -> Trace:
+        """Exchange the times of two operations of a stream."""
         events = self._rank.events
         pairs = [
             (one, other)
             for one, other in self._neighbours()
             if events[one].start_ps < events[other].start_ps < events[other].end_ps
         ]
-        if not pairs:
-            return None
         one, other = self._choose(pairs)
         first, second = events[one], events[other]
         return self._events(
@@ -122,21 +142,19 @@ class Mutator:
             }
         )
 
-    def overlap(self) -> Trace | None:
-        """An operation began before the one before it on its stream had ended."""
+    def overlap(self) -> Trace:
+        """Begin an operation before the end of the one before it on its stream."""
         events = self._rank.events
         pairs = [
             (one, other)
             for one, other in self._neighbours()
             if events[one].start_ps < events[one].end_ps
         ]
-        if not pairs:
-            return None
         one, other = self._choose(pairs)
         return self._events({other: replace(events[other], start_ps=events[one].end_ps - 1)})
 
-    def ignore_an_edge(self) -> Trace | None:
-        """An operation began before something in its `after` had ended."""
+    def ignore_an_edge(self) -> Trace:
+        """Begin an operation before the end of one that it waits for."""
         events = self._rank.events
         ends = {(event.step, event.operation): event.end_ps for event in events}
         found: list[tuple[int, int]] = []
@@ -148,41 +166,30 @@ class Mutator:
                 for edge in operation.after
                 if isinstance(edge, str) and (event.step, edge) in ends
             ]
-        if not found:
-            return None
         place, end_ps = self._choose(found)
         return self._events({place: replace(events[place], start_ps=end_ps - 1)})
 
-    def change_stream(self) -> Trace | None:
-        """An operation ran on a stream of its own."""
-        if not self._rank.events:
-            return None
-        place = self._choose(range(len(self._rank.events)))
-        return self._events({place: replace(self._rank.events[place], stream="elsewhere")})
+    def change_stream(self) -> Trace:
+        """Run an operation on a stream of its own."""
+        return self._event(lambda each: replace(each, stream="elsewhere"))
 
-    def end_before_start(self) -> Trace | None:
-        """An operation ended before it began."""
-        if not self._rank.events:
-            return None
-        place = self._choose(range(len(self._rank.events)))
-        event = self._rank.events[place]
-        return self._events({place: replace(event, end_ps=event.start_ps - 1)})
+    def end_before_start(self) -> Trace:
+        """End an operation before it begins."""
+        return self._event(lambda each: replace(each, end_ps=each.start_ps - 1))
 
-    def cut_a_step(self) -> Trace | None:
-        """A step ended before something in it."""
+    def cut_a_step(self) -> Trace:
+        """End a step before its last operation."""
         last = {event.step: event.end_ps for event in self._rank.events if event.step >= 0}
-        if not last:
-            return None
         step = self._choose(sorted(last))
         ends = list(self._trace.step_end_ps)
         ends[step] = max(e.end_ps for e in self._rank.events if e.step == step) - 1
         return replace(self._trace, step_end_ps=tuple(ends))
 
-    def lose_a_step(self) -> Trace | None:
-        """The last step has an end, but no operations of this rank."""
+    def lose_a_step(self) -> Trace:
+        """Leave out all operations of a rank in the last step."""
         last = self._trace.steps - 1
         if not any(self._rank.events[place].step == last for place in self._certain):
-            return None
+            raise ValueError("the last step may have no operations")
         events = tuple(each for each in self._rank.events if each.step != last)
         return self._with(replace(self._rank, events=events))
 
@@ -191,10 +198,8 @@ class Mutator:
         transfers = tuple(each for each in kept if each is not None)
         return self._with(replace(self._rank, transfers=transfers))
 
-    def change_a_transfer(self) -> Trace | None:
-        """A communicator was handed something else, or nothing."""
-        if not self._rank.transfers:
-            return None
+    def change_a_transfer(self) -> Trace:
+        """Give a communicator something else, or nothing."""
         place = self._choose(range(len(self._rank.transfers)))
         each = self._rank.transfers[place]
         changes = [
@@ -208,20 +213,16 @@ class Mutator:
         ]
         return self._transfers(place, self._choose(changes))
 
-    def swap_transfers(self) -> Trace | None:
-        """Communicators were handed two operations the other way round."""
+    def swap_transfers(self) -> Trace:
+        """Exchange two transfers."""
         transfers = list(self._rank.transfers)
-        if len(transfers) < 2:
-            return None
         place = self._choose(range(len(transfers) - 1))
         transfers[place : place + 2] = transfers[place + 1], transfers[place]
         return self._with(replace(self._rank, transfers=tuple(transfers)))
 
-    def change_the_book(self) -> Trace | None:
-        """A line of the book is lost, doubled, of another size, pool or kind."""
-        if not self._rank.book:
-            return None
-        book: list[BookEntry] = list(self._rank.book)
+    def change_the_book(self) -> Trace:
+        """Lose or double a line of the book, or change its size, pool or buffer."""
+        book = list(self._rank.book)
         place = self._choose(range(len(book)))
         entry = book[place]
         changes = [
@@ -234,17 +235,15 @@ class Mutator:
         book[place : place + 1] = self._choose(changes)
         return self._with(replace(self._rank, book=tuple(book)))
 
-    def swap_lines(self) -> Trace | None:
-        """Two lines of the book stand the other way round."""
+    def swap_lines(self) -> Trace:
+        """Exchange two lines of the book."""
         book = list(self._rank.book)
-        if len(book) < 2:
-            return None
         place = self._choose(range(len(book) - 1))
         book[place : place + 2] = book[place + 1], book[place]
         return self._with(replace(self._rank, book=tuple(book)))
 
-    def miscount(self) -> Trace | None:
-        """A rank is there twice, stands for one more, or plays another role."""
+    def miscount(self) -> Trace:
+        """Lose a rank or have it twice; let it stand for one more, or play another role."""
         more = replace(self._rank, stands_for=self._rank.stands_for + 1)
         other = replace(self._rank, role=f"{self._rank.role}x")
         ranks = [one for one in self._trace.ranks if one is not self._rank]
@@ -252,7 +251,7 @@ class Mutator:
         return replace(self._trace, ranks=(*ranks, *made))
 
 
-MUTATIONS: tuple[Callable[[Mutator], Trace | None], ...] = (
+CHANGES: tuple[Callable[[Mutator], Trace], ...] = (
     Mutator.drop_event,
     Mutator.repeat_event,
     Mutator.rename_event,
@@ -269,4 +268,27 @@ MUTATIONS: tuple[Callable[[Mutator], Trace | None], ...] = (
     Mutator.change_the_book,
     Mutator.swap_lines,
     Mutator.miscount,
+)
+
+
+def _yields(
+    change: Callable[[Mutator], Trace], recorded: Recorded, rng: np.random.Generator
+) -> Iterator[Mutant[Trace]]:
+    try:
+        made = change(Mutator(recorded, rng))
+    except ValueError:
+        return
+    if made != recorded.trace:
+        yield Mutant.of(change.__name__, made)
+
+
+FAULTS_OF_TRACES: tuple[Fault[Recorded, Trace], ...] = tuple(
+    Fault(
+        each.__name__.replace("_", " "),
+        "traces",
+        BackEnd.TRACE,
+        frozenset({"refinement"}),
+        partial(_yields, each),
+    )
+    for each in CHANGES
 )
