@@ -36,6 +36,7 @@ FEW = (
     "frozen, stage 3",
     "frozen, fsdp2",
     "stage 0",
+    "stage 1",
 )
 """Columns in which each fault of the table is planted."""
 OF_EACH, AT_MOST = 2, 16
@@ -126,6 +127,11 @@ def test_faults_of_a_column_are_found(column: str) -> None:
     wrong = [(cell, each) for cell in found for each in cell.wrong]
     caught = [each for _, each in wrong if each.found]
     assert len(caught) >= FOUND_MIN * len(wrong), [each.fails for _, each in wrong if each.fails]
+    for cell in found:
+        if cell.group == "places":
+            assert len(cell.wrong) == WANTED[cell.group][0] or len(cell.verdicts) == cell.sites
+    drawn = [each for cell in found if cell.group == "drawn" for each in cell.verdicts]
+    assert sum(each.is_wrong is True for each in drawn) > len(drawn) // 2
     at_places = [each for cell, each in wrong if cell.group == "places"]
     assert all(each.found for each in at_places)
     assert sum(each.is_named for each in at_places) >= NAMED_MIN * len(at_places)

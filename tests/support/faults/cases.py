@@ -155,7 +155,7 @@ def of_runtimes() -> dict[str, list[Strategy]]:
 
 
 def of_checkpoints() -> list[Strategy]:
-    """Runtimes that keep checkpoints on the host: copied whole, in parts, on a stream."""
+    """Return runtimes that keep checkpoints on the host: copied whole, in parts, on a stream."""
     found: list[Strategy] = []
     for number, named in enumerate(CHECKPOINTED.values()):
         made = emulating(
@@ -176,7 +176,7 @@ def of_checkpoints() -> list[Strategy]:
 
 
 def of_float8() -> list[Strategy]:
-    """Weights that are cast before they are gathered: replicas, a tensor axis, a pipeline."""
+    """Return strategies whose weights are cast before they are gathered."""
     train = Train(gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE)
     base = Strategy(
         parallel=Parallel(data=2),
@@ -192,7 +192,7 @@ def of_float8() -> list[Strategy]:
 
 
 def of_fused_tokens() -> list[Strategy]:
-    """Strategies of FSDP2 whose tensor ranks copy tokens in parts: once, and run again."""
+    """Return strategies of FSDP2 whose tensor ranks copy tokens in parts: once, and run again."""
     base = Strategy(
         parallel=Parallel(data=2, tensor=2),
         zero=Zero(stage=3, emulate=FSDP2(enable_async_tensor_parallel=True)),
@@ -203,7 +203,7 @@ def of_fused_tokens() -> list[Strategy]:
 
 
 def of_overlapped_tokens() -> list[Strategy]:
-    """Strategies of Megatron-LM whose products run beside collectives of tokens: two states.
+    """Return strategies of Megatron-LM whose products overlap with collectives of tokens.
 
     In userbuffers or by NCCL, of tokens that are cut or not.
     """
@@ -220,7 +220,7 @@ def of_overlapped_tokens() -> list[Strategy]:
 
 
 def of_frozen() -> dict[str, list[Strategy]]:
-    """Strategies of models with frozen parameters."""
+    """Return strategies of models with frozen parameters."""
     stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
     names = ("fsdp2", "deepspeed 1", "deepspeed 2", "deepspeed 3")
     runtimes = {f"{FROZEN}{name}": found for name, found in of_runtimes().items() if name in names}
@@ -228,7 +228,7 @@ def of_frozen() -> dict[str, list[Strategy]]:
 
 
 def strategies() -> dict[str, list[Strategy]]:
-    """What edits are made of, by column of the table."""
+    """Return strategies by column of the table."""
     found = {f"stage {stage}": of_stage(stage) for stage in range(4)}
     called = [of_stage(stage)[place] for stage, place in ((0, 0), (1, 2), (2, 3), (3, 0), (3, 5))]
     return {
@@ -249,7 +249,7 @@ def strategies() -> dict[str, list[Strategy]]:
 
 
 def frozen_model(strategy: Strategy) -> Model:
-    """A small model of which little is trained: adapters, or where ranks share the work, norms."""
+    """Return a small model of which adapters alone are trained, or norms on tensor ranks."""
     shape = replace(SHAPE, layers=2, lora=LoRA(rank=1), frozen=("block0.*",))
     if strategy.parallel.tensor > 1:
         shape = replace(SHAPE, frozen=("embedding*", "*.weight"))
@@ -279,7 +279,7 @@ def of_dropout() -> list[Strategy]:
 
 
 def model_of(strategy: Strategy, column: str = "") -> Model:
-    """A small model that a strategy can train."""
+    """Return a small model that a strategy can train."""
     shape = SHAPE
     if column == FLOAT8:
         layers = strategy.parallel.pipeline
@@ -316,7 +316,7 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
 
 
 def cases(column: str) -> Iterator[Case]:
-    """The schedules of one column."""
+    """Yield the schedules of one column."""
     for strategy in strategies()[column]:
         frozen = column.startswith(FROZEN)
         model = frozen_model(strategy) if frozen else model_of(strategy, column)

@@ -143,11 +143,12 @@ def judge(
 
 @dataclass(frozen=True)
 class Cell:
-    """Verdicts about mutants of one fault in the jobs of one column."""
+    """Verdicts about mutants of one fault in the jobs of one column, of `sites` that there are."""
 
     group: str
     fault: str
     column: str
+    sites: int
     verdicts: tuple[Verdict, ...]
 
     def count(self, *outcomes: Outcome) -> int:
@@ -184,7 +185,7 @@ def cell(
         verdicts.append(judge(fault, mutant, job, seed=seed, always=True))
         if sum(each.is_wrong is True for each in verdicts) == wanted:
             break
-    return Cell(fault.group, fault.id, column, tuple(verdicts))
+    return Cell(fault.group, fault.id, column, len(pairs), tuple(verdicts))
 
 
 COLUMNS = (Outcome.REFUSED, Outcome.HARMLESS, Outcome.FOUND, Outcome.ELSEWHERE, Outcome.MISSED)

@@ -28,6 +28,7 @@ PLANTING = (
     "tests/unit/torch/record/test_executor_mutants.py",
     "tests/unit/torch/record/test_fsdp_matrix.py",
     "tests/unit/torch/record/test_planted_races.py",
+    "tests/unit/torch/record/test_rank_mutants.py",
     "tests/unit/torch/test_witnesses.py",
 )
 """Files whose tests plant faults of the table."""

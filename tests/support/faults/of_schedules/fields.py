@@ -29,7 +29,7 @@ LABELLED = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 
 def slots(value: object, path: Path = ()) -> Iterator[tuple[Path, tuple[str, str], object]]:
-    """Every field inside `value`: its path, its class and name, what it is."""
+    """Yield every field inside `value`: its path, its class and name, its value."""
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             label = field.name == "micro_batch" and isinstance(value, Compute)
@@ -47,7 +47,7 @@ def slots(value: object, path: Path = ()) -> Iterator[tuple[Path, tuple[str, str
 
 
 def put(value: object, path: Path, new: object) -> object:
-    """`value` with `new` at `path`."""
+    """Return `value` with `new` at `path`."""
     if not path:
         return new
     first, *rest = path
@@ -60,7 +60,7 @@ def put(value: object, path: Path, new: object) -> object:
 
 
 def pool_of(schedule: Schedule) -> Pool:
-    """What stands in each field of the schedule's operations and buffers."""
+    """Return the values of each field of the schedule's operations and buffers."""
     found: Pool = defaultdict(list)
     for program in schedule.programs:
         for value in (*walk(program.setup), *walk(program.step), *program.buffers):
@@ -71,7 +71,7 @@ def pool_of(schedule: Schedule) -> Pool:
 
 
 def others(value: object, known: list[object], rng: np.random.Generator) -> list[object]:
-    """What may stand in place of `value`, where `known` stand elsewhere."""
+    """Return values that may replace `value`, where `known` stand elsewhere."""
     found = [each for each in known if each != value]
     if isinstance(value, bool):
         return [not value]
@@ -88,7 +88,7 @@ def others(value: object, known: list[object], rng: np.random.Generator) -> list
 
 
 def _rearranged(items: tuple[object, ...], rng: np.random.Generator) -> list[object]:
-    """Without one, with one twice, with two in each other's place."""
+    """Return a tuple without one item, with one twice, with two exchanged."""
     one, other = (int(each) for each in rng.integers(len(items), size=2))
     less = (*items[:one], *items[one + 1 :])
     more = (*items[: one + 1], *items[one:])
@@ -116,7 +116,7 @@ def with_field(
 def edited(
     value: Operation, pool: Pool, rng: np.random.Generator, *, only: frozenset[str] = frozenset()
 ) -> tuple[str, Operation]:
-    """`value` with something else in one of its fields, of `only` if there are some.
+    """Return `value` with another value in one of its fields, of `only` if there are some.
 
     Raises:
         ValueError: it has none, or cannot have that.

@@ -49,7 +49,7 @@ def of_step(program: Program) -> list[Operation]:
 
 
 def insert_copy(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """An operation of the step stands a second time, somewhere, changed or as it was."""
+    """Add an operation of the step a second time, somewhere, changed or as it was."""
     program = one_of(rng, schedule.programs)
     operation = one_of(rng, of_step(program))
     at = one_of(rng, of_step(program)).id
@@ -63,7 +63,7 @@ def insert_copy(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def repeat(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """What computes, copies or communicates is done twice in a row."""
+    """Compute, copy or communicate twice in a row."""
     program = one_of(rng, schedule.programs)
     operation = one_of(rng, (each for each in of_step(program) if isinstance(each, TWICE)))
     made: Any = renamed(operation, f"{operation.id}/again")
@@ -75,7 +75,7 @@ def repeat(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def _stream(program: Program, name: str) -> tuple[str, tuple[str, ...]]:
-    """The stream of an operation, and what waits for it to be over."""
+    """Return the stream of an operation, and the edge to it."""
     operation: Any = program.by_id[name]
     stream = getattr(operation, "stream", None)
     if stream is None or isinstance(operation, HostWait):
@@ -84,7 +84,7 @@ def _stream(program: Program, name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def insert_write(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A number is written, or something is copied, where a buffer is in use."""
+    """Write a number, or copy something, where a buffer is in use."""
     program = one_of(rng, schedule.programs)
     near, view = one_of(rng, alive(program))
     stream, after = _stream(program, near)
@@ -111,7 +111,7 @@ def insert_write(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def part_of(view: View, rng: np.random.Generator) -> View:
-    """Some of a view."""
+    """Return a part of a view."""
     size = int(rng.integers(1, view.size))
     if view.axis is not None:
         return replace(view, size=size)
@@ -119,14 +119,14 @@ def part_of(view: View, rng: np.random.Generator) -> View:
 
 
 def drop(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """An operation is gone."""
+    """Leave an operation out."""
     program = one_of(rng, schedule.programs)
     name = one_of(rng, of_step(program)).id
     return Mutant.of(f"no {name}", with_program(schedule, dropped(program, name)))
 
 
 def move(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """An operation stands elsewhere; it waits for nothing that comes later."""
+    """Move an operation, without its edges to later ones."""
     program = one_of(rng, schedule.programs)
     operations = of_step(program)
     index = int(rng.integers(len(operations)))
@@ -141,7 +141,7 @@ def move(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def swap_operands(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """An update, a copy or a measure acts on what a sister of it acts on."""
+    """Let an update, a copy or a measure act on the operands of a similar one."""
     program = one_of(rng, schedule.programs)
     one = one_of(rng, (each for each in of_step(program) if isinstance(each, Compute | Copy)))
     other = one_of(rng, _sisters(program, one))

@@ -32,7 +32,7 @@ ALONE: tuple[Draw[Schedule, Schedule], ...] = (
 
 
 def one_rank(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """Ranks at one place along an axis differ from the others by one edit."""
+    """Change ranks at one place along an axis."""
     axis, place = one_of(rng, places(schedule))
     edit = one_of(rng, ALONE)(schedule, rng)
     others = {program.role: program for program in edit.made.programs}
@@ -41,19 +41,19 @@ def one_rank(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def halved(name: str, stream: str, view: View) -> Operation:
-    """An operation that halves a view in place."""
+    """Return an operation that halves a view in place."""
     return Copy(id=name, stream=stream, source=view, target=view, divisor=2)
 
 
 def doubled(name: str, stream: str, view: View) -> Operation:
-    """An operation that adds a view to itself."""
+    """Return an operation that adds a view to itself."""
     return Copy(id=name, stream=stream, source=view, target=view, accumulate=True)
 
 
 def made_up(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A view is halved here and another one doubled there: by one rank, or by all.
+    """Halve a view here and double another one there: on one rank, or on all.
 
-    Between the two there may be what is linear in it, or something else.
+    Operations between the two may be linear in it or not.
     """
     program = one_of(rng, schedule.programs)
     writes = [
@@ -99,7 +99,7 @@ def _somewhere(
 
 
 def late_division(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A divisor stands after a reduction instead of before it: on one rank, or on all."""
+    """Divide after a reduction instead of before it: on one rank, or on all."""
     program = one_of(rng, schedule.programs)
     reductions = [
         each

@@ -36,7 +36,7 @@ def with_layout(schedule: Schedule, layout: Layout) -> Schedule:
 
 
 def layouts(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A layout has its pieces, their names or copies, its cuts or blocks elsewhere."""
+    """Move the pieces, names, copies, cuts or blocks of a layout."""
     layout = one_of(rng, schedule.layouts)
     kind = int(rng.integers(7))
     if kind == 0 and layout.axis is not None and layout.blocks is None:
@@ -87,7 +87,7 @@ def _pieces(schedule: Schedule, layout: Layout, rng: np.random.Generator) -> tup
 
 
 def buffers(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A buffer has another layout, shard, or pool; or does not persist."""
+    """Give a buffer another layout, shard, format or kind."""
     program = one_of(rng, schedule.programs)
     buffer = one_of(rng, program.buffers)
     field = one_of(rng, ("layout", "shard", "dtype", "kind", "produced"))
@@ -102,7 +102,7 @@ def buffers(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def views_of(operation: Operation) -> list[tuple[tuple[str | int, ...], View]]:
-    """Views inside an operation, with their paths."""
+    """Return views inside an operation, with their paths."""
     return [(path, inside) for path, _, inside in slots(operation) if isinstance(inside, View)]
 
 
@@ -124,7 +124,7 @@ CUTS = (_trim(1), _trim(2), _late(1), _shift(1), _shift(-1), _trim(-1))
 
 
 def times_of(schedule: Schedule, operation: Operation) -> dict[str, int]:
-    """How much more of one view than of another a collective needs."""
+    """Return how many times as large one view of a collective is as the other."""
     if isinstance(operation, AllGather | ReduceScatter):
         count = schedule.group_by_name[operation.group].size(schedule.mesh)
         return {"target" if isinstance(operation, AllGather) else "source": count}
@@ -134,7 +134,7 @@ def times_of(schedule: Schedule, operation: Operation) -> dict[str, int]:
 def resized(
     schedule: Schedule, operation: Operation, cut: Callable[[View, int], View]
 ) -> Operation:
-    """The operation with all of its views cut alike, where they have elements; no single number."""
+    """Return the operation with all of its views of several elements cut alike."""
     times = times_of(schedule, operation)
     made: object = operation
     for path, view in views_of(operation):
@@ -146,7 +146,7 @@ def resized(
 
 
 def coverage(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """An operation acts on less, on more, on what is next to it, with one view or with all."""
+    """Let an operation act on less, on more, or on its neighbours, with one view or with all."""
     program = one_of(rng, schedule.programs)
     operation = one_of(rng, (each for each in of_step(program) if views_of(each)))
     cut = one_of(rng, CUTS)
@@ -162,7 +162,7 @@ COVERING = (Action.NORM, Action.FINITE, Action.CLIP, Action.UNSCALE, Action.UPDA
 
 
 def operands(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """What ends a step takes an operand less, one twice, or one in parts of which one is gone."""
+    """Leave out an operand at the end of a step, or take it twice, or a part of it."""
     program = one_of(rng, schedule.programs)
     ending = [
         each for each in of_step(program) if isinstance(each, Compute) and each.action in COVERING
@@ -192,7 +192,7 @@ FLOATS = (DType.FP8, DType.FP16, DType.BF16, DType.FP32, DType.FP64)
 
 
 def members_of(operation: Operation) -> Iterator[Communication]:
-    """Collectives that an operation is."""
+    """Yield the collectives of an operation."""
     if isinstance(operation, Together):
         yield from operation.members
     elif isinstance(operation, AllGather | AllReduce | ReduceScatter | Broadcast):
@@ -200,7 +200,7 @@ def members_of(operation: Operation) -> Iterator[Communication]:
 
 
 def formats(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """Something is added up, sent or kept in another format, everywhere that it has to agree."""
+    """Add up, send or keep something in another format, wherever it has to agree."""
     program = one_of(rng, schedule.programs)
     dtype = one_of(rng, FLOATS)
     if rng.random() < 0.5:

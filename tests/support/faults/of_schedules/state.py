@@ -24,7 +24,7 @@ from zsim.schedule.schedule import Program, Schedule
 
 
 def set_up(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """Set-up does something else, in another order, twice, or not."""
+    """Do something else in set-up, in another order, twice, or not."""
     program = one_of(rng, schedule.programs)
     operation = one_of(rng, walk(program.setup))
     name = operation.id
@@ -48,7 +48,7 @@ def set_up(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def fill_live(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """What set-up initializes or zeroes is filled with a number afterwards."""
+    """Fill a buffer with a number after set-up initializes or zeroes it."""
     program = one_of(rng, schedule.programs)
     writes = [each for each in walk(program.setup) if isinstance(each, Fill | Compute)]
     operation = one_of(rng, writes)
@@ -68,7 +68,7 @@ def fill_live(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def with_rules(program: Program, names: set[str], change: Any) -> Program:  # noqa: ANN401 (a rule in, a rule out)
-    """The program with another rule in the operations `names`."""
+    """Return the program with another rule in the operations `names`."""
     return rewritten(
         program,
         lambda each: (
@@ -80,7 +80,7 @@ def with_rules(program: Program, names: set[str], change: Any) -> Program:  # no
 
 
 def rules(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A constant of a rule is another one, in one operation or in all of its kind."""
+    """Change a constant of a rule, in one operation or in all of its kind."""
     program = one_of(rng, schedule.programs)
     ruled = [each for each in walk(program.step) if isinstance(each, Compute) and each.rule]
     operation = one_of(rng, ruled)
@@ -105,7 +105,7 @@ def rules(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def rule_kinds(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """An update, or every one, goes by another kind of rule."""
+    """Update by another kind of rule, once or always."""
     updates = [
         each
         for program in schedule.programs
@@ -124,7 +124,7 @@ def rule_kinds(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def scalars(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A number of the host begins or changes otherwise."""
+    """Begin or change a number of the host otherwise."""
     match int(rng.integers(3)):
         case 0:
             scalar = one_of(rng, schedule.scalars)
@@ -144,7 +144,7 @@ def _sets(program: Program) -> list[SetScalar]:
 
 
 def _set_elsewhere(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A host sets a number twice, not at all, or elsewhere, on the other side of a branch."""
+    """Set a number of the host twice, not at all, or elsewhere."""
     program = one_of(rng, schedule.programs)
     operation = one_of(rng, _sets(program))
     name = operation.id
@@ -162,7 +162,7 @@ def _set_elsewhere(schedule: Schedule, rng: np.random.Generator) -> Edit:
 
 
 def reads_scalars(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A kernel is given other numbers of the host, or none."""
+    """Give a kernel other numbers of the host, or none."""
     program = one_of(rng, schedule.programs)
     reading = [
         each

@@ -1,22 +1,18 @@
-"""Changes of the executor's own code: the judges find them, whatever is changed."""
+"""Changes of the executor's own code: judges in this process find them, whatever is changed."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from faults.judge import Outcome, judge
 from faults.of_executor.patches import (
     ALONE,
     CROSSED,
-    FLYING,
     MOVED,
     PINNED,
-    STAGES,
     Plant,
     plant_of,
 )
-from faults.of_executor.rank_runs import RUNS as RUNS_OF_RANKS
-from faults.of_executor.rank_runs import RankRun, Ranks
+from faults.of_executor.rank_runs import is_on_ranks
 from faults.of_executor.registry import CHANGES, PLANTS, ExecutorFault
 from faults.of_executor.runs import LocalRun
 
@@ -24,18 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fa
 
 TEXTS = [each for each in PLANTS.values() if each.unchanged is not None]
 """Changes of texts."""
-RUNS = dict.fromkeys(each.run for each in TEXTS)
-SHORT = (CROSSED, PINNED, FLYING, STAGES, ALONE, MOVED)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks() as made:
-        yield made
-
-
-def job_of(run: str, ranks: Ranks) -> LocalRun | RankRun:
-    return RankRun(run, ranks) if run == FLYING or run in RUNS_OF_RANKS else LocalRun(run)
+LOCAL = [each for each in CHANGES if not is_on_ranks(PLANTS[each.id].run)]
+RUNS = dict.fromkeys(each.run for each in TEXTS if not is_on_ranks(each.run))
+SHORT = (CROSSED, PINNED, ALONE, MOVED)
 
 
 def test_there_are_enough_changes_and_few_that_no_judge_can_see() -> None:
@@ -56,16 +43,16 @@ def test_a_change_still_applies(plant: Plant) -> None:
     "run",
     [pytest.param(each, marks=() if each in SHORT else pytest.mark.long) for each in RUNS],
 )
-def test_the_executor_itself_is_right(run: str, ranks: Ranks) -> None:
+def test_the_executor_itself_is_right(run: str) -> None:
     """Also where the functions that are changed in this run are compiled anew."""
     changed = {(each.owner, each.function): each for each in TEXTS if each.run == run}
-    assert job_of(run, ranks).planted([*changed.values()], unchanged=True) == {}
+    assert LocalRun(run).planted([*changed.values()], unchanged=True) == {}
 
 
 @pytest.mark.matrix(8)
-@pytest.mark.parametrize("fault", CHANGES, ids=str)
-def test_a_change_is_found(fault: ExecutorFault, ranks: Ranks) -> None:
-    job = job_of(PLANTS[fault.id].run, ranks)
+@pytest.mark.parametrize("fault", LOCAL, ids=str)
+def test_a_change_is_found(fault: ExecutorFault) -> None:
+    job = LocalRun(PLANTS[fault.id].run)
     (mutant,) = fault.mutants(job.subject)
     verdict = judge(fault, mutant, job)
     assert not verdict.fails
