@@ -87,7 +87,8 @@ KIND: dict[type[Communication], str] = {
 }
 REDUCTION = {Reduction.SUM: "sum", Reduction.AVERAGE: "avg", Reduction.MAX: "max"}
 STEPS = 3
-LATE_S = 2e-3
+LATE_S, VERY_LATE_S = 2e-3, 5e-2
+"""How late operations of a thread are; later where there are few, for the host may be slow."""
 Issued = tuple[str, int, str]
 """Kind, elements of the whole tensor, and reduction of a collective."""
 
@@ -328,7 +329,7 @@ def deferred_bytes(schedule: Schedule) -> int:
 
 
 @contextmanager
-def late(stream: str) -> Generator[None]:
+def late(stream: str, seconds: float = LATE_S) -> Generator[None]:
     """Let every operation on one stream that is a thread of the host be late."""
     right = vars(Executor)["_for_thread"]
 
@@ -338,7 +339,7 @@ def late(stream: str) -> Generator[None]:
             return action
 
         def slow() -> None:
-            time.sleep(LATE_S)
+            time.sleep(seconds)
             action()
 
         return slow
@@ -353,7 +354,7 @@ def by_threads(stream: str) -> str:
     (program,) = schedule.programs
     pools = HostPools(schedule, program, folder=Path(gettempdir()), device=device, poison=False)
     bench = Bench(schedule, program, rank=0, device=device, observer=None, pools=pools)
-    with bench, late(stream):
+    with bench, late(stream, VERY_LATE_S):
         executor = bench.executor(
             resolve(nn.Identity(), ("",)),
             initial=dict[str, torch.Tensor]().__getitem__,
