@@ -6,8 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from edits import OPERATORS, Draw, drawn
-from edits.programs import rewritten, with_program
+from faults.fault import Draw, drawn
+from faults.of_schedules.drawn_edits import DRAWN
+from faults.schedules import rewritten, with_program
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
@@ -121,15 +122,17 @@ def test_wrong_pipelines_are_refuted(name: str) -> None:
         assert check(with_program(schedule, program), model)
 
 
-def refuted(name: str, operators: Sequence[Draw], monkeypatch: pytest.MonkeyPatch) -> int:
+def refuted(
+    name: str, operators: Sequence[Draw[Schedule, Schedule]], monkeypatch: pytest.MonkeyPatch
+) -> int:
     """Return how many of drawn edits are refuted, all as by numbers."""
     schedule, model = made(name)
     rng, count = np.random.default_rng(SEED), 0
     for operator in operators:
         edit = drawn(operator, schedule, rng)
         if edit is not None:
-            found = shown(edit.schedule, model)
-            assert found.findings == by_numbers(edit.schedule, model, monkeypatch).findings
+            found = shown(edit.made, model)
+            assert found.findings == by_numbers(edit.made, model, monkeypatch).findings
             count += bool(found.findings)
     return count
 
@@ -137,11 +140,11 @@ def refuted(name: str, operators: Sequence[Draw], monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_drawn_edits_are_refuted_as_by_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("drop", "move", "operands of another", "insert a copy of an operation")
-    assert refuted(name, [OPERATORS[each] for each in names], monkeypatch)
+    assert refuted(name, [DRAWN[each] for each in names], monkeypatch)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_many_edits_are_refuted_as_by_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refuted(name, list(OPERATORS.values()) * 10, monkeypatch) > 40
+    assert refuted(name, list(DRAWN.values()) * 10, monkeypatch) > 40

@@ -6,9 +6,9 @@ import pytest
 from drawn import jobs, with_share_that_fits
 from drawn_emulated import emulated_jobs, pipelined_jobs
 from drawn_examples import examples
+from faults.schedules import edited, split, twice, without
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from mutation import edited, split, twice, without
 
 from zsim.model.model import Model
 from zsim.proof import check

@@ -6,8 +6,7 @@ import pytest
 from drawn import jobs, with_share_that_fits
 from drawn_emulated import emulated_jobs
 from drawn_examples import examples
-from edits.programs import Edit
-from edits.table import AIMED
+from faults.of_schedules.registry import AIMED_BY_NAME as AIMED
 from hypothesis import HealthCheck, assume, example, given
 from hypothesis import strategies as st
 
@@ -127,9 +126,9 @@ def test_classes_and_every_rank_agree_on_faults(
         {"parallel.replicate": 1, "parallel.tensor": strategy.parallel.tensor}
     )
     assume(strategy.ranks <= 100)
-    edits: list[Edit] = list(islice(AIMED[kind](make_schedule(model, strategy)), 4))
+    edits = list(islice(AIMED[kind].mutants(make_schedule(model, strategy)), 4))
     assume(edits)
     edit = draws.draw(st.sampled_from(edits))
-    context = Context.of(edit.schedule, model)
+    context = Context.of(edit.made, model)
     few, every = shown(context), shown(context, unfolded=True)
     assert bool(few.findings) == bool(every.findings), (edit.text, few.findings, every.findings)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from edits.columns import Case, cases
-from equivalents_of_steps import EQUIVALENTS
+from faults.cases import Case, cases
+from faults.changes import Edit
+from faults.equivalent_steps import EQUIVALENTS
 
 from zsim.proof import check
 
@@ -15,17 +16,21 @@ def some() -> list[Case]:
     return [case for column in FEW for case in cases(column)]
 
 
+def need_right(case: Case, edit: Edit, rng: np.random.Generator) -> None:
+    truth = case.truth(edit.made, rng)
+    assert not truth.is_wrong, (edit.text, truth, case.strategy)
+    assert check(edit.made, case.model) == (), (edit.text, case.strategy)
+
+
 @pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", EQUIVALENTS)
 def test_another_way_to_do_the_same_is_right(name: str, some: list[Case]) -> None:
-    made = [(case, edit) for case in some[::3] for edit in EQUIVALENTS[name](case.schedule)]
+    made = [(case, edit) for case in some[::3] for edit in EQUIVALENTS[name](case.subject)]
     assert made
     rng = np.random.default_rng(0)
     for case, edit in made[:4]:
-        assert edit.schedule != case.schedule
-        verdict = case.court.judge(edit.schedule, rng)
-        assert not verdict.is_wrong, (edit.text, verdict, case.court.strategy)
-        assert check(edit.schedule, case.model) == (), (edit.text, case.court.strategy)
+        assert edit.made != case.subject
+        need_right(case, edit, rng)
 
 
 @pytest.mark.long
@@ -34,7 +39,5 @@ def test_another_way_to_do_the_same_is_right(name: str, some: list[Case]) -> Non
 def test_no_right_schedule_is_refused(name: str, some: list[Case]) -> None:
     rng = np.random.default_rng(0)
     for case in some:
-        for edit in EQUIVALENTS[name](case.schedule):
-            verdict = case.court.judge(edit.schedule, rng)
-            assert not verdict.is_wrong, (edit.text, verdict, case.court.strategy)
-            assert check(edit.schedule, case.model) == (), (edit.text, case.court.strategy)
+        for edit in EQUIVALENTS[name](case.subject):
+            need_right(case, edit, rng)

@@ -1,12 +1,12 @@
 """Micro-batches that are alike are proved by few of them, and who passes so passes as a whole."""
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 
 import pytest
-from edits_of_alike_micro_batches import of_alike
-from edits_of_micro_batches import Draw, in_each, in_one
+from faults.changes import Edit
+from faults.of_schedules.registry import EACH, ONE, SOME, SOME_TWICE, ScheduleFault
 from fitting import fitting
 
 from zsim.model.architecture import Llama
@@ -106,7 +106,7 @@ def test_micro_batches_that_are_alike_are_proved_by_few(
 
 def judge(
     name: str,
-    edits: Iterator[tuple[str, Schedule]],
+    edits: Iterator[Edit],
     draws: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:
@@ -117,7 +117,8 @@ def judge(
     """
     _, model = made(name)
     told_apart = 0
-    for text, edited in islice(edits, draws):
+    for edit in islice(edits, draws):
+        edited = edit.made
         if fewer(edited) is None:
             continue
         told_apart += 1
@@ -126,25 +127,26 @@ def judge(
         whole = as_a_whole(edited, model, monkeypatch)
         if whole.findings:
             context = Context.of(edited, model)
-            assert any(examine(context) for examine in ORDER.values()), text
+            assert any(examine(context) for examine in ORDER.values()), edit.text
     return told_apart
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("fault", [SOME, SOME_TWICE], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_an_edit_that_few_pass_passes_as_a_whole(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_mutant_that_few_pass_passes_as_a_whole(
+    name: str, fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule, _ = made(name)
-    told_apart = judge(name, of_alike(schedule, SEED), 25, monkeypatch)
+    told_apart = judge(name, fault.mutants(schedule, SEED), 25, monkeypatch)
     assert bool(told_apart) is (name not in WHOLE)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("draw", [in_each, in_one, of_alike, partial(of_alike, count=2)])
+@pytest.mark.parametrize("fault", [EACH, ONE, SOME, SOME_TWICE], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_many_edits_that_few_pass_pass_as_a_whole(
-    name: str, draw: Draw, monkeypatch: pytest.MonkeyPatch
+def test_many_mutants_that_few_pass_pass_as_a_whole(
+    name: str, fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule, _ = made(name)
-    judge(name, draw(schedule, SEED + 1), 400, monkeypatch)
+    judge(name, fault.mutants(schedule, SEED + 1), 400, monkeypatch)

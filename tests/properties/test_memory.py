@@ -7,9 +7,9 @@ from drawn import jobs
 from drawn_examples import examples
 from drawn_timings import DrawnTiming, timings
 from exact_training import cluster
+from faults.schedules import edited
 from hypothesis import given
 from hypothesis import strategies as st
-from mutation import edited
 
 from zsim.backend.backend import Job
 from zsim.memory import peak_bytes

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from edits_of_micro_batches import Draw, in_each, in_one
+from faults.changes import Edit
+from faults.of_schedules.registry import EACH, ONE, ScheduleFault
 from fitting import fitting
 
 from zsim.model.architecture import Llama
@@ -88,17 +89,17 @@ def findings(schedule: Schedule, model: Model) -> tuple[Finding, ...]:
 
 def judge(
     schedule: Schedule,
-    edits: Iterator[tuple[str, Schedule]],
+    edits: Iterator[Edit],
     model: Model,
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compare findings of so many edits; some have to be refuted, and some proved."""
     refuted = 0
-    for text, wrong in edits:
-        short = findings(wrong, model)
+    for edit in edits:
+        short = findings(edit.made, model)
         with each_looked_at(monkeypatch):
-            assert findings(wrong, model) == short, text
+            assert findings(edit.made, model) == short, edit.text
         refuted += bool(short)
         count -= 1
         if not count:
@@ -126,28 +127,20 @@ def test_segments_of_later_micro_batches_are_replayed(
 
 
 @pytest.mark.matrix(4)
+@pytest.mark.parametrize("fault", [EACH, ONE], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_an_edit_of_each_micro_batch_has_the_same_findings(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_fault_has_the_same_findings(
+    name: str, fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule, model = made(name)
-    judge(schedule, in_each(schedule, SEED), model, 12, monkeypatch)
-
-
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("name", CASES)
-def test_an_edit_of_one_place_has_the_same_findings(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedule, model = made(name)
-    judge(schedule, in_one(schedule, SEED), model, 12, monkeypatch)
+    judge(schedule, fault.mutants(schedule, SEED), model, 12, monkeypatch)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("draw", [in_each, in_one])
+@pytest.mark.parametrize("fault", [EACH, ONE], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_many_edits_have_the_same_findings(
-    name: str, draw: Draw, monkeypatch: pytest.MonkeyPatch
+def test_many_mutants_have_the_same_findings(
+    name: str, fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule, model = made(name)
-    judge(schedule, draw(schedule, SEED + 1), model, 40, monkeypatch)
+    judge(schedule, fault.mutants(schedule, SEED + 1), model, 40, monkeypatch)

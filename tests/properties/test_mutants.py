@@ -1,15 +1,17 @@
-"""Schedules with a planted fault: what runs with values say of them, and what check does."""
+"""Mutants of drawn schedules: runs under any timing say of them what proofs say."""
 
+import numpy as np
 import pytest
 from drawn import jobs
 from drawn_examples import examples
 from drawn_timings import DrawnTiming, timings
+from faults.cases import Case
+from faults.court import Court, Kind
+from faults.happens_before import Graph
+from faults.judge import Outcome, judge
+from faults.of_schedules.registry import AT_EVERY_PLACE, ScheduleFault
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mutants import OPERATORS, Operator
-from mutants.races import Graph
-from mutants.table import cases, column, lines, strategies
-from mutants.verdict import EFFECTIVE, Court, Kind
 
 from zsim.model.model import Model
 from zsim.proof import check
@@ -17,63 +19,44 @@ from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Strategy
 
 Drawn = tuple[Model, Strategy]
-STAGES = [f"stage {stage}" for stage in range(4)]
-COLUMNS = list(strategies())
-WANTED = 30
-NAMED_MIN = 0.98
-"""Of the mutants of a column that are wrong, at how many a finding points."""
 
 
 @examples(15)
 @given(jobs(max_data=3, max_tensor=1))
 def test_accesses_of_a_right_schedule_have_an_order(job: Drawn) -> None:
-    model, strategy = job
-    made = make_schedule(model, strategy)
-    assert list(Graph(made, Court(made, model, strategy).overflow_steps).races()) == []
-
-
-@pytest.mark.matrix(5)
-@pytest.mark.parametrize("name", COLUMNS)
-def test_accesses_of_schedules_that_mutants_are_made_of_have_an_order(name: str) -> None:
-    for case in cases(name, strategies()[name]):
-        assert list(Graph(case.schedule, case.court.overflow_steps).races()) == []
+    made = make_schedule(*job)
+    for overflow_steps in Court(made, *job).overflows:
+        assert list(Graph(made, overflow_steps).races()) == []
 
 
 @examples(25)
-@given(jobs(max_data=2, max_tensor=1), st.sampled_from(OPERATORS), st.data(), timings())
-def test_a_mutant_that_is_proved_harmless_is_right_under_any_timing(
-    job: Drawn, operator: Operator, data: st.DataObject, timing: DrawnTiming
+@given(jobs(max_data=2, max_tensor=1), st.sampled_from(AT_EVERY_PLACE), st.data(), timings())
+def test_a_mutant_without_races_that_is_right_once_is_right_under_any_timing(
+    job: Drawn, fault: ScheduleFault, data: st.DataObject, timing: DrawnTiming
 ) -> None:
-    model, strategy = job
-    made = make_schedule(model, strategy)
-    mutants = list(operator.sites(made))
+    case = Case("drawn", *job)
+    mutants = list(fault.mutants(case.subject))
     assume(mutants)
-    court = Court(made, model, strategy)
-    verdict = court.judge(data.draw(st.sampled_from(mutants)))
-    if verdict.kind is Kind.HARMLESS:
-        assert verdict.schedule is not None
-        assert court.run(verdict.schedule, timing) is None
+    try:
+        made = data.draw(st.sampled_from(mutants)).made
+    except ValueError:
+        return
+    if case.truth(made, np.random.default_rng(0)).kind is Kind.HARMLESS:
+        for overflow_steps in case.court.overflows:
+            truth = case.court.run(made, timing, overflow_steps=overflow_steps)
+            assert truth is None or not truth.is_wrong, truth
 
 
 @examples(40)
-@given(jobs(max_data=2, max_tensor=2), st.sampled_from(OPERATORS), st.data())
+@given(jobs(max_data=2, max_tensor=2), st.sampled_from(AT_EVERY_PLACE), st.data())
 def test_what_check_passes_no_timing_breaks(
-    job: Drawn, operator: Operator, data: st.DataObject
+    job: Drawn, fault: ScheduleFault, data: st.DataObject
 ) -> None:
-    model, strategy = job
-    made = make_schedule(model, strategy)
-    mutants = list(operator.sites(made))
+    case = Case("drawn", *job)
+    mutants = list(fault.mutants(case.subject))
     assume(mutants)
-    verdict = Court(made, model, strategy).judge(data.draw(st.sampled_from(mutants)))
-    if verdict.schedule is not None and check(verdict.schedule, model) == ():
-        assert verdict.kind not in EFFECTIVE, verdict.why
-
-
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("name", STAGES)
-def test_a_few_mutants_of_every_operator_are_found(name: str) -> None:
-    for each in column(name, wanted=1, tries=3):
-        assert each.caught == each.effective, each.missed
+    verdict = judge(fault, data.draw(st.sampled_from(mutants)), case)
+    assert verdict.outcome is not Outcome.MISSED, verdict
 
 
 @pytest.mark.long
@@ -82,18 +65,3 @@ def test_a_few_mutants_of_every_operator_are_found(name: str) -> None:
 @given(jobs())
 def test_two_thousand_right_schedules_are_passed(job: Drawn) -> None:
     assert check(make_schedule(*job), job[0]) == ()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", COLUMNS)
-def test_thirty_mutants_of_every_operator_are_found(name: str) -> None:
-    for case in cases(name, strategies()[name]):
-        assert check(case.schedule, case.model) == ()
-    cells = list(column(name, wanted=WANTED, tries=10 * WANTED))
-    print(f"\n{name}", *lines(cells), sep="\n")  # noqa: T201 (the table is what this run is for)
-    for each in cells:
-        assert each.effective == WANTED or each.is_exhausted
-        assert each.caught == each.effective, each.missed
-    wrong, named = sum(each.effective for each in cells), sum(each.named for each in cells)
-    assert named >= NAMED_MIN * wrong

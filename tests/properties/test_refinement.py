@@ -1,19 +1,20 @@
 """A trace is held to be a run of its schedule exactly if it can be one."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise, permutations
-from typing import TypeVar
 
 import numpy as np
+import pytest
 from drawn import jobs
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules
 from drawn_emulated import emulated_jobs
 from drawn_examples import examples
 from exact_training import cluster
+from faults.fault import Fault
+from faults.judge import judge
+from faults.of_traces import FAULTS_OF_TRACES, Recorded
 from hypothesis import given
 from hypothesis import strategies as st
-from mutated_trace import MUTATIONS, Mutator
 
 from zsim.backend.backend import Job
 from zsim.proof import against_trace as refinement
@@ -21,8 +22,6 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
-
-T = TypeVar("T")
 
 
 @st.composite
@@ -123,18 +122,14 @@ def test_times_are_refused_exactly_if_no_clocks_explain_them(
     assert (found == []) is some_clocks_explain(times)
 
 
-@given(runs(), st.data())
-@examples(15)
-def test_a_trace_that_no_run_leaves_is_found(run: tuple[Job, Trace], data: st.DataObject) -> None:
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("fault", FAULTS_OF_TRACES, ids=str)
+@given(runs(), st.integers(0, 2**32 - 1))
+@examples(8)
+def test_a_trace_that_no_run_leaves_is_found(
+    fault: Fault[Recorded, Trace], run: tuple[Job, Trace], seed: int
+) -> None:
     job, trace = run
-
-    def choose(among: Sequence[T]) -> T:
-        return among[data.draw(st.integers(0, len(among) - 1))]
-
-    for mutation in MUTATIONS:
-        try:
-            changed = mutation(Mutator(job.schedule, trace, choose))
-        except ValueError:  # it is no trace at all
-            continue
-        if changed is not None and changed != trace:
-            assert refinement.examine(job.schedule, changed), mutation.__name__
+    recorded = Recorded(job.schedule, trace)
+    for mutant in fault.mutants(recorded.subject, seed):
+        assert not judge(fault, mutant, recorded).fails

@@ -1,10 +1,10 @@
 """Blocks that repeat are proved by induction, and whoever passes so passes as a whole."""
 
 from functools import cache
+from itertools import islice
 
-import numpy as np
 import pytest
-from edits_of_blocks import Blocks
+from faults.of_schedules.registry import BLOCKS, ScheduleFault
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
@@ -13,7 +13,7 @@ from zsim.proof import values
 from zsim.proof.context import Context
 from zsim.proof.execution.shortening import shortened
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.schedule import Schedule, ScheduleError
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.precision import Precision
@@ -85,35 +85,35 @@ def test_a_schedule_whose_blocks_repeat_is_proved_with_fewer(
     assert whole.training == shown.training
 
 
-def missed(name: str, seed: int, count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Edits of every block that are passed by induction and refuted as a whole."""
+def missed(
+    name: str, fault: ScheduleFault, seed: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Mutants of every block that are passed by induction and refuted as a whole."""
     schedule, model = made(name)
-    blocks, rng = Blocks(schedule, model), np.random.default_rng(seed)
     found: list[str] = []
     refused = 0
-    while count:
-        try:
-            text, edited = blocks.edited(rng)
-        except (ValueError, ScheduleError):
+    for mutant in islice(fault.mutants(schedule, seed), count):
+        if shortened(mutant.made, model) is None:
             continue
-        count -= 1
-        if shortened(edited, model) is None:
-            continue
-        if values.shown(Context.of(edited, model)).findings:
+        if values.shown(Context.of(mutant.made, model)).findings:
             refused += 1
-        elif as_a_whole(edited, model, monkeypatch).findings:
-            found.append(text)
+        elif as_a_whole(mutant.made, model, monkeypatch).findings:
+            found.append(mutant.text)
     assert refused
     return found
 
 
-def test_what_is_wrong_in_every_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert missed("accumulation and clipping", SEED, 4, monkeypatch) == []
+@pytest.mark.parametrize("fault", [BLOCKS], ids=str)
+def test_what_is_wrong_in_every_block_is_found(
+    fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert missed("accumulation and clipping", fault, SEED, 4, monkeypatch) == []
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("fault", [BLOCKS], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_wrong_in_every_block_is_found_in_many(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert missed(name, SEED, 100, monkeypatch) == []
+    assert missed(name, fault, SEED, 100, monkeypatch) == []

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from edits.programs import with_program
+from faults.of_schedules.each_micro_batch import renamed as with_ids
+from faults.schedules import with_program
 from fitting import fitting
 
 from zsim.dtype import DType
@@ -20,11 +21,7 @@ from zsim.schedule.operation import (
     Action,
     Compute,
     Copy,
-    Edge,
-    Free,
-    HostWait,
     Operation,
-    StreamOperation,
     View,
 )
 from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
@@ -128,20 +125,7 @@ def planted(plant: Plant, role: int) -> Schedule:
 def renamed(schedule: Schedule, of: Callable[[str], str]) -> Schedule:
     """The schedule with other ids, in edges too."""
 
-    def edge(each: Edge) -> Edge:
-        return of(each) if isinstance(each, str) else each
-
-    def change(operation: Operation) -> Operation:
-        found = replace(operation, id=of(operation.id))
-        if isinstance(found, Free):
-            return replace(found, uses=tuple(map(of, found.uses)))
-        if isinstance(found, HostWait):
-            return replace(found, operation=edge(found.operation))
-        if isinstance(found, StreamOperation):
-            return replace(found, after=tuple(map(edge, found.after)))
-        return found
-
-    return stepping(schedule, lambda each: list(map(change, each.step)))
+    return stepping(schedule, lambda each: [with_ids(one, of) for one in each.step])
 
 
 def stepping(schedule: Schedule, plant: Plant) -> Schedule:

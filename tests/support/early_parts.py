@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from edits.programs import everywhere, rewritten
+from faults.schedules import everywhere, rewritten
 
 from zsim.schedule.operation import AllGather, Compute, Operation, ReduceScatter
 from zsim.schedule.schedule import Schedule

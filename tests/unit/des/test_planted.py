@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from exact_training import STEPS, cluster
-from mutation import changed, edited, without
+from faults.schedules import changed, edited, without
 
 from zsim.backend.backend import Job
 from zsim.model.architecture import GPT

@@ -1,8 +1,8 @@
 """The second account of happens-before: what has an order, what has none, and what hangs."""
 
 import pytest
-from mutants.races import Graph, StuckError
-from mutation import split
+from faults.happens_before import Graph, StuckError
+from faults.schedules import split
 
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.issue_order import NO_OVERFLOW

@@ -12,6 +12,8 @@ import pytest
 from blame import parent_of
 from changed_tests import changed_files
 from day_seed import choose_seed, day_seed, seed_line
+from faults.rotation import Cases, by_group, collect, commits, lines
+from faults.table import every_fault, rows
 from file_costs import ALLOWED, MARGIN, excesses, limits_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,27 @@ def test_a_test_of_one_commit_in_n_runs_in_about_so_many() -> None:
     for test in ("test_x.py::test_y", "test_x.py::test_z"):
         assert 12 <= sum(is_drawn(test, 5, commit) for commit in COMMITS) <= 68
     assert all(is_drawn("test_x.py::test_y", 1, commit) for commit in COMMITS)
+
+
+@pytest.fixture(scope="module")
+def cases() -> Cases:
+    return collect()
+
+
+def test_each_fault_of_the_table_is_planted_by_a_test_and_somebody_has_to_find_it(
+    cases: Cases,
+) -> None:
+    table = every_fault()
+    assert {each.fault for each in cases.found} == {each.id for each in table}
+    assert len({each.id for each in table}) == len(table)
+    assert all(each.found_by for each in table)
+    assert list(rows(table))[-1] == f"{len(table)} faults"
+
+
+def test_the_rotation_plants_each_fault_within_ten_commits_on_average(cases: Cases) -> None:
+    found = commits(cases)
+    assert [each for each, number in found.items() if number is None or number > 10] == []
+    assert len(list(lines(found))) == 1 + len(by_group(found))
 
 
 def test_a_file_over_its_limit_is_named_with_the_dearest_first() -> None:

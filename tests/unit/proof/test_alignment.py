@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from emulated_strategies import EMULATED
 from emulated_strategies import strategy as emulating
+from faults.schedules import changed
 from hypothesis import given
 from hypothesis import strategies as st
-from mutation import changed
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from drawn_examples import examples
+from faults.findings import left
 from hypothesis import given
 from hypothesis import strategies as st
-from mutation import left
 from trained_weight import Trained
 
 from zsim.proof import prove

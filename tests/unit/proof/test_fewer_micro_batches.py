@@ -23,9 +23,11 @@ from alike_micro_batches import (
     stepping,
     sum_of,
 )
-from edits.programs import with_program
+from faults.of_schedules.registry import MICRO_BATCHES as FAULTS
+from faults.of_schedules.registry import ScheduleFault
+from faults.of_schedules.wrong_micro_batches import WRONG, numbered, parameter_of
+from faults.schedules import with_program
 from fitting import fitting
-from plants_of_micro_batches import WRONG, numbered, parameter_of
 
 from zsim.dtype import DType
 from zsim.model.model import Model
@@ -81,9 +83,11 @@ def test_a_schedule_of_two_stages_is_proved_by_two_micro_batches(order: Order) -
 
 @pytest.mark.matrix(5)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", WRONG)
-def test_what_only_some_micro_batches_do_is_found(name: str, order: Order) -> None:
-    need_wrong(order(planted(WRONG[name], 0)), made()[1])
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_what_only_some_micro_batches_do_is_found(fault: ScheduleFault, order: Order) -> None:
+    schedule, model = made()
+    (mutant,) = fault.mutants(schedule)
+    need_wrong(order(mutant.made), model)
 
 
 @pytest.mark.parametrize("order", ORDERS)

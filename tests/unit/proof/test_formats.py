@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
-from edits.table import AIMED
 from emulated_strategies import EMULATED, strategy
-from mutation import changed, edited, the_finding
+from faults.findings import the_finding
+from faults.of_schedules.gradients import GRADIENTS
+from faults.schedules import changed, edited
 from runtimes_by_hand import fsdp2
 
 from zsim.dtype import DType
@@ -108,12 +109,12 @@ def test_gradients_of_fp32_that_are_kept_in_bf16_are_found(name: str) -> None:
     wide = {each.name for each in made.programs[0].buffers if each.dtype is DType.FP32}
     edits = [
         each
-        for each in AIMED["gradients kept in bf16"](made)
+        for each in GRADIENTS["gradients kept in bf16"](made)
         if each.text.removesuffix(" in bf16") in wide
     ]
     assert edits
     for edit in edits:
-        assert "formats" in {each.invariant for each in check(edit.schedule, model)}, edit.text
+        assert "formats" in {each.invariant for each in check(edit.made, model)}, edit.text
 
 
 @pytest.mark.parametrize("name", WIDE)

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 from emulated_strategies import EMULATED, OFFLOADED, strategy
+from faults.schedules import edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutation import edited
 
 from zsim.dtype import DType
 from zsim.model.architecture import GPT

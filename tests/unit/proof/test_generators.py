@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from edits.aims_of_random import RANDOM
-from edits.columns import DROPOUT, Case, cases
-from mutation import edited
+from faults.cases import DROPOUT, Case, cases
+from faults.of_schedules.generators import RANDOM
+from faults.schedules import edited
 
 from zsim.dtype import DType
 from zsim.model.generator import Draw, Generator
@@ -26,7 +26,7 @@ def right() -> list[Case]:
 
 def test_masks_that_are_kept_are_proved(right: list[Case]) -> None:
     for case in right:
-        proof = prove(case.schedule, case.model)
+        proof = prove(case.subject, case.model)
         assert proof.findings == ()
         assert "random numbers" in proof.proved
 
@@ -35,10 +35,10 @@ def test_masks_that_are_kept_are_proved(right: list[Case]) -> None:
 @pytest.mark.parametrize("kind", RANDOM)
 def test_every_other_use_of_a_state_is_found(kind: str, share: int, right: list[Case]) -> None:
     """Of each schedule's edits of a kind one of `share`, the first among them."""
-    edits = [(edit, case) for case in right for edit in list(RANDOM[kind](case.schedule))[::share]]
+    edits = [(edit, case) for case in right for edit in list(RANDOM[kind](case.subject))[::share]]
     assert edits
     for edit, case in edits:
-        why = {each.invariant for each in check(edit.schedule, case.model)}
+        why = {each.invariant for each in check(edit.made, case.model)}
         assert why == {"generators"}, edit.text
 
 
@@ -46,14 +46,14 @@ def wrong(case: Case, change: Callable[[Compute], Iterable[Operation]]) -> list[
     """Why the first computation that draws, changed, is wrong."""
     first = next(
         each
-        for each in case.schedule.programs[0].step
+        for each in case.subject.programs[0].step
         if isinstance(each, Compute) and each.draw is not None
     )
 
     def edit(each: Operation) -> Iterable[Operation]:
         return change(first) if each == first else (each,)
 
-    made = edited(case.schedule, edit)
+    made = edited(case.subject, edit)
     return [each.why for each in examine(Context.of(made, case.model))]
 
 
@@ -68,7 +68,7 @@ def test_a_segment_that_draws_nothing_has_no_state(right: list[Case]) -> None:
         replace(unit, segments=tuple(replace(part, draws=None) for part in unit.segments))
         for unit in case.model.units
     )
-    findings = examine(Context.of(case.schedule, replace(case.model, units=units)))
+    findings = examine(Context.of(case.subject, replace(case.model, units=units)))
     assert {each.why for each in findings} == {"draws random numbers, and its segment has none"}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
-from mutation import changed, edited, moved, split, twice, without
+from faults.schedules import changed, edited, moved, split, twice, without
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

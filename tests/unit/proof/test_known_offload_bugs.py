@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from mutation import changed, edited, moved, twice, without
+from faults.schedules import changed, edited, moved, twice, without
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

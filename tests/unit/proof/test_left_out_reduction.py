@@ -1,6 +1,6 @@
 """A reduction left out where all ranks are meant to hold the same, and each owns a piece."""
 
-from mutation import without
+from faults.schedules import without
 
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value

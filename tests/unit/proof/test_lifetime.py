@@ -1,5 +1,6 @@
 import pytest
-from mutation import changed, hand, moved, named, the_finding, twice, without
+from faults.findings import named, the_finding
+from faults.schedules import changed, hand, moved, twice, without
 
 from zsim.proof import Finding, check
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder

@@ -1,7 +1,8 @@
 from dataclasses import replace
 
 import pytest
-from mutation import changed, hand, moved, split, the_finding, without
+from faults.findings import the_finding
+from faults.schedules import changed, hand, moved, split, without
 
 from zsim.dtype import DType
 from zsim.proof import Finding, check

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from mutation import hand
+from faults.schedules import hand
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

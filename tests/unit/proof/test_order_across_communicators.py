@@ -1,6 +1,6 @@
+from faults.schedules import moved, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutation import moved, split
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

@@ -1,4 +1,5 @@
-from mutation import changed, hand, named, the_finding
+from faults.findings import named, the_finding
+from faults.schedules import changed, hand
 
 from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder

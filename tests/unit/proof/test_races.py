@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from mutation import changed, hand, twice, without
+from faults.schedules import changed, hand, twice, without
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

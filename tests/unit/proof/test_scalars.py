@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mutation import changed, edited, left, split, the_finding, twice, without
+from faults.findings import left, the_finding
+from faults.schedules import changed, edited, split, twice, without
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from edits.columns import DROPOUT, model_of, strategies
 from emulated_strategies import OFFLOADED, strategy
+from faults.cases import DROPOUT, model_of, strategies
+from faults.schedules import edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutation import edited
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

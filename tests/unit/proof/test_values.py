@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
-from mutation import changed, edited, hand, left, named, the_finding, twice, unwritten, without
+from faults.findings import left, named, the_finding, unwritten
+from faults.schedules import changed, edited, hand, twice, without
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

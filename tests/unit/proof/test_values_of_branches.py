@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from mutation import changed, edited, left, named, split, the_finding, without
+from faults.findings import left, named, the_finding
+from faults.schedules import changed, edited, split, without
 from trained_weight import STREAM, Trained
 
 from zsim.model.architecture import GPT

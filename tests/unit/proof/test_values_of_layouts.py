@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mutation import hand, left, named, split
+from faults.findings import left, named
+from faults.schedules import hand, split
 from runtimes_by_hand import deepspeed, fsdp2, megatron
 
 from zsim.dtype import DType

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from mutation import changed, hand, left, named, unwritten, without
+from faults.findings import left, named, unwritten
+from faults.schedules import changed, hand, without
 from trained_weight import STREAM, Trained
 
 from zsim.proof import check

@@ -1,9 +1,9 @@
 """Updates of parts of shards whose length differs by rank, some of them empty."""
 
 import pytest
+from faults.findings import left
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutation import left
 from runtimes_by_hand import owners
 
 from zsim.proof import check

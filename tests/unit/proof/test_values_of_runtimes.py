@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mutation import changed, left, named, split, unwritten, without
+from faults.findings import left, named, unwritten
+from faults.schedules import changed, split, without
 from runtimes_by_hand import deepspeed, fsdp2, megatron
 
 from zsim.proof import check

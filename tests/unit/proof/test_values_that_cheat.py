@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from mutation import edited, named
+from faults.findings import named
+from faults.schedules import edited
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

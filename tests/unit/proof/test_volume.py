@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from mutation import hand, without
+from faults.schedules import hand, without
 
 from zsim.proof import Finding, check
 from zsim.schedule.builder import ScheduleBuilder

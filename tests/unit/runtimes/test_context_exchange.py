@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from covering import covering
 from exact_training import proves_and_trains
+from faults.schedules import changed, without
 from fitting import fitting
-from mutation import changed, without
 
 from zsim.analysis.schedule_plan import plan
 from zsim.config_error import ConfigError

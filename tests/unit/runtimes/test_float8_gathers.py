@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from edits.programs import dropped, everywhere, moved, rewritten
 from exact_training import STEPS, proves_and_trains, trained
+from faults.schedules import dropped, everywhere, rewritten, shifted
 from fitting import fitting
 
 import zsim
@@ -218,7 +218,9 @@ def measured_alone(program: Program) -> Program:
         (measured_alone, "is not reduced over"),
         (lambda program: dropped(program, "setup/amax/reduce/data"), "is not reduced over"),
         (
-            lambda program: moved(program, "step/update/amax", before="step/update/bucket1/update"),
+            lambda program: shifted(
+                program, "step/update/amax", before="step/update/bucket1/update"
+            ),
             "measured before all of it is written",
         ),
         (changed(measures_less), "nothing measures its largest magnitude"),

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from edits.programs import everywhere, rewritten
 from exact_training import proves_and_trains
+from faults.schedules import everywhere, rewritten
 from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from mutation import edited
+from faults.schedules import edited
 from rank_jobs import strike
 from trained_axes import NANOTRON, SMALL_GPT, AxesCase, on
 

@@ -1,76 +1,51 @@
 """What the executor is seen to do is what its schedule says, and no planted fault passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
 import pytest
-from planted_faults import traced
-from planting import FAULTS
-from shared_ranks import SharedPools
-from witnessed_jobs import CALLS, FOUR, ON_HOST, RANKS, STRATEGIES, job
+from faults.judge import Outcome, judge
+from faults.of_executor.patches import WITNESSED
+from faults.of_executor.rank_runs import RankRun, Ranks, witnessed
+from faults.of_executor.registry import PLANTS, WITNESSED_FAULTS, ExecutorFault
+from faults.of_executor.witnessed_jobs import CALLS, FOUR, ON_HOST, STRATEGIES, job
 
 from zsim.backend.document import decode_trace, encode_trace
 from zsim.proof import against_trace as refinement
 from zsim.trace.kineto import kineto
 from zsim.trace.trace import Trace
 from zsim.trace.witness import Call, Witness
-from zsim_torch.rank_result import merged
-from zsim_torch.supervise.ranks import RankPool
 
 
 @pytest.fixture(scope="module")
-def pool(pool_of: SharedPools) -> RankPool:
-    return pool_of(RANKS)
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def right(pool: RankPool) -> Callable[[str], Trace]:
+def right(ranks: Ranks) -> Callable[[str], Trace]:
     """Return what is seen of a job without a fault, which runs once."""
-
-    @cache
-    def trace(name: str) -> Trace:
-        return merged(pool.run(traced, name, None))
-
-    return trace
-
-
-@pytest.fixture(scope="module")
-def pool_of_four(pool_of: SharedPools) -> RankPool:
-    return pool_of(4)
+    return cache(lambda name: witnessed(name, ranks))
 
 
 @pytest.mark.matrix(8)
-@pytest.mark.parametrize("name", [CALLS, *STRATEGIES, *ON_HOST])
+@pytest.mark.parametrize("name", [CALLS, FOUR, *STRATEGIES, *ON_HOST])
 def test_a_run_without_a_fault_has_no_finding(right: Callable[[str], Trace], name: str) -> None:
     trace = right(name)
     assert refinement.examine(job(name).schedule, trace) == []
 
 
 @pytest.mark.matrix(8)
-@pytest.mark.parametrize("fault", [name for name, each in FAULTS.items() if each.job != FOUR])
-def test_a_planted_fault_is_found_by_witnesses_alone(pool: RankPool, fault: str) -> None:
-    schedule = job(FAULTS[fault].job).schedule
-    trace = merged(pool.run(traced, FAULTS[fault].job, fault))
-    assert any(FAULTS[fault].why in each.why for each in refinement.examine(schedule, trace))
-
-
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        (None, ""),
-        ("a_communicator_has_the_members_of_another", "had ranks (0, 2), the schedule says (0, 1)"),
-        ("messages_go_around_the_ring_the_other_way", "had other end 3, the schedule says 1"),
-        ("two_pairs_of_ranks_send_to_each_other", "had other end 0, the schedule says 2"),
-    ],
-)
-def test_wrong_members_and_wrong_ends_of_messages_are_named(
-    pool_of_four: RankPool, fault: str | None, why: str
-) -> None:
-    """Of as many members as there should be, each with the right operation."""
-    trace = merged(pool_of_four.run(traced, FOUR, fault))
-    found = refinement.examine(job(FOUR).schedule, trace)
-    assert [each for each in found if why in each.why] if fault else found == []
+@pytest.mark.parametrize("fault", WITNESSED_FAULTS, ids=str)
+def test_a_planted_fault_is_found_by_witnesses_alone(fault: ExecutorFault, ranks: Ranks) -> None:
+    run = RankRun(PLANTS[fault.id].run, ranks)
+    assert run.label.startswith(WITNESSED)
+    (mutant,) = fault.mutants(run.subject)
+    verdict = judge(fault, mutant, run)
+    assert verdict.outcome is Outcome.FOUND
+    assert verdict.is_named or not mutant.where
 
 
 def test_clocks_of_real_ranks_may_have_begun_at_any_moments(right: Callable[[str], Trace]) -> None:

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from edits.aims_of_updates import updates
-from edits.columns import model_of
 from emulated_strategies import EMULATED
 from emulated_strategies import strategy as emulating
 from exact_training import STEPS, trained
-from mutation import changed
+from faults.cases import model_of
+from faults.schedules import changed
+from faults.selections import updates
 
 from zsim.analysis.schedule_plan import plan
 from zsim.closed_form.states import persistent_bytes

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dropped_waits import WaitSite, waits_seen
+from faults.of_executor.dropped_waits import WaitSite, waits_seen
+from faults.of_executor.fsdp_waits import FOUND
 from fsdp_matrix import RUNS, WORLD, train
 from fsdp_order import issued
-from fsdp_waits import FOUND
 from lifted_fsdp import BothJobs, both_jobs
 
 from zsim.analysis.memory_footprint import footprint

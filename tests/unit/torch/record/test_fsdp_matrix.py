@@ -3,9 +3,13 @@
 from dataclasses import fields
 
 import pytest
-from dropped_waits import WaitSite, waits_seen
+from faults.fault import Fault
+from faults.judge import Outcome, judge
+from faults.of_executor.dropped_waits import WaitSite, waits_seen
+from faults.of_executor.fsdp_waits import FOUND, IMPLIED
+from faults.of_executor.recordings import FsdpRun as DroppedWaitRun
+from faults.of_executor.registry import WAITS_OF_FSDP2
 from fsdp_matrix import RUNS, VALUES, WORLD, FsdpRun, train
-from fsdp_waits import FOUND, IMPLIED
 
 from zsim_torch import recording
 
@@ -18,8 +22,6 @@ DRAWN = {
     "hsdp, prefetch, bf16",
 }
 """Runs of which each commit of the suite has one, beside those of values; the rest is long."""
-DRAWN_SITES = {"wait_stream(current_stream)", "grad_offload_event.synchronize()"}
-"""Ends of the lines whose waits the suite drops; those of the others are dropped under `long`."""
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -58,23 +60,12 @@ def test_every_wait_of_fsdp2_is_in_the_lists() -> None:
     assert seen == FOUND.keys() | IMPLIED.keys()
 
 
-@pytest.mark.matrix(3)
-@pytest.mark.parametrize(
-    ("site", "name"),
-    [
-        pytest.param(
-            site,
-            name,
-            id=" ".join(site),
-            marks=() if site.source.endswith(tuple(DRAWN_SITES)) else pytest.mark.long,
-        )
-        for site, name in FOUND.items()
-    ],
-)
-def test_a_wait_of_fsdp2_that_is_dropped_is_missed(site: WaitSite, name: str) -> None:
-    with recording(world=WORLD) as tape, waits_seen(lambda each: each == site):
-        train(RUNS[name])
-    assert tape.findings
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("fault", WAITS_OF_FSDP2, ids=str)
+def test_a_wait_of_fsdp2_that_is_dropped_is_missed(fault: Fault[str, WaitSite]) -> None:
+    (run,) = (DroppedWaitRun(name) for name in set(FOUND.values()) if fault.applies(name))
+    (mutant,) = fault.mutants(run.subject)
+    assert judge(fault, mutant, run).outcome is Outcome.FOUND
 
 
 @pytest.mark.parametrize("name", ["fsdp", "hsdp, bf16"])

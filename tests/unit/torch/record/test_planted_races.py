@@ -1,29 +1,26 @@
 """Bugs of released runtimes are found, and the same code mended has no finding."""
 
 import pytest
-import torch.distributed as dist
-from planted_races import PLANTED, Planted
+from faults.fault import Fault
+from faults.judge import Outcome, judge
+from faults.of_executor.recordings import BugRun
+from faults.of_executor.registry import RUNTIMES
+from faults.of_executor.runtimes import Bug
 
-from zsim_torch import recording
+RUN = BugRun("a pretended device")
 
 
 def test_there_are_twenty() -> None:
-    assert len(PLANTED) >= 20
+    assert len(RUNTIMES) >= 20
 
 
-@pytest.mark.parametrize(("kind", "bug"), PLANTED.values(), ids=PLANTED.keys())
+@pytest.mark.parametrize("fault", RUNTIMES, ids=str)
 def test_a_planted_bug_is_found_once_and_its_mended_version_is_clean(
-    kind: str, bug: Planted
+    fault: Fault[str, Bug],
 ) -> None:
-    with recording(world=8) as tape:
-        dist.init_process_group("nccl")
-        bug(False)
-    assert [hazard.kind.value for hazard in tape.findings] == [kind]
-    (hazard,) = tape.findings
-    for access in (hazard.earlier, hazard.later):
-        assert access.stack is not None
-        assert bug.__name__ in {frame.function for frame in access.stack.frames}
-    with recording(world=8) as tape:
-        dist.init_process_group("nccl")
-        bug(True)
-    assert tape.findings == []
+    (mutant,) = fault.mutants(RUN.subject)
+    verdict = judge(fault, mutant, RUN)
+    assert verdict.outcome is Outcome.FOUND
+    assert verdict.is_named
+    assert [len(each) for each in RUN.findings(mutant.made).values()] == [1]
+    assert RUN.findings(mutant.made, mended=True) == {}

@@ -1,0 +1,1 @@
+"""Faults of the executor and of runtimes, by what they change."""

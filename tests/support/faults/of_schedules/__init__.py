@@ -1,0 +1,1 @@
+"""Operators on schedules, by what they change."""
