@@ -64,6 +64,7 @@ class BestResult(BestPages, AnswerInFacts):
         tables: of a scenario, without a setting.
         sequences: of a step; each has `sequence_length` tokens.
         gpu: name of the GPU.
+        power_w: what one draws at most, where its file says so; else as of one that ships.
         tokens: of the training; None where nobody says.
         price: of a GPU.
         bounded_s: no setting that may fit takes less for a step.
@@ -87,6 +88,7 @@ class BestResult(BestPages, AnswerInFacts):
     gpu: str
     tokens: int | None = None
     price: Price | None = None
+    power_w: int | None = None
     bounded_s: float = 0.0
     by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
     wall_time_s: float = 0.0
@@ -213,7 +215,7 @@ class BestResult(BestPages, AnswerInFacts):
             seconds=steps * setting.outcome.step_time_s,
             gpus=setting.gpus,
             price=self.price,
-            gpu_power_w=gpu_power_w(self.gpu),
+            gpu_power_w=self.power_w or gpu_power_w(self.gpu),
         )
 
     def mfu(self, setting: TriedSetting, *, causal: bool = False) -> float:
