@@ -84,9 +84,7 @@ def test_every_gpu_that_ships_is_plausible(name: str) -> None:
             assert rate.peak <= 2.01 * half  # dense: with sparsity it would be four times
     assert 300 * GB <= gpu.memory_bytes_per_s <= 10_000 * GB
     assert 16 * GB <= gpu.memory_bytes <= 512 * GB
-    assert (
-        5 <= gpu.memory_bytes_per_s / gpu.memory_bytes <= 60
-    )  # times that all of it is read in 1 s
+    assert 5 <= gpu.memory_bytes_per_s / gpu.memory_bytes <= 60  # all of it, times a second
     assert 0 < gpu.usable_bytes(2) < 1.1 * gpu.memory_bytes
     assert gpu_power_w(gpu.name) is not None
 
@@ -239,8 +237,8 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "no link to the others": (
         "switch",
         None,
-        "wrong: switch: missing; give [switch] with bandwidth_per_direction, or the GPU's link, the "
-        "bandwidth of its links to other GPUs",
+        "wrong: switch: missing; give [switch] with bandwidth_per_direction, or the GPU's link, "
+        "the bandwidth of its links to other GPUs",
     ),
     "a mesh over PCIe": (
         "node",

@@ -36,7 +36,7 @@ BY_HAND = "write this node as TOML (zsim show node --template)"
 SWITCH_CLASS = "0x068000"
 
 BRIDGES = (
-    "links between some GPUs alone (bridges) are left out: a ring over all GPUs is limited by PCIe; "
+    "links between some GPUs alone (bridges) are left out: a ring over all is limited by PCIe; "
     "groups of bridged GPUs are faster than said here"
 )
 PARTIAL_MESH = (

@@ -34,10 +34,10 @@ PCIE_CODE = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 12
 """Share of the bits that carry data, by GT/s. PCI-SIG, PCI Express base specification 5.0."""
 
 PCIE_SHARE = 12 / 15.75
-"""What GPUs reach of a slot to each other: NCCL's own model, src/graph/topo.h at 069a3d4, PCI_BW, 12
-GB/s of PCIe 3 with 16 lanes, and in proportion of later ones."""
+"""What GPUs reach of a slot to each other: NCCL's own model, src/graph/topo.h at 069a3d4, PCI_BW,
+12 GB/s of PCIe 3 with 16 lanes, and in proportion of later ones."""
 
-BETWEEN_CPUS = "NCCL's own model of links between CPUs, src/graph/topo.h and topo.cc at 069a3d4"
+BETWEEN_CPUS = "NCCL's own model of links between CPUs, src/graph/topo.h at 069a3d4"
 INTEL_GB_PER_S = ((0xCF, 40), (0x8F, 22), (0x55, 10), (0, 6))
 """By the model of family 6, from this one on: Emerald and Sapphire Rapids, Skylake, Broadwell."""
 NEWER_THAN_THEIR_NUMBER = (0xAD, 0xAE, 0xAF)
