@@ -81,7 +81,7 @@ def test_every_gpu_that_ships_is_plausible(name: str) -> None:
         assert 0 < rate.elementwise <= rate.peak
         if rate.dtype is DType.FP8:
             assert rate.peak >= half
-            assert rate.peak <= 2.01 * half  # dense: with sparsity it would be four times
+            assert rate.peak <= 2.05 * half  # dense: with sparsity it would be four times
     assert 300 * GB <= gpu.memory_bytes_per_s <= 10_000 * GB
     assert 16 * GB <= gpu.memory_bytes <= 512 * GB
     assert 5 <= gpu.memory_bytes_per_s / gpu.memory_bytes <= 60  # all of it, times a second

@@ -71,8 +71,9 @@ def test_a_file_stands_wherever_the_name_of_a_gpu_does(mine: Path) -> None:
         "fabric": "rail_optimized",
         "gpu": str(mine),
     }
-    asked = question_of("llama2-7b", "8xmi300x", [f"cluster.gpu={mine}"], tokens=10**9)
+    asked = question_of("gpt2", "8xmi300x", [f"cluster.gpu={mine}", "model.sequence_length=1024"])
     assert asked.fleet.cluster.gpu.name == "Mine"
+    assert asked.power_w == 700
     with pytest.raises(MistakeError, match="must be at most 8, or a multiple of it"):
         gpu_fleet(f"12x{mine}")
 
