@@ -235,7 +235,7 @@ def find(part: Part, name: str) -> dict[str, Any]:
     if name in _topologies(part):
         return _toml(name, part_text(part, name))
     match Path(name).suffix, part:
-        case ".toml", Part.NODE:
+        case ".toml", Part.SYSTEM | Part.NODE:
             table = _toml(name, _file_text(name))
             return node_of_gpu(name, table) if is_gpu(table) else table
         case ".toml", _:

@@ -41,7 +41,7 @@ def test_the_template_of_a_gpu_is_six_numbers(mine: Path) -> None:
 
 
 def test_what_a_data_sheet_lacks_follows_from_rules_that_are_told(mine: Path) -> None:
-    cluster = topology(str(mine), "single_switch", 1)
+    cluster = topology(str(mine), None, 1)
     gpu, cited = cluster.gpu, dict(cluster.cites)
     assert gpu.rate(DType.BF16).matmul == pytest.approx(0.75 * 989 * TERA)
     assert gpu.rate(DType.FP16).matmul == gpu.rate(DType.BF16).matmul
@@ -181,12 +181,13 @@ def test_show_prints_templates_and_parts_by_kind(capsys: pytest.CaptureFixture[s
     for words, text in shown.items():
         assert answer(["show", *words]) == 0
         assert capsys.readouterr().out == text
-    for words, why in (
-        (["fabric", "--template"], "zsim: --template: 'fabric' must be one of gpu, node"),
-        (["gpu", "mi300x_192gb", "--template"], "zsim: --template: 'mi300x_192gb': cannot be"),
-        (["gpus", "l4_24gb"], "zsim: name: 'gpus' must be one of topology, node, fabric, gpu"),
-    ):
-        assert answer(["show", *words]) != 0
+    refused: tuple[tuple[tuple[str, ...], str], ...] = (
+        (("fabric", "--template"), "zsim: --template: 'fabric' must be one of gpu, node"),
+        (("gpu", "mi300x_192gb", "--template"), "zsim: --template: 'mi300x_192gb': cannot be"),
+        (("gpus", "l4_24gb"), "zsim: name: 'gpus' must be one of topology, node, fabric, gpu"),
+    )
+    for wrong, why in refused:
+        assert answer(["show", *wrong]) != 0
         assert capsys.readouterr().err.startswith(why)
     with pytest.raises(MistakeError, match="did you mean mi300x_192gb"):
         part_of_kind("gpu", "mi300x")

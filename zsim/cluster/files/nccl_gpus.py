@@ -65,7 +65,7 @@ class DumpedGpu:
         return sum(count for _, count in self.to_gpus)
 
 
-class Joined(StrEnum):
+class JoinedBy(StrEnum):
     """How the GPUs of a node reach each other."""
 
     SWITCH = "NVSwitch"
@@ -77,7 +77,7 @@ class Joined(StrEnum):
 class Joints:
     """How all GPUs are joined: links of each, GB/s of one, and what the description leaves out."""
 
-    how: Joined
+    how: JoinedBy
     links: int = 0
     per_link: float = 0.0
     left_out: str = ""
@@ -142,7 +142,7 @@ def joints_of(gpus: Sequence[DumpedGpu]) -> Joints:
         if len(counts) > 1:
             told = " and ".join(map(str, sorted(counts)))
             raise TopologyError(f"GPUs must be alike: nvlinks is {told}; {BY_HAND}")
-        return Joints(how=Joined.SWITCH, links=counts.pop(), per_link=_per_link(gpus[0]))
+        return Joints(how=JoinedBy.SWITCH, links=counts.pop(), per_link=_per_link(gpus[0]))
     peers = {
         gpu.bus: Counter(
             {
@@ -154,17 +154,17 @@ def joints_of(gpus: Sequence[DumpedGpu]) -> Joints:
         for gpu in gpus
     }
     if not any(peers.values()):
-        return Joints(how=Joined.PCIE)
+        return Joints(how=JoinedBy.PCIE)
     if not _are_joined(peers):
         return Joints(
-            how=Joined.PCIE,
+            how=JoinedBy.PCIE,
             left_out=BRIDGES,
         )
     least = min(each.total() for each in peers.values())
     alike = {count for each in peers.values() for count in each.values()}
     is_full = len(alike) == 1 and all(len(each) == len(gpus) - 1 for each in peers.values())
     return Joints(
-        how=Joined.MESH,
+        how=JoinedBy.MESH,
         links=least,
         per_link=_per_link(gpus[0]),
         left_out="" if is_full else PARTIAL_MESH,

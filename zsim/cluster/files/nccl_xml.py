@@ -22,7 +22,7 @@ from zsim.bounded_text import bounded_xml
 from zsim.cluster.files.nccl_gpus import (
     DIGITS_MAX,
     DumpedGpu,
-    Joined,
+    JoinedBy,
     Joints,
     dumped_gpus,
     joints_of,
@@ -89,9 +89,9 @@ def _node(name: str, root: Element, gpu_by_device: Callable[[str], str | None]) 
     if joints.left_out:
         notes.append(joints.left_out)
     node: dict[str, Any] = {"gpus": len(gpus), "nics": count, "source": "; ".join([name, *notes])}
-    if joints.how is Joined.MESH:
+    if joints.how is JoinedBy.MESH:
         node |= {"nvswitch": False, "nvswitch_source": name}
-    elif joints.how is Joined.PCIE:
+    elif joints.how is JoinedBy.PCIE:
         node |= {"pcie_only": True, "pcie_only_source": name}
     elif hosts > 1:
         node |= {"nodes_per_domain": hosts, "nodes_per_domain_source": name}
@@ -134,7 +134,7 @@ def _first_host(root: Element) -> tuple[list[Element], int]:
 
 def _switch(name: str, joints: Joints, gpus: Sequence[DumpedGpu]) -> dict[str, Any] | None:
     """Return the links of a GPU to the others; None of a PCIe slot of which no speed is given."""
-    if joints.how is Joined.PCIE:
+    if joints.how is JoinedBy.PCIE:
         slot = _slot_gb_per_s(gpus[0])
         if slot is None:
             return None
@@ -195,7 +195,7 @@ def _boards(
 ) -> dict[str, Any] | None:
     """Return the link between two CPUs, each with half of the GPUs that meet over PCIe."""
     sides = Counter(gpu.cpu for gpu in gpus)
-    if joints.how is not Joined.PCIE or len(sides) != 2 or len(set(sides.values())) > 1:
+    if joints.how is not JoinedBy.PCIE or len(sides) != 2 or len(set(sides.values())) > 1:
         return None
     bandwidth = _between_cpus(cpus[gpus[0].cpu])
     if bandwidth is None:

@@ -53,12 +53,6 @@ LATENCY_RULE: Final = (
 )
 
 
-class _SwitchTable(LinkTable):
-    """`[switch]`: all links of a GPU to the others of its node."""
-
-    latency: Time | None = None
-
-
 class _NicTable(LinkTable):
     """`[nic]`."""
 
@@ -85,7 +79,7 @@ class NodeFile(Plain):
     words: tuple[str, ...] = ()
     node: _CountsTable
     gpu: GpuTable
-    switch: _SwitchTable | None = None
+    switch: LinkTable | None = None
     nic: _NicTable
     pcie: PcieTable | None = None
     boards: LinkTable | None = None
@@ -100,11 +94,13 @@ class NodeFile(Plain):
         if self.switch is None:
             found = self.gpu.pcie if self.node.pcie_only else self.gpu.link
             return None if found is None else Link(bytes_per_s=found, latency_ps=latency_ps)
-        said = self.switch.latency
-        return Link(
-            bytes_per_s=self.switch.bandwidth_per_direction,
-            latency_ps=latency_ps if said is None else said,
-        )
+        if self._says_switch_latency:
+            return self.switch.link()
+        return replace(self.switch.link(), latency_ps=latency_ps)
+
+    @property
+    def _says_switch_latency(self) -> bool:
+        return self.switch is not None and "latency" in self.switch.model_fields_set
 
     def pcie_link(self) -> Link | None:
         """Return a GPU's PCIe link; without a switch bytes leave by the slot that the GPU has."""
@@ -120,7 +116,7 @@ class NodeFile(Plain):
             yield "switch", f"{self.gpu.name}, its {'pcie' if self.node.pcie_only else 'link'}"
         if self.pcie is None and self.pcie_link() is not None:
             yield "pcie", f"{self.gpu.name}, its pcie"
-        if self.switch is None or self.switch.latency is None:
+        if not self._says_switch_latency:
             yield "switch.latency", LATENCY_RULE
         if "latency" not in self.nic.model_fields_set:
             yield "nic.latency", LATENCY_RULE
