@@ -21,7 +21,7 @@ FABRIC: Final = "rail_optimized"
 SWITCH: Final = "single_switch"
 """The fabric of nodes that do not go with rails: fewer NICs than GPUs."""
 
-ASKED = re.compile(r"(?:([0-9]+)\s*[xX]\s*)?(\S(?:.*\S)?)", re.ASCII)
+ASKED = re.compile(r"(?:([0-9]+)\s*[xX]\s*)?(\S+|\S.*\.(?:toml|xml))", re.ASCII | re.IGNORECASE)
 
 FILES: Final = (".toml", ".xml")
 """Ends of the names of files that describe a GPU or a node."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim_topologies
+from zsim.api.topology_result import read_topology
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fabric_kind import EXPLICIT
 from zsim.cluster.files import Part, TopologyError, cluster_of
@@ -198,8 +199,8 @@ def test_a_gpu_that_does_not_ship_is_named_beside_the_dump(tmp_path: Path) -> No
         f"PCI device 0x9999 of {tmp_path}/dump.xml: no GPU that ships; name one with cluster.gpu, "
         "or a file (zsim show gpu --template)"
     )
-    named = topology(str(tmp_path / "dump.xml"), "single_switch", 1, "h100_sxm5_80gb")
-    assert named.gpu.name == "H100-SXM5-80GB"
+    named = read_topology(str(tmp_path / "dump.xml"), changes={"cluster.gpu": "h100_sxm5_80gb"})
+    assert named.cluster.gpu.name == "H100-SXM5-80GB"
 
 
 ALL_TO_ALL = {(one, other): 2 for one in range(4) for other in range(4) if one != other}
