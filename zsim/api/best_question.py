@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final, TypedDict, Unpack
 
-from zsim.api.gpu_fleet import GpuFleet, gpu_fleet, gpu_power_w
+from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.scenario import Changed, as_settings
 from zsim.api.setting_trial import NAME
 from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
@@ -18,7 +18,7 @@ from zsim.planner.fleet import Fleet
 from zsim.planner.space import RuntimeSpace, SettingSpace, powers
 from zsim.runtimes.registry import runtimes
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
-from zsim.scenario.toml import with_settings
+from zsim.scenario.toml import setting_value, with_settings
 from zsim.study.axis import changed, flat
 from zsim.study.file import StudyError
 from zsim.suggestion import one_of
@@ -187,7 +187,7 @@ def question_of(
     for name in among:
         if name not in runtimes():
             raise MistakeError(f"--runtime: {one_of(name, tuple(runtimes()))}")
-    fleet = gpu_fleet(gpus)
+    fleet = gpu_fleet(gpus, _gpu_of(as_settings(changes)))
     tables = _tables(model, fleet, as_settings(changes))
     given = flat(tables)
     for key, instead in FOLLOWS.items():
@@ -204,7 +204,7 @@ def question_of(
     known = price_of(fleet.cluster.gpu.name, options.get("price"), options.get("prices"))
     if objective == "cost" and known is None:
         raise MistakeError("--objective: cost needs --price or --prices")
-    power = gpu_power_w(fleet.cluster.gpu.name)
+    power = fleet.power_w
     if objective == "energy" and power is None:
         raise MistakeError(f"--objective: energy: no power of {fleet.cluster.gpu.name} is known")
     return Question(
@@ -229,6 +229,19 @@ SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro
 
 
 FABRIC_KEY: Final = "cluster.fabric"
+GPU_KEY: Final = "cluster.gpu"
+
+
+def _gpu_of(settings: Sequence[str]) -> str | None:
+    """Return the GPU that a setting names."""
+    found = None
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key.strip() == GPU_KEY:
+            with mistakes(ScenarioError):
+                said = setting_value(setting, value.strip())
+            found = said if isinstance(said, str) and said != "none" else None
+    return found
 
 
 def _fabrics(fleet: GpuFleet, names: Sequence[str], *, is_set: bool) -> tuple[str, ...]:

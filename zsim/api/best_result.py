@@ -13,7 +13,6 @@ from zsim.analysis.summary import utilization_text
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
 from zsim.api.best_report import BestPages, OrderedSettings
-from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.notebook import facts_html
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
@@ -63,7 +62,7 @@ class BestResult(BestPages, AnswerInFacts):
         is_stopped: whether it stopped for the processor time that it took.
         tables: of a scenario, without a setting.
         sequences: of a step; each has `sequence_length` tokens.
-        gpu: name of the GPU.
+        gpu, power_w: name of the GPU, and what one draws at most.
         tokens: of the training; None where nobody says.
         price: of a GPU.
         bounded_s: no setting that may fit takes less for a step.
@@ -87,6 +86,7 @@ class BestResult(BestPages, AnswerInFacts):
     gpu: str
     tokens: int | None = None
     price: Price | None = None
+    power_w: int | None = None
     bounded_s: float = 0.0
     by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
     wall_time_s: float = 0.0
@@ -213,7 +213,7 @@ class BestResult(BestPages, AnswerInFacts):
             seconds=steps * setting.outcome.step_time_s,
             gpus=setting.gpus,
             price=self.price,
-            gpu_power_w=gpu_power_w(self.gpu),
+            gpu_power_w=self.power_w,
         )
 
     def mfu(self, setting: TriedSetting, *, causal: bool = False) -> float:

@@ -326,6 +326,7 @@ def _result(hunt: _Hunt) -> BestResult:
         gpu=question.fleet.cluster.gpu.name,
         tokens=question.tokens,
         price=question.price,
+        power_w=question.power_w,
         bounded_s=min((bound.step_time_s for bound in pool.bounds), default=0.0),
         by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
     )

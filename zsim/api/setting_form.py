@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from zsim.api.gpu_fleet import NODE_OF, GpuFleet, gpu_fleet
+from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.training_budget import tokens_of
 from zsim.cluster.files import Part
-from zsim.files.installed import model_catalogue, part_names
+from zsim.files.installed import model_catalogue, part_names, usual_nodes
 from zsim.mistake import MistakeError
 from zsim.planner.fleet import Changes
 from zsim.planner.space import SHARDS_ON_DRIVES, STATES_ON_DRIVES
@@ -84,8 +84,11 @@ def _models() -> OptionGroups:
 
 
 def _gpus() -> OptionGroups:
-    kinds = tuple((name, f"{name.upper()}, in {node}") for name, node in NODE_OF.items())
-    nodes = tuple((name, name) for name in part_names(Part.NODE) if name not in NODE_OF.values())
+    gpus = part_names(Part.GPU)
+    usual = {word: nodes for word, nodes in usual_nodes().items() if word not in gpus}
+    kinds = tuple((word, f"{word.upper()}, in {nodes[0]}") for word, nodes in usual.items())
+    named = {nodes[0] for nodes in usual.values()}
+    nodes = tuple((name, name) for name in part_names(Part.NODE) if name not in named)
     return (("GPU", kinds), ("GPUs of the node", nodes))
 
 
@@ -252,7 +255,7 @@ class ChosenSetting:
 
     def _fleet(self) -> GpuFleet:
         count, name = self._number("count"), self.values["gpu"]
-        if name in NODE_OF:
+        if name in usual_nodes():
             try:
                 return gpu_fleet(f"{count}x{name}")
             except MistakeError as mistake:

@@ -9,7 +9,8 @@ from zsim.api.answer import Answer
 from zsim.api.scenario import load
 from zsim.backend.backend import names as backend_names
 from zsim.cluster.files import Part
-from zsim.files.installed import model_catalogue, part_names, scenarios, studies
+from zsim.cluster.files.template import TEMPLATES
+from zsim.files.installed import model_catalogue, part_names, part_text, scenarios, studies
 from zsim.files.source import shipped_names, shipped_text
 from zsim.mistake import MistakeError
 from zsim.suggestion import one_of
@@ -21,10 +22,12 @@ __all__ = [
     "installed",
     "installed_kinds",
     "model_names",
+    "part_of_kind",
     "scenario_names",
     "shipped_names",
     "shipped_text",
     "study_names",
+    "template_text",
     "topology_names",
 ]
 
@@ -118,3 +121,30 @@ def fabric_names() -> list[str]:
 def topology_names() -> list[str]:
     """Return the names of the systems and nodes that ship."""
     return [*part_names(Part.SYSTEM), *part_names(Part.NODE)]
+
+
+def part_of_kind(kind: str, name: str) -> str:
+    """Return the TOML of a system, node, fabric or GPU that ships, of the kind that is said.
+
+    Raises:
+        MistakeError: there is no such kind, or none of that name.
+    """
+    kinds = [str(part) for part in Part]
+    if kind not in kinds:
+        raise MistakeError(f"name: {one_of(kind, kinds)}, since another name follows")
+    if name not in part_names(Part(kind)):
+        raise MistakeError(f"{kind}: {one_of(name, part_names(Part(kind)))}")
+    return part_text(Part(kind), name)
+
+
+def template_text(kind: str, name: str | None = None) -> str:
+    """Return a file of a GPU or a node to fill in.
+
+    Raises:
+        MistakeError: there is none of that kind, or a name stands beside it.
+    """
+    if name is not None:
+        raise MistakeError(f"--template: {name!r}: cannot be combined with a name; remove it")
+    if kind not in TEMPLATES:
+        raise MistakeError(f"--template: {one_of(kind, tuple(TEMPLATES))}")
+    return TEMPLATES[kind]

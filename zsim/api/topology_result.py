@@ -123,7 +123,7 @@ def read_topology(
     settings = as_settings(changes)
     with mistakes(TopologyError, ClusterError, ScenarioError):
         table = _changed(settings)
-        cluster = topology(name, fabric, table.nodes or nodes)
+        cluster = topology(name, fabric, table.nodes or nodes, table.gpu)
         changed = with_overrides(ClusterTable().model_copy(update=dict(table)), cluster)
     cluster = replace(changed, name=title_of(cluster.name, {}, settings))
     return TopologyResult(title=cluster.name, cluster=cluster, cuts=cuts(cluster))
@@ -133,6 +133,7 @@ class _ClusterSettings(Table):
     """Keys of a topology that `--set` changes, as in a scenario."""
 
     nodes: Count | None = None
+    gpu: str | None = None
     gpu_memory: Size | None = None
     nics_per_node: Repeat | None = None
     drives: Repeat | None = None

@@ -35,7 +35,7 @@ Model = Annotated[
 Gpus = Annotated[
     str,
     typer.Option(
-        metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 4x4090.", show_default=False
+        metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 8xmine.toml.", show_default=False
     ),
 ]
 Within = Annotated[

@@ -243,6 +243,8 @@ class Cluster:
         network: fitted constants of collectives; without them, rings at the speed of links.
         has_switch: whether the GPUs of a node meet on a switch. Where they do not, each two have an
             equal part of their links to each other, and `switch_link` is all of a GPU's together.
+        over_pcie: whether GPUs of a node reach each other over PCIe alone, of which `switch_link`
+            is a slot: nothing is reduced on the way.
     """
 
     name: str
@@ -264,6 +266,7 @@ class Cluster:
     board_link: Link | None = None
     network: NetworkProfile | None = None
     has_switch: bool = True
+    over_pcie: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -284,6 +287,8 @@ class Cluster:
         self._refuse_fast_copies()
         if not self.has_switch and (self.pcie_link is None or self.nodes_per_domain > 1):
             raise ClusterError("nvswitch: false needs [pcie], by which bytes leave, and one node")
+        if self.over_pcie and (not self.has_switch or self.nodes_per_domain > 1):
+            raise ClusterError("pcie_only: true goes without nvswitch = false, and with one node")
         if self.board_link is not None and (self.gpus_per_node % 2 or self.nodes_per_domain > 1):
             raise ClusterError("board_link: two boards need an even number of GPUs and one node")
         for tier in self.fabric.tiers:

@@ -12,15 +12,21 @@ SOFTWARE_WORDS = ("timed",)
 """Parts of profile names that name software or a measurement; years count too."""
 
 
+CARD_WORDS = frozenset(("pcie", "nvl"))
+"""Parts of GPU names that name a card: its clocks, memory and links are not those of the module."""
+
+
 def is_for(profile: str, gpu: str) -> bool:
     """Return True if the constants called `profile` are of the GPU called `gpu`.
 
     Its name has all parts of theirs: h100_hbm2e is for H100-SXM5-96GB-HBM2e; h100/aws_p5 names a
-    system after the GPU.
+    system after the GPU. Constants of a module are not for a card: h100 is not for H100-PCIe-80GB.
     """
     there = set(re.split(r"[^a-z0-9]+", gpu.lower()))
     kind, _, _ = profile.lower().partition("/")
     parts = kind.split("_")
+    if not CARD_WORDS & there <= set(parts):
+        return False
     return all(part in there or part.isdigit() or part in SOFTWARE_WORDS for part in parts)
 
 

@@ -15,8 +15,9 @@ from zsim.bounded_text import bounded_toml
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
-from zsim.cluster.files.nccl_xml import node_from_nccl
-from zsim.cluster.foreign_profile import foreign_profiles
+from zsim.cluster.files.lone_gpu import is_gpu, node_of_gpu
+from zsim.cluster.files.nccl_xml import UNKNOWN_DEVICE, node_from_nccl
+from zsim.cluster.foreign_profile import foreign_profiles, is_for
 from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
@@ -199,12 +200,17 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
         return ()
     parts = cluster.gpu.name.lower().split("-")
     foreign = foreign_profiles(cluster)
+    of_links = {} if cluster.over_pcie else network_profiles()  # they are shares of NVLink
     found: list[str] = []
     for field, given, names in (
         ("compute", cluster.gpu.kernels, fitted_kernels()),
-        ("network", cluster.network, network_profiles()),
+        ("network", cluster.network, of_links),
     ):
-        fitting = [name for name in names if all(part in parts for part in name.split("_"))]
+        fitting = [
+            name
+            for name in names
+            if all(part in parts for part in name.split("_")) and is_for(name, cluster.gpu.name)
+        ]
         if fitting and (given is None or f"{field}.profile" in foreign):
             found.append(f"{field}.profile={max(fitting, key=len)}")
     return tuple(found)
@@ -229,27 +235,57 @@ def find(part: Part, name: str) -> dict[str, Any]:
     if name in _topologies(part):
         return _toml(name, part_text(part, name))
     match Path(name).suffix, part:
+        case ".toml", Part.SYSTEM | Part.NODE:
+            table = _toml(name, _file_text(name))
+            return node_of_gpu(name, table) if is_gpu(table) else table
         case ".toml", _:
             return _toml(name, _file_text(name))
         case ".xml", Part.NODE:
             return node_from_nccl(name, _file_text(name), _gpu_by_device)
         case ".csv", Part.FABRIC:
             return fabric_from_edges(name, _file_text(name))
+        case _ if part is Part.GPU and name.startswith(UNKNOWN_DEVICE):
+            why = (
+                "no GPU that ships; name one with cluster.gpu, or a file (zsim show gpu --template)"
+            )
+            raise UnknownTopologyError(f"{name}: {why}", part)
         case _:
             raise UnknownTopologyError(one_of(name, part_names(part)), part)
 
 
-def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
+def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
     """Return so many nodes of the system `name`, or of the node `name` on `fabric`.
+
+    `gpu` names another GPU than that of the node.
 
     Raises:
         TopologyError: there is none, or it cannot be read; the message names those that ship.
         ClusterError: the parts do not fit each other.
     """
     if fabric is None:
-        return cluster_of(name, find(Part.SYSTEM, name), nodes, find)
+        return cluster_of(name, find(Part.SYSTEM, name), nodes, find, gpu=gpu)
     full_name = f"{name} on {fabric}"
-    return cluster_of(full_name, {"node": name, "fabric": fabric}, nodes, find)
+    return cluster_of(full_name, {"node": name, "fabric": fabric}, nodes, find, gpu=gpu)
+
+
+@cache
+def usual_nodes() -> dict[str, tuple[str, ...]]:
+    """Return the nodes that a word for a GPU stands for, those with fewer GPUs first.
+
+    Words are those of the nodes' files, and the names of GPUs.
+    """
+    tables = {name: find(Part.NODE, name) for name in part_names(Part.NODE)}
+    sizes = {name: (table["node"]["gpus"], name) for name, table in tables.items()}
+    words: dict[str, list[str]] = {}
+    for name, table in sorted(tables.items(), key=lambda each: sizes[each[0]]):
+        for word in table.get("words", ()):
+            words.setdefault(word, []).append(name)
+    named = {table["gpu"] for table in tables.values() if isinstance(table["gpu"], str)}
+    for gpu in sorted(named):
+        usual = [each for each in words.values() if tables[each[0]]["gpu"] == gpu]
+        holding = [name for name, table in tables.items() if table["gpu"] == gpu]
+        words.setdefault(gpu, usual[0] if usual else sorted(holding, key=lambda each: sizes[each]))
+    return {word: tuple(words[word]) for word in sorted(words)}
 
 
 def _file_text(name: str) -> str:

@@ -13,7 +13,7 @@ from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.installed_algorithms import algorithms, check
-from zsim.network.algorithm.nvls import NVLS
+from zsim.network.algorithm.nvls import NVLS, Nvls
 from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import CollectiveOperation
 from zsim.suggestion import one_of
@@ -124,9 +124,13 @@ class LinkLoads:
     def _network(self) -> NetworkProfile | None:
         """Return the constants; without a switch nothing is reduced in one."""
         network = self.cluster.network
-        if network is None or self.cluster.has_switch or NVLS.name not in network.numbers:
+        if network is None or self._switch_reduces or NVLS.name not in network.numbers:
             return network
         return network.changed(**{NVLS.name: 0.0})
+
+    @property
+    def _switch_reduces(self) -> bool:
+        return self.cluster.has_switch and not self.cluster.over_pcie
 
     def _wait_ps(self, operation: CollectiveOperation, shape: GroupShape) -> int:
         if operation.group != TENSOR or shape.nodes == 1:
@@ -147,8 +151,9 @@ class LinkLoads:
             far_ps=self.ways.far_ps,
             chunks=self.decision.chunks,
         )
-        if self.decision.algorithm is not None:
-            found = algorithms()[self.decision.algorithm].activity(request, network)
+        forced = self.decision.algorithm
+        if forced is not None and (forced != Nvls.name or self._switch_reduces):
+            found = algorithms()[forced].activity(request, network)
             if found is not None:
                 return found
         if network is None:

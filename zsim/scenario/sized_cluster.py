@@ -10,8 +10,11 @@ from zsim.cluster.files import TopologyError, UnknownTopologyError
 from zsim.scenario.missing_keys import need_cluster_keys
 from zsim.scenario.tables import ClusterTable, ParallelTable, Scenario, ScenarioError
 
-Topology = Callable[[str, str | None, int], Cluster]
-"""The cluster of a topology by name, or of a node on a fabric, with so many nodes."""
+Topology = Callable[[str, str | None, int, str | None], Cluster]
+"""The cluster of a topology by name, or of a node on a fabric, with so many nodes.
+
+The last argument names another GPU than that of the node.
+"""
 
 
 def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
@@ -137,7 +140,7 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
         missing, other = ("node", "fabric") if node is None else ("fabric", "node")
         raise ScenarioError(f"cluster.{missing}: missing beside {other}")
     try:
-        return topology(name, fabric, nodes)
+        return topology(name, fabric, nodes, table.gpu)
     except UnknownTopologyError as error:
         raise ScenarioError(f"cluster.{error.part}: {error}") from None
     except (TopologyError, ClusterError) as error:

@@ -109,7 +109,8 @@ class ModelTable(Table):
 class ClusterTable(Table):
     """`[cluster]`: a topology by name, or a node and a fabric, and how many nodes.
 
-    Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory`, `nics_per_node`,
+    Without `nodes` there are as many as `[parallel]` asks for. `gpu` names another GPU than that of
+    the node, whose links stay. `gpu_memory`, `nics_per_node`,
     `host_memory` and `drives` (of a node) and `oversubscription` (of the leaves) replace what the
     topology says; without `nvlink` GPUs of a node meet over their PCIe slots. `allocator` is how
     device memory is handed out.
@@ -119,6 +120,7 @@ class ClusterTable(Table):
     node: str | None = None
     fabric: str | None = None
     nodes: Count | None = None
+    gpu: str | None = None
     gpu_memory: Size | None = None
     allocator: Discipline = Discipline.CACHING
     nics_per_node: Repeat | None = None

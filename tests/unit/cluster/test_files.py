@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 import zsim_topologies
+from zsim.api.gpu_fleet import gpu_power_w
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.fabric_kind import RAIL_OPTIMIZED
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
+from zsim.cluster.files.gpu import GpuTable
+from zsim.cluster.foreign_profile import is_for
 from zsim.dtype import DType
 
+GB = 10**9
 NODES, FABRICS = zsim_topologies.names(Part.NODE), zsim_topologies.names(Part.FABRIC)
 
 
@@ -54,6 +58,49 @@ def test_every_node_goes_on_every_fabric_and_every_table_cites(node: str, fabric
     assert all(cited.values())
 
 
+@pytest.mark.parametrize("name", [*NODES, *zsim_topologies.names(Part.GPU)])
+def test_every_number_in_a_file_that_ships_has_a_source(name: str) -> None:
+    part = Part.NODE if name in NODES else Part.GPU
+    table = zsim_topologies.table(part, name)
+    tables = [each for each in table.values() if isinstance(each, dict)]
+    if part is Part.GPU:
+        tables = [table, *table["rates"].values()]
+    assert all(each.get("source") for each in tables)
+    own = {key.removesuffix("_source") for key in table if key.endswith("_source")}
+    assert own <= set(table)
+    if part is Part.GPU:
+        assert {"link", "pcie", "power", "pci_devices"} & set(table) <= own
+
+
+@pytest.mark.parametrize("name", zsim_topologies.names(Part.GPU))
+def test_every_gpu_that_ships_is_plausible(name: str) -> None:
+    gpu = GpuTable.model_validate(zsim_topologies.table(Part.GPU, name)).gpu()
+    half = max(rate.peak for rate in gpu.rates if rate.dtype in {DType.FP16, DType.BF16})
+    for rate in gpu.rates:
+        assert 0 < rate.matmul <= rate.peak
+        assert 0 < rate.elementwise <= rate.peak
+        if rate.dtype is DType.FP8:
+            assert rate.peak >= half
+            assert rate.peak <= 2.05 * half  # dense: with sparsity it would be four times
+    assert 300 * GB <= gpu.memory_bytes_per_s <= 10_000 * GB
+    assert 16 * GB <= gpu.memory_bytes <= 512 * GB
+    assert 5 <= gpu.memory_bytes_per_s / gpu.memory_bytes <= 60  # all of it, times a second
+    assert 0 < gpu.usable_bytes(2) < 1.1 * gpu.memory_bytes
+    assert gpu_power_w(gpu.name) is not None
+
+
+def test_gpus_that_nobody_timed_are_marked_so() -> None:
+    for name in zsim_topologies.names(Part.GPU):
+        table = zsim_topologies.table(Part.GPU, name)
+        is_timed = any(
+            is_for(kernels, table["name"]) for kernels in zsim_topologies.kernel_profiles()
+        )
+        if table.get("evidence") == "data sheet only":
+            assert not is_timed
+        else:
+            assert is_timed or name in {"gb200_186gb", "rtx_4090_24gb"}  # their rates were measured
+
+
 @pytest.mark.parametrize("node", NODES)
 def test_every_node_says_what_its_drives_write_or_that_nobody_knows(node: str) -> None:
     cluster = composed(node, "single_switch")
@@ -91,6 +138,11 @@ def test_the_zero_paper_s_cluster_is_what_the_paper_says() -> None:
         ("h800_roce", 8, 8, 200, 12.5),
         ("hgx_b200", 8, 8, 900, 50),
         ("gb200_nvl72", 4, 4, 900, 50),
+        ("gb300_nvl72", 4, 4, 900, 100),
+        ("hgx_b300", 8, 8, 900, 100),
+        ("hgx_h20", 8, 8, 450, 50),
+        ("azure_nd_mi300x_v5", 8, 8, 448, 50),
+        ("p3dn_24xlarge", 8, 1, 150, 12.5),
         ("p4d", 8, 4, 300, 12.5),
         ("p5", 8, 32, 450, 12.5),
         ("azure_nd_a100_v4", 8, 8, 300, 25),
@@ -181,7 +233,18 @@ WRONG: dict[str, tuple[str, object, str]] = {
         "3/2",
         "wrong: gpu V100-SXM3-32GB: collective_share 3/2 must be at least 0 and less than 1",
     ),
-    "no source": ("switch.source", None, "wrong: switch.source: missing"),
+    "no number": ("gpu.memory", None, "wrong: gpu.memory: missing"),
+    "no link to the others": (
+        "switch",
+        None,
+        "wrong: switch: missing; give [switch] with bandwidth_per_direction, or the GPU's link, "
+        "the bandwidth of its links to other GPUs",
+    ),
+    "a mesh over PCIe": (
+        "node",
+        {"gpus": 16, "nics": 8, "nvswitch": False, "pcie_only": True},
+        "wrong: pcie_only: true goes without nvswitch = false, and with one node",
+    ),
     "copies in one direction alone": (
         "pcie.copy_both_ways",
         None,

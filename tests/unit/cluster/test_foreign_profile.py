@@ -107,7 +107,9 @@ def test_every_profile_that_ships_is_for_one_kind_of_gpu() -> None:
 @pytest.mark.parametrize(
     ("profile", "gpu", "fits"),
     [
-        ("h100", "My H100 (PCIe)", True),
+        ("h100", "My H100 (SXM)", True),
+        ("h100", "My H100 (PCIe)", False),
+        ("a100", "A100-PCIe-80GB", False),
         ("h100_2026", "H100-SXM5-80GB", True),
         ("h100/aws_p5", "H100-SXM5-80GB", True),
         ("v100_timed", "V100-SXM3-32GB", True),

@@ -30,6 +30,12 @@ SWITCHED = Cluster(
     pcie_link=Link(bytes_per_s=63 * GB, latency_ps=0),
 )
 DIRECT = replace(SWITCHED, has_switch=False)
+OVER_PCIE = replace(
+    SWITCHED,
+    over_pcie=True,
+    switch_link=Link(bytes_per_s=48 * GB, latency_ps=0),
+    board_link=Link(bytes_per_s=10 * GB, latency_ps=0),
+)
 
 
 def step_s(schedule: Schedule, cluster: Cluster) -> float:
@@ -97,6 +103,30 @@ def test_nothing_is_reduced_in_a_switch_that_is_not_there() -> None:
     reducing = START.changed(nvls=1.0, nvls_choice=0.7)
     assert algorithm(replace(SWITCHED, network=reducing)) == "nvls"
     assert algorithm(replace(DIRECT, network=reducing)) == "ring"
+    assert algorithm(replace(OVER_PCIE, network=reducing)) == "ring"
+
+
+def test_an_algorithm_of_the_switch_cannot_be_forced_where_there_is_none() -> None:
+    shape, decision = GroupShape(ranks=4, nodes=1), Decision(algorithm="nvls")
+    for cluster in (DIRECT, OVER_PCIE):
+        forced, free = (
+            LinkLoads(cluster=cluster, decision=each, ways=Ways(near_ps=0, far_ps=0))
+            for each in (decision, Decision())
+        )
+        found = forced.activity(Collective.ALL_REDUCE, 2**30, shape)
+        assert found == free.activity(Collective.ALL_REDUCE, 2**30, shape)
+
+
+def test_over_pcie_a_pair_has_its_slots_and_all_share_what_joins_the_cpus() -> None:
+    pair, all_four = gathers("tensor", data=2, tensor=2), gathers("tensor", data=1, tensor=4)
+    assert step_s(pair, OVER_PCIE) == pytest.approx(step_s(pair, SWITCHED) * 450 / 48)
+    assert step_s(all_four, OVER_PCIE) == pytest.approx(step_s(all_four, SWITCHED) * 450 / 10)
+
+
+def test_pcie_alone_is_no_mesh_and_no_rack() -> None:
+    for changes in ({"has_switch": False}, {"nodes_per_domain": 2, "board_link": None}):
+        with pytest.raises(ClusterError, match="pcie_only: true goes without"):
+            replace(OVER_PCIE, **changes)
 
 
 def test_bytes_leave_such_a_node_by_pcie() -> None:

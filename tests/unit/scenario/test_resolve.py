@@ -65,7 +65,8 @@ BOX = Cluster(
 TREE = Fabric(kind=FAT_TREE, tiers=(Tier(name="leaf", nodes_below=4),))
 
 
-def boxes(name: str, fabric: str | None, nodes: int) -> Cluster:
+def boxes(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
+    assert gpu is None
     if fabric is None:
         if name != "boxes":
             raise UnknownTopologyError(f"{name!r} must be boxes")

@@ -32,8 +32,17 @@ def nothing_ships(part: Part, name: str) -> dict[str, Any]:
     raise UnknownTopologyError(f"{part}: {name!r} is not known here", part)
 
 
-def cluster_of(name: str, table: dict[str, Any], nodes: int, find: Find = nothing_ships) -> Cluster:
+def cluster_of(
+    name: str,
+    table: dict[str, Any],
+    nodes: int,
+    find: Find = nothing_ships,
+    *,
+    gpu: str | None = None,
+) -> Cluster:
     """`nodes` of the system that `table`, read from TOML, describes; `find` looks up its parts.
+
+    `gpu` names another GPU than that of the node.
 
     Raises:
         TopologyError: a key is unknown, missing or has a wrong value; one line.
@@ -46,6 +55,8 @@ def cluster_of(name: str, table: dict[str, Any], nodes: int, find: Find = nothin
         if extra:
             raise TopologyError(f"{name}: {extra[0]}: unknown key beside the name of a node")
         rest = dict(find(Part.NODE, rest["node"]))
+    if gpu is not None:
+        rest["gpu"] = gpu
     if isinstance(rest.get("gpu"), str):
         rest["gpu"] = find(Part.GPU, rest["gpu"])
     node = node_of(name, rest)

@@ -36,7 +36,7 @@ Share = Annotated[Fraction, BeforeValidator(parse_ratio), Field(le=1)]
 class PcieTable(LinkTable):
     """`[pcie]`: from a GPU to the PCIe switch that it shares with its NIC, and on to the CPUs."""
 
-    gpus_per_switch: Count
+    gpus_per_switch: Count = 1
     gpus_per_switch_source: str | None = None
     gpus_per_root_port: Count | None = None
     gpus_per_root_port_source: str | None = None
@@ -49,7 +49,7 @@ class PcieTable(LinkTable):
 
     @model_validator(mode="after")
     def _copies_are_whole(self) -> Self:
-        names = ("copy_to_gpu", "copy_from_gpu", "copy_both_ways", "copy_source")
+        names = ("copy_to_gpu", "copy_from_gpu", "copy_both_ways")
         missing = [name for name in names if getattr(self, name) is None]
         if len(missing) < len(names):
             refuse([refusal(name, None, "missing beside the other copies") for name in missing])
@@ -75,8 +75,8 @@ class CpuTable(FileTable):
     cores_per_socket: Count
     adam: Share
     elementwise: Share
-    adam_source: str
-    elementwise_source: str
+    adam_source: str | None = None
+    elementwise_source: str | None = None
 
     def cpu(self) -> Cpu:
         """Return the CPUs that the table describes."""

@@ -8,49 +8,54 @@
           </pci>
           <pci class="0x020000"><nic><net name="mlx5_0" speed="400000"/></nic></pci>
 
-The GPU's memory and rates are not in it: they are those of the GPU that ships under the same PCI
-device. Latencies are not either: they are those of the nodes that ship.
+RCCL writes the same with <xgmi> for <nvlink>. The GPU's memory and rates are not in it: they are
+those of the GPU that ships under the same PCI device, or of another that is named. Latencies are
+not either: they are those of the nodes that ship.
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
 from zsim.bounded_text import bounded_xml
+from zsim.cluster.files.nccl_gpus import (
+    DIGITS_MAX,
+    DumpedGpu,
+    JoinedBy,
+    Joints,
+    dumped_gpus,
+    joints_of,
+    whole,
+)
 from zsim.cluster.files.table import TopologyError
-
-NVLINK_GB_PER_S = {"70": 25, "80": 25, "90": 25, "100": 50, "103": 50}
-"""Per link and direction, by the GPU's compute capability. NVIDIA, datasheets: V100 6 links and
-300 GB/s both ways, A100 12 and 600, H100 18 and 900, B200 and GB300 18 and 1.8 TB/s."""
 
 PCIE_CODE = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130}
 """Share of the bits that carry data, by GT/s. PCI-SIG, PCI Express base specification 5.0."""
 
-DIGITS_MAX = 9
-"""Digits of a number in the XML: no node has more links, lanes or Mb/s."""
+PCIE_SHARE = 12 / 15.75
+"""What GPUs reach of a slot to each other: NCCL's own model, src/graph/topo.h at 069a3d4, PCI_BW,
+12 GB/s of PCIe 3 with 16 lanes, and in proportion of later ones."""
 
-BY_HAND = "write this node as TOML"
-"""Advice for a node whose dump is refused."""
+BETWEEN_CPUS = "NCCL's own model of links between CPUs, src/graph/topo.h at 069a3d4"
+INTEL_GB_PER_S = ((0xCF, 40), (0x8F, 22), (0x55, 10), (0, 6))
+"""By the model of family 6, from this one on: Emerald and Sapphire Rapids, Skylake, Broadwell."""
+NEWER_THAN_THEIR_NUMBER = (0xAD, 0xAE, 0xAF)
+"""Granite Rapids and Sierra Forest, which are rated as Emerald Rapids."""
+AMD_GB_PER_S = {143: 16, 23: 16, 175: 24, 25: 24, 191: 32, 26: 32}
+"""By the family, as NCCL writes it or plain: Zen 1 and 2, Zen 3 and 4, Zen 5."""
 
-NVSWITCH_CLASS = "0x068000"
+NO_NIC_MBIT = 1000
+NO_NIC = "no <net> in the dump; the slowest Ethernet that a server has stands for it"
+
+UNKNOWN_DEVICE = "PCI device "
+"""Start of the name of a GPU that does not ship."""
+
 LATENCY_SOURCE = (
     "not in the XML; NCCL's own model, hwLat, Ring/Simple, src/graph/tuning.cc at 01afd20: a ring "
-    "step takes 3.4 us over NVLink (two of the switch's), 9.6 us over the network (two of each)"
+    "step takes 3.4 us over NVLink, 5.7 over PCIe (two of the switch's), 9.6 us over the network "
+    "(two of each)"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gpu:
-    """A GPU of the XML: PCI device, capability, NVLinks to switches, PCIe, PCIe switch."""
-
-    device: str
-    sm: str
-    nvlinks: int
-    speed: str
-    width: str
-    switch: int
 
 
 def node_from_nccl(
@@ -76,26 +81,24 @@ def node_from_nccl(
 
 
 def _node(name: str, root: Element, gpu_by_device: Callable[[str], str | None]) -> dict[str, Any]:
-    gpus = _gpus(root)
-    gpu = gpus[0]
-    shipped = gpu_by_device(gpu.device)
-    if shipped is None:
-        device = gpu.device or "(none)"
-        raise TopologyError(f"GPU of PCI device {device}: no GPU that ships; {BY_HAND}")
-    speed_mbit, count, others = _nics(root)
-    left_out = f"; {others} slower ones left out" if others else ""
-    per_link = NVLINK_GB_PER_S[gpu.sm]
+    cpus, hosts = _first_host(root)
+    gpus = dumped_gpus(cpus)
+    joints = joints_of(gpus)
+    device = gpus[0].device or "(none)"
+    speed_mbit, count, notes = _nics(cpus)
+    if joints.left_out:
+        notes.append(joints.left_out)
+    node: dict[str, Any] = {"gpus": len(gpus), "nics": count, "source": "; ".join([name, *notes])}
+    if joints.how is JoinedBy.MESH:
+        node |= {"nvswitch": False, "nvswitch_source": name}
+    elif joints.how is JoinedBy.PCIE:
+        node |= {"pcie_only": True, "pcie_only_source": name}
+    elif hosts > 1:
+        node |= {"nodes_per_domain": hosts, "nodes_per_domain_source": name}
     table: dict[str, Any] = {
         "title": f"{name}: {len(gpus)} GPUs, {count} NICs",
-        "gpu": shipped,
-        "node": {"gpus": len(gpus), "nics": count, "source": f"{name}{left_out}"},
-        "switch": {
-            "bandwidth_per_direction": f"{gpu.nvlinks * per_link} GB/s",
-            "quoted": f"{gpu.nvlinks} NVLinks of {per_link} GB/s each way",
-            "latency": "1.7 us",
-            "source": f"{name}; NVIDIA, datasheet of the GPU, for one link",
-            "latency_source": LATENCY_SOURCE,
-        },
+        "gpu": gpu_by_device(device) or f"{UNKNOWN_DEVICE}{device} of {name}",
+        "node": node,
         "nic": {
             "bandwidth_per_direction": f"{speed_mbit / 8000} GB/s",
             "quoted": f"{speed_mbit} Mb/s each way",
@@ -103,77 +106,83 @@ def _node(name: str, root: Element, gpu_by_device: Callable[[str], str | None]) 
             "source": name,
             "latency_source": LATENCY_SOURCE,
         },
+        "switch": _switch(name, joints, gpus),
+        "pcie": _pcie(name, gpus),
+        "boards": _boards(name, joints, gpus, cpus),
     }
-    pcie = _pcie(name, gpus)
-    return table if pcie is None else {**table, "pcie": pcie}
+    return {key: value for key, value in table.items() if value is not None}
 
 
-def _gpus(root: Element) -> list[_Gpu]:
-    """All GPUs, which are alike and meet on NVSwitch."""
-    found: list[_Gpu] = []
-    for number, top in enumerate(root.findall("./cpu/pci")):
-        for pci in top.iter("pci"):
-            for gpu in pci.findall("gpu"):
-                bus = pci.get("busid", "?")
-                found.append(
-                    _Gpu(
-                        device=pci.get("device", ""),
-                        sm=gpu.get("sm", ""),
-                        nvlinks=_nvlinks(bus, gpu),
-                        speed=pci.get("link_speed", ""),
-                        width=pci.get("link_width", ""),
-                        switch=number,
-                    )
-                )
-    if not found:
-        raise TopologyError("no <gpu> below a <pci>: a dump of NCCL has them, its input may not")
-    for what in ("device", "sm", "nvlinks"):
-        values = {str(getattr(gpu, what)) for gpu in found}
-        if len(values) > 1:
-            raise TopologyError(f"GPUs must be alike: {what} is {' and '.join(sorted(values))}")
-    if found[0].sm not in NVLINK_GB_PER_S:
-        known = ", ".join(NVLINK_GB_PER_S)
-        raise TopologyError(f"GPU sm={found[0].sm!r} must be one of {known}")
-    return found
+def _first_host(root: Element) -> tuple[list[Element], int]:
+    """Return the CPUs of the first machine, and of how many machines there are CPUs."""
+    cpus = root.findall("./cpu")
+    hosts = dict.fromkeys(
+        cpu.get("host_hash", "") for cpu in cpus if cpu.find(".//gpu") is not None
+    )
+    if len(hosts) < 2:
+        return cpus, 1
+    alike = {
+        sum(1 for cpu in cpus if cpu.get("host_hash", "") == host for _ in cpu.iter("gpu"))
+        for host in hosts
+    }
+    if len(alike) > 1:
+        told = " and ".join(map(str, sorted(alike)))
+        raise TopologyError(f"machines must be alike: they have {told} GPUs")
+    first = next(iter(hosts))
+    return [cpu for cpu in cpus if cpu.get("host_hash", "") == first], len(hosts)
 
 
-def _nvlinks(bus: str, gpu: Element) -> int:
-    """Links of a GPU, all to NVSwitch."""
-    count = 0
-    for link in gpu.findall("nvlink"):
-        if link.get("tclass") != NVSWITCH_CLASS:
-            target = link.get("target", "?")
-            why = f"NVLink to {target} is not modelled, only to an NVSwitch; {BY_HAND}"
-            raise TopologyError(f"GPU {bus}: {why}")
-        count += _whole(link, "count")
-    if not count:
-        raise TopologyError(f"GPU {bus}: no NVLink to an NVSwitch; {BY_HAND}")
-    return count
+def _switch(name: str, joints: Joints, gpus: Sequence[DumpedGpu]) -> dict[str, Any] | None:
+    """Return the links of a GPU to the others; None of a PCIe slot of which no speed is given."""
+    if joints.how is JoinedBy.PCIE:
+        slot = _slot_gb_per_s(gpus[0])
+        if slot is None:
+            return None
+        return {
+            "bandwidth_per_direction": f"{slot * PCIE_SHARE:.4g} GB/s",
+            "quoted": f"{gpus[0].speed}, {gpus[0].width} lanes",
+            "latency": "2.85 us",
+            "source": f"{name}; NCCL's own model, src/graph/topo.h at 069a3d4: 12 GB/s of PCIe 3",
+            "latency_source": LATENCY_SOURCE,
+        }
+    return {
+        "bandwidth_per_direction": f"{joints.links * joints.per_link:g} GB/s",
+        "quoted": f"{joints.links} links of {joints.per_link:g} GB/s each way",
+        "latency": "1.7 us",
+        "source": f"{name}; datasheet of the GPU, for one link",
+        "latency_source": LATENCY_SOURCE,
+    }
 
 
-def _nics(root: Element) -> tuple[int, int, int]:
-    """Speed of the fastest NICs in Mb/s, how many they are, and how many are slower."""
-    speeds = Counter(_whole(net, "speed") for net in root.iter("net"))
+def _nics(cpus: Sequence[Element]) -> tuple[int, int, list[str]]:
+    """Return the speed of the fastest NICs in Mb/s, how many they are, and what is left out."""
+    speeds = Counter(whole(net, "speed") for cpu in cpus for net in cpu.iter("net"))
     if not speeds:
-        raise TopologyError("no <net>: the node has no NIC that NCCL found")
+        return NO_NIC_MBIT, 1, [NO_NIC]
     fastest = max(speeds)
-    return fastest, speeds[fastest], speeds.total() - speeds[fastest]
+    others = speeds.total() - speeds[fastest]
+    return fastest, speeds[fastest], [f"{others} slower ones left out"] if others else []
 
 
-def _pcie(name: str, gpus: list[_Gpu]) -> dict[str, Any] | None:
-    """Return the PCIe table, where speeds are given and each switch holds as many GPUs."""
-    first = gpus[0]
-    rate, _, unit = first.speed.partition(" ")
-    sharing = set(Counter(gpu.switch for gpu in gpus).values())
-    known = first.width.isdecimal() and len(first.width) <= DIGITS_MAX
-    if not unit.startswith("GT/s") or not known or len(sharing) > 1:
+def _slot_gb_per_s(gpu: DumpedGpu) -> float | None:
+    """Return what a GPU's slot carries each way, if the XML says it."""
+    rate, _, unit = gpu.speed.partition(" ")
+    is_known = gpu.width.isdecimal() and 0 < len(gpu.width) <= DIGITS_MAX and int(gpu.width) > 0
+    if not unit.startswith("GT/s") or not is_known:
         return None
     code = PCIE_CODE.get(float(rate)) if rate.replace(".", "", 1).isdecimal() else None
-    if code is None:
+    return None if code is None else float(rate) * code * int(gpu.width) / 8
+
+
+def _pcie(name: str, gpus: Sequence[DumpedGpu]) -> dict[str, Any] | None:
+    """Return the PCIe table, where speeds are given and each switch holds as many GPUs."""
+    slot = _slot_gb_per_s(gpus[0])
+    sharing = set(Counter(gpu.switch for gpu in gpus).values())
+    if slot is None or len(sharing) > 1:
         return None
     return {
-        "bandwidth_per_direction": f"{float(rate) * code * int(first.width) / 8:.4g} GB/s",
-        "quoted": f"{first.speed}, {first.width} lanes",
+        "bandwidth_per_direction": f"{slot:.4g} GB/s",
+        "quoted": f"{gpus[0].speed}, {gpus[0].width} lanes",
         "latency": "0 us",
         "gpus_per_switch": sharing.pop(),
         "source": name,
@@ -181,11 +190,32 @@ def _pcie(name: str, gpus: list[_Gpu]) -> dict[str, Any] | None:
     }
 
 
-def _whole(element: Element, key: str) -> int:
-    text = element.get(key, "")
-    if not text.isdecimal() or len(text) > DIGITS_MAX or not int(text):
-        raise TopologyError(
-            f"<{element.tag}> {key}={text[:20]!r} must be a whole number, at least 1, of at most "
-            f"{DIGITS_MAX} digits"
-        )
-    return int(text)
+def _boards(
+    name: str, joints: Joints, gpus: Sequence[DumpedGpu], cpus: Sequence[Element]
+) -> dict[str, Any] | None:
+    """Return the link between two CPUs, each with half of the GPUs that meet over PCIe."""
+    sides = Counter(gpu.cpu for gpu in gpus)
+    if joints.how is not JoinedBy.PCIE or len(sides) != 2 or len(set(sides.values())) > 1:
+        return None
+    bandwidth = _between_cpus(cpus[gpus[0].cpu])
+    if bandwidth is None:
+        return None
+    return {
+        "bandwidth_per_direction": f"{bandwidth} GB/s",
+        "quoted": "no figure in the XML",
+        "latency": "0 us",
+        "source": f"{name}; {BETWEEN_CPUS}",
+        "latency_source": "within that of PCIe, whose number is for the whole way",
+    }
+
+
+def _between_cpus(cpu: Element) -> int | None:
+    vendor, model, family = cpu.get("vendor"), cpu.get("modelid", ""), cpu.get("familyid", "")
+    if vendor == "AuthenticAMD":
+        known = {str(number): bandwidth for number, bandwidth in AMD_GB_PER_S.items()}
+        return known.get(family)
+    if vendor != "GenuineIntel" or not model.isdecimal() or len(model) > DIGITS_MAX:
+        return None
+    if int(model) in NEWER_THAN_THEIR_NUMBER:
+        return INTEL_GB_PER_S[0][1]
+    return next(found for first, found in INTEL_GB_PER_S if int(model) >= first)

@@ -1,120 +1,62 @@
 """A node as its TOML file describes it: GPUs, NVSwitch, PCIe, NICs, host, CPUs, drives.
 
     title = "DGX-2: 16 V100 on NVSwitch"
-    gpu = "v100_sxm3_32gb"              # a GPU that ships, or a table [gpu]
+    gpu = "v100_sxm3_32gb"              # a GPU that ships, a file, or a table [gpu]
+    words = ["v100"]                    # names of its GPU for which --gpus takes this node
 
     [node]
     gpus = 16
     nics = 8
-    source = "NVIDIA, DGX-2 datasheet"
+
+    [switch]
+    bandwidth_per_direction = "150 GB/s"
 
     [nic]
     bandwidth_per_direction = "12.5 GB/s"
-    quoted = "EDR, 100 Gb/s each way"
-    ...
 
-Every table says where its numbers come from in `source`; a number from elsewhere has its own, in
-`KEY_source`. Bandwidths are per direction and say so; a vendor's two-way figure stands beside as
-`quoted`. Reading the file is for the package that ships it.
+    [pcie]
+    bandwidth_per_direction = "15.75 GB/s"
+
+Those five numbers are enough. Bandwidths are per direction and say so; a vendor's two-way figure
+stands beside as `quoted`. In files that ship every table says where its numbers come from in
+`source`; a number from elsewhere has its own, in `KEY_source`. Reading the file is for the package
+that ships it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from fractions import Fraction
-from typing import Annotated, Any
+from typing import Any, Final
 
-from pydantic import BeforeValidator
-
-from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Overheads, Rate
+from zsim.cluster.cluster import Cluster, ClusterError, Link
+from zsim.cluster.files.gpu import RULE, GpuTable
 from zsim.cluster.files.host_tables import CpuTable, DrivesTable, HostTable, PcieTable
 from zsim.cluster.files.table import (
-    Bandwidth,
     Count,
     FileTable,
-    FlopRate,
     LinkTable,
     Plain,
-    Power,
-    Size,
     Time,
     TopologyError,
     cites,
     read,
 )
-from zsim.cluster.profile.host_launch import LaunchCosts
 from zsim.cluster.profile.measured import MeasuredTimes
-from zsim.dtype import DType
 from zsim.schedule.json import FieldError, decode_value
-from zsim.units import parse_ratio
+
+NVLINK_LATENCY_PS: Final = 1_700_000
+PCIE_LATENCY_PS: Final = 2_850_000
+NIC_LATENCY_PS: Final = 3_100_000
+LATENCY_RULE: Final = (
+    f"{RULE}: NCCL's own model, hwLat, Ring/Simple, src/graph/tuning.cc at 01afd20: a ring step "
+    "takes 3.4 us over NVLink or 5.7 over PCIe (two of the switch's), 9.6 us over the network (two "
+    "of each)"
+)
 
 
-class _Rates(FileTable):
-    """`[gpu.rates.FORMAT]`: the vendor's peak, and what kernels are predicted to reach."""
+class _NicTable(LinkTable):
+    """`[nic]`."""
 
-    peak: FlopRate
-    matmul: FlopRate
-    elementwise: FlopRate
-    matmul_source: str
-    elementwise_source: str
-    multiple: Count = 1
-    multiple_source: str | None = None
-
-
-class _GpuTable(FileTable):
-    """`[gpu]`. `pci_devices` are the device numbers under which machines report it.
-
-    `power` is what the GPU draws at most; no time depends on it.
-    """
-
-    name: str
-    memory: Size
-    memory_bandwidth: Bandwidth
-    memory_bandwidth_source: str | None = None
-    power: Power | None = None
-    power_source: str | None = None
-    launch: Time = 0
-    launch_source: str | None = None
-    collective_share: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(0)
-    collective_share_source: str | None = None
-    visible_memory: Size | None = None
-    visible_memory_source: str | None = None
-    context: Size = 0
-    context_source: str | None = None
-    workspace: Size = 0
-    workspace_source: str | None = None
-    communicator: Size = 0
-    communicator_source: str | None = None
-    pci_devices: tuple[str, ...] = ()
-    pci_devices_source: str | None = None
-    rates: dict[DType, _Rates]
-
-    def gpu(self) -> Gpu:
-        """Return the GPU that the table describes."""
-        return Gpu(
-            name=self.name,
-            memory_bytes=self.memory,
-            memory_bytes_per_s=self.memory_bandwidth,
-            rates=tuple(
-                Rate(
-                    dtype=dtype,
-                    peak=rate.peak,
-                    matmul=rate.matmul,
-                    elementwise=rate.elementwise,
-                    multiple=rate.multiple,
-                )
-                for dtype, rate in self.rates.items()
-            ),
-            launch=LaunchCosts(
-                forward_ps=self.launch, backward_ps=self.launch, operation_ps=self.launch
-            ),
-            collective_share=self.collective_share,
-            visible_bytes=self.visible_memory,
-            overheads=Overheads(
-                context_bytes=self.context,
-                workspace_bytes=self.workspace,
-                communicator_bytes=self.communicator,
-            ),
-        )
+    latency: Time = NIC_LATENCY_PS
 
 
 class _CountsTable(FileTable):
@@ -126,22 +68,58 @@ class _CountsTable(FileTable):
     nodes_per_domain_source: str | None = None
     nvswitch: bool = True
     nvswitch_source: str | None = None
+    pcie_only: bool = False
+    pcie_only_source: str | None = None
 
 
 class NodeFile(Plain):
     """The whole file."""
 
-    title: str
+    title: str = ""
+    words: tuple[str, ...] = ()
     node: _CountsTable
-    gpu: _GpuTable
-    switch: LinkTable
-    nic: LinkTable
+    gpu: GpuTable
+    switch: LinkTable | None = None
+    nic: _NicTable
     pcie: PcieTable | None = None
     boards: LinkTable | None = None
     host: HostTable | None = None
     cpu: CpuTable | None = None
     drives: DrivesTable | None = None
     measured: dict[str, Any] | None = None
+
+    def switch_link(self) -> Link | None:
+        """Return all links of a GPU to the others: as the node says, else as the GPU does."""
+        latency_ps = PCIE_LATENCY_PS if self.node.pcie_only else NVLINK_LATENCY_PS
+        if self.switch is None:
+            found = self.gpu.pcie if self.node.pcie_only else self.gpu.link
+            return None if found is None else Link(bytes_per_s=found, latency_ps=latency_ps)
+        if self._says_switch_latency:
+            return self.switch.link()
+        return replace(self.switch.link(), latency_ps=latency_ps)
+
+    @property
+    def _says_switch_latency(self) -> bool:
+        return self.switch is not None and "latency" in self.switch.model_fields_set
+
+    def pcie_link(self) -> Link | None:
+        """Return a GPU's PCIe link; without a switch bytes leave by the slot that the GPU has."""
+        if self.pcie is not None:
+            return self.pcie.link()
+        needs_slot = self.node.pcie_only or not self.node.nvswitch
+        return Link(bytes_per_s=self.gpu.pcie) if needs_slot and self.gpu.pcie else None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield the numbers that follow from rules, by key, with the rule."""
+        yield from self.gpu.rules(is_measured=self.measured is not None)
+        if self.switch is None:
+            yield "switch", f"{self.gpu.name}, its {'pcie' if self.node.pcie_only else 'link'}"
+        if self.pcie is None and self.pcie_link() is not None:
+            yield "pcie", f"{self.gpu.name}, its pcie"
+        if not self._says_switch_latency:
+            yield "switch.latency", LATENCY_RULE
+        if "latency" not in self.nic.model_fields_set:
+            yield "nic.latency", LATENCY_RULE
 
 
 def measured_of(name: str, table: Mapping[str, object]) -> MeasuredTimes:
@@ -168,27 +146,38 @@ def node_of(name: str, table: dict[str, Any]) -> Cluster:
     file = read(NodeFile, name, table)
     if file.cpu is not None and file.host is None:
         raise TopologyError(f"{name}: cpu: needs [host], whose memory its kernels use")
-    pcie, host, drives = file.pcie, file.host, file.drives
     times = None if file.measured is None else measured_of(name, file.measured)
-    try:
-        return Cluster(
-            name=name,
-            nodes=1,
-            gpus_per_node=file.node.gpus,
-            gpu=replace(file.gpu.gpu(), measured=times),
-            switch_link=file.switch.link(),
-            nics_per_node=file.node.nics,
-            nic_link=file.nic.link(),
-            cites=tuple(cites(table)),
-            nodes_per_domain=file.node.nodes_per_domain,
-            pcie_link=pcie.link() if pcie else None,
-            gpus_per_pcie_switch=pcie.gpus_per_switch if pcie else 1,
-            gpus_per_root_port=pcie.gpus_per_root_port if pcie else None,
-            copies=pcie.copies() if pcie else None,
-            host=host.host(file.cpu) if host else None,
-            drives=drives.drives() if drives else None,
-            board_link=file.boards.link() if file.boards else None,
-            has_switch=file.node.nvswitch,
+    switch = file.switch_link()
+    if switch is None:
+        key, other = ("pcie", "slot") if file.node.pcie_only else ("link", "links to other GPUs")
+        raise TopologyError(
+            f"{name}: switch: missing; give [switch] with bandwidth_per_direction, or the GPU's "
+            f"{key}, the bandwidth of its {other}"
         )
+    try:
+        return replace(_node(name, file, switch, times), cites=(*cites(table), *file.rules()))
     except ClusterError as error:
         raise TopologyError(f"{name}: {error}") from None
+
+
+def _node(name: str, file: NodeFile, switch: Link, times: MeasuredTimes | None) -> Cluster:
+    pcie, host, drives = file.pcie, file.host, file.drives
+    return Cluster(
+        name=name,
+        nodes=1,
+        gpus_per_node=file.node.gpus,
+        gpu=replace(file.gpu.gpu(is_measured=times is not None), measured=times),
+        switch_link=switch,
+        nics_per_node=file.node.nics,
+        nic_link=file.nic.link(),
+        nodes_per_domain=file.node.nodes_per_domain,
+        pcie_link=file.pcie_link(),
+        gpus_per_pcie_switch=pcie.gpus_per_switch if pcie else 1,
+        gpus_per_root_port=pcie.gpus_per_root_port if pcie else None,
+        copies=pcie.copies() if pcie else None,
+        host=host.host(file.cpu) if host else None,
+        drives=drives.drives() if drives else None,
+        board_link=file.boards.link() if file.boards else None,
+        has_switch=file.node.nvswitch,
+        over_pcie=file.node.pcie_only,
+    )

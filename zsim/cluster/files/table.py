@@ -59,18 +59,18 @@ class Plain(BaseModel):
 
 
 class FileTable(Plain):
-    """A table with numbers, which says where they come from."""
+    """A table with numbers, which may say where they come from; each table that ships does."""
 
-    source: str
+    source: str | None = None
 
 
 class LinkTable(FileTable):
     """One link. `quoted` is what the vendor prints, for the reader."""
 
     bandwidth_per_direction: Bandwidth
-    quoted: str
-    latency: Time
-    latency_source: str
+    quoted: str | None = None
+    latency: Time = 0
+    latency_source: str | None = None
 
     def link(self) -> Link:
         """Return the link that the table describes."""

@@ -44,7 +44,7 @@ class _TierTable(FileTable):
     ports_down: Count
     oversubscription: Ratio = Fraction(1)
     latency: Time
-    latency_source: str
+    latency_source: str | None = None
 
 
 class _TieredFile(FabricTable):
