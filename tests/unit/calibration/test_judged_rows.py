@@ -54,7 +54,7 @@ def stale(rows: Iterable[Predicted]) -> list[str]:
 
 
 def test_rows_drawn_from_the_table_are_predicted_as_they_ship(drawn: list[Predicted]) -> None:
-    assert stale(drawn) == [], "make the table again: zsim validate trust --data DIR --to FILE"
+    assert stale(drawn) == [], "make the table again: zsim validate error --data DIR --to FILE"
 
 
 def test_a_row_that_is_predicted_otherwise_is_seen(drawn: list[Predicted]) -> None:
