@@ -109,7 +109,7 @@ class ErrorValidation(Answer):
         return {
             "step time": self.times,
             "ratio of two step times": self.ratios,
-            "peak of memory": self.peaks,
+            "peak of memory, sweeps in place of publications": self.peaks,
         }
 
 

@@ -49,10 +49,13 @@ def time_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:
 
 
 def peak_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:
-    """Return a row for each peak of memory."""
+    """Return a row for each peak of memory.
+
+    Peaks are of four publications, so its groups are sweeps: runs of one model on one machine.
+    """
     return [
         ErrorRow(
-            run.publication,
+            f"{run.publication}, {run.sweep}",
             log(run.predicted_peak_bytes / run.peak_bytes),
             peak_columns(run.features),
         )

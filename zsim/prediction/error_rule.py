@@ -21,6 +21,8 @@ FILE = "error_rules.json"
 LEVEL = 0.9
 """Share of comparable runs that an interval covers."""
 
+COMPARABLE = f"{100 * LEVEL:.0f} % of comparable runs"
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorInterval:
@@ -36,7 +38,7 @@ class ErrorInterval:
 
     def text(self) -> str:
         """Return half of the distance in percent: "±17 %"."""
-        return f"±{self.half_width:.0%}".replace("%", " %")
+        return f"±{100 * self.half_width:.0f} %"
 
     def of(self, value: float) -> tuple[float, float]:
         """Return the bounds of a predicted value."""

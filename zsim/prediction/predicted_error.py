@@ -11,7 +11,7 @@ from zsim.cluster.cluster import Cluster
 from zsim.cluster.foreign_profile import foreign_words
 from zsim.prediction.closest_runs import SHOWN, closest, closest_of
 from zsim.prediction.error_columns import changed, peak_columns, ratio_columns, time_columns
-from zsim.prediction.error_rule import LEVEL, ErrorInterval, shipped_rules
+from zsim.prediction.error_rule import COMPARABLE, ErrorInterval, shipped_rules
 from zsim.prediction.evidence import JudgedRun, judged_runs
 from zsim.prediction.run_features import RunFeatures, features_of
 
@@ -112,10 +112,8 @@ def _measured(cluster: Cluster) -> str:
 def error_of(asked: RunFeatures, runs: Sequence[JudgedRun]) -> PredictedError:
     """Return the error of a step time by the rule that ships, and who measured the closest run."""
     interval = shipped_rules().time.interval(time_columns(asked))
-    near = closest_of(asked, runs)
-    measured = "" if near is None else f"; closest measured: {near.text()}"
-    text = f"{interval.text()} ({LEVEL:.0%}".replace("%", " %") + f" of comparable runs){measured}"
-    return PredictedError(text=text.replace("  %", " %"), interval=interval, features=asked)
+    text = f"{interval.text()} ({COMPARABLE}){_measured_by(asked, runs)}"
+    return PredictedError(text=text, interval=interval, features=asked)
 
 
 def peak_error(job: Job) -> PredictedError:
@@ -124,10 +122,14 @@ def peak_error(job: Job) -> PredictedError:
     if isinstance(asked, str):
         return PredictedError(text=f"unknown: no published run is comparable: {asked}")
     interval = shipped_rules().peak.interval(peak_columns(asked))
-    near = closest_of(asked, [run for run in judged_runs() if run.peak_bytes is not None])
-    measured = "" if near is None else f"; closest measured: {near.text()}"
-    text = f"peak {interval.text()} (90 % of comparable runs){measured}"
+    runs = [run for run in judged_runs() if run.peak_bytes is not None]
+    text = f"peak {interval.text()} ({COMPARABLE}){_measured_by(asked, runs)}"
     return PredictedError(text=text, interval=interval, features=asked)
+
+
+def _measured_by(asked: RunFeatures, runs: Sequence[JudgedRun]) -> str:
+    near = closest_of(asked, runs)
+    return "" if near is None else f"; closest measured: {near.text()}"
 
 
 def ratio_half_width(one: StatedError, other: StatedError) -> float:
