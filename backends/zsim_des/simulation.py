@@ -18,9 +18,9 @@ from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
 from zsim.gc_paused import uncollected
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
-from zsim.prediction.trust import trust
+from zsim.prediction.predicted_error import step_error
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
-from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
+from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
 from zsim_des.engine.host_issue import Courses
 from zsim_des.engine.lowering import LoweringError, lower
 from zsim_des.engine.memory_wait import AskedMemory
@@ -113,7 +113,7 @@ class SimBackend:
         worst = self._lower(job).worst_cases
         records = Records(job, self.overflow_steps, done.begin_ps, worst)
         traces = tuple(records.rank_trace(rank) for rank in done.ranks)
-        judged = trust(job, self._aside)
+        found = step_error(job, self._aside)
         return Trace(
             backend=self.name,
             schedule=job.schedule.name,
@@ -123,13 +123,13 @@ class SimBackend:
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
             out_of_memory=_out_of_memory(traces),
-            trust=judged.text,
-            error=judged.error,
+            trust=found.text,
+            error=StepError.of(found.bounds, found.features_text),
         )
 
     @property
     def _aside(self) -> list[str]:
-        """Return what else is simulated that no judged run is known to have had."""
+        """Return parts of the simulation that no published run is known to have had."""
         return ["faults"] * bool(self.faults) + ["other jobs"] * bool(self.neighbours)
 
     def step_ends_ps(
@@ -186,13 +186,13 @@ class SimBackend:
             )
             for rank in done.ranks
         ]
-        judged = trust(job, self._aside)
+        found = step_error(job, self._aside)
         return LastStep(
             begin_ps=begin_ps,
             end_ps=ends_ps[-1],
             ranks=tuple(ranks),
-            trust=judged.text,
-            error=judged.error,
+            trust=found.text,
+            error=StepError.of(found.bounds, found.features_text),
         )
 
     @uncollected()

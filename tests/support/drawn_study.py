@@ -3,6 +3,7 @@
 from itertools import product
 
 import numpy as np
+from step_errors import step_error
 
 from zsim.analysis.summary import Rates, Summary
 from zsim.study.file import GoalTable
@@ -17,7 +18,7 @@ def drawn_study(
 ) -> StudyResult:
     """A grid of so many choices on each axis; a share `full` of the runs does not fit.
 
-    The step time of every run is predicted within `error`, if that is given.
+    The step time of every run is predicted within `error`, if that is given; no two share any.
     """
     random = np.random.default_rng(seed)
     axes = tuple(f"axis{at}" for at in range(len(extents)))
@@ -71,14 +72,16 @@ def _row(
         status, reason, summary_or_none = Status.IMPOSSIBLE, "two fields contradict", None
     else:
         summary_or_none = summary
+    name = ", ".join(f"{axis}={label}" for axis, label in zip(axes, labels, strict=True))
+    known = None if error is None else step_error(error, name)
     return StudyRow(
-        name=", ".join(f"{axis}={label}" for axis, label in zip(axes, labels, strict=True)),
+        name=name,
         labels=labels,
         values={},
         gpus=8,
         micro_batch_size=1,
         accumulation_steps=1,
         outcome=StudyOutcome(
-            status=status, reason=reason, summary=summary_or_none, trust="drawn", error=error
+            status=status, reason=reason, summary=summary_or_none, trust="drawn", error=known
         ),
     )

@@ -15,6 +15,7 @@ from zsim.memory import (
     AtOnce,
     book,
     capacity_bytes,
+    communicators,
     deferred_frees,
     kept_bytes,
     peak,
@@ -218,6 +219,11 @@ def lack_of_run(schedule: Schedule, trace: Trace) -> Lack | None:
         return None
     shortage = Shortage(operation=full.operation, needed_bytes=full.needed_bytes, alive=full.alive)
     return lack(schedule.program_of(full.rank), shortage, full.capacity_bytes)
+
+
+def communicator_count(job: Job) -> int:
+    """Return of how many communicators the first rank is a member."""
+    return communicators(job.schedule, job.schedule.programs[0])
 
 
 def states_alone(job: Job) -> Footprint:

@@ -12,7 +12,8 @@ from enum import StrEnum
 
 from zsim.analysis.summary import last_step
 from zsim.memory import peak, pools
-from zsim.trace.trace import Trace
+from zsim.prediction.predicted_error import ratio_half_width
+from zsim.trace.trace import StepError, Trace
 from zsim.units import PICOSECONDS_PER_SECOND
 
 
@@ -97,14 +98,21 @@ def compare(first: Trace, second: Trace) -> Comparison:
     )
 
 
-def counts(relative: float, errors: Iterable[float | None]) -> bool | None:
-    """Tell whether predictions with these relative errors differ, if they do by `relative`.
+def counts(relative: float, one: StepError | None, other: StepError | None) -> bool | None:
+    """Return True if two step times differ by more than the error of their ratio.
 
-    They do where that is more than the larger error; None where no measurement judged one of them.
+    The second is longer by `relative`, as a share of the first. None where an error is unknown.
     """
-    known = list(errors)
-    judged = [error for error in known if error is not None]
-    return abs(relative) > max(judged) if len(judged) == len(known) else None
+    error = ratio_error(one, other)
+    if error is None:
+        return None
+    ratio = 1 + relative
+    return ratio <= 0 or max(ratio, 1 / ratio) > 1 + error
+
+
+def ratio_error(one: StepError | None, other: StepError | None) -> float | None:
+    """Return the error of the ratio of two step times; None where one of theirs is unknown."""
+    return None if one is None or other is None else ratio_half_width(one, other)
 
 
 def _ordered(found: Iterable[Difference]) -> tuple[Difference, ...]:

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
+from zsim.api.error_text import probability_text
 from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.notebook import Picture
 from zsim.api.scenario import scenario_text
@@ -191,7 +192,7 @@ def _ranked(result: SettingRanking, each: TriedSetting) -> RankedSetting:
         memory_bytes=each.outcome.memory_bytes,
         standing=_standing(result, each),
         more=result.more(each),
-        trust=_trust(each),
+        error=_error(each),
         days=None if budget is None else budget.days,
         cost=None if budget is None else budget.cost,
         energy_kwh=None if budget is None else budget.expected_kwh,
@@ -204,14 +205,11 @@ def _standing(result: SettingRanking, each: TriedSetting) -> str:
     return f"{result.more(each):+.1%}{', a tie' if result.is_tie(each) else ''}"
 
 
-def _trust(each: TriedSetting) -> str:
-    """Return what is known of the error of a setting, in a few words."""
+def _error(each: TriedSetting) -> str:
+    """Return the error of a setting and the probability that it fits, in a few words."""
     outcome = each.outcome
-    parts = ["no judged run is like it"]
-    if outcome.is_judged and outcome.error is not None:
-        parts = [f"9 of 10 judged runs like it are within {outcome.error:.1%}"]
-    elif outcome.error is not None:
-        parts = [f"no judged run is like it; others are within {outcome.error:.1%}"]
+    error = "unknown" if outcome.error is None else f"±{outcome.error.half_width:.0%}"
+    parts = [error, f"fits with probability {probability_text(outcome.fit_probability)}"]
     if outcome.slower >= LONGER:
         parts.append(each.longer())
     if outcome.is_tight:
@@ -238,8 +236,8 @@ def _ties(result: SettingRanking, tied: int) -> str:
     if result.best is None:
         return ""
     if result.best.outcome.error is None:
-        return "Nobody has judged such runs: which differences count is not known."
-    within = f"the error of the prediction, {result.best.outcome.error:.1%}"
+        return "The error of such runs is unknown."
+    within = "the error of their ratio"
     if not tied:
         return f"Each differs from the best by more than {within}."
     are = "setting ties" if tied == 1 else "settings tie"

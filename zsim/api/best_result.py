@@ -13,6 +13,7 @@ from zsim.analysis.summary import utilization_text
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
 from zsim.api.best_report import BestPages, OrderedSettings
+from zsim.api.error_text import error_object, probability_text
 from zsim.api.notebook import facts_html
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
@@ -31,6 +32,9 @@ from zsim.units import format_bytes, format_seconds
 
 SHOWN = 10
 """Settings that the answer lists."""
+
+SURE = 0.95
+"""Least probability of fitting of a headline that says nothing of it."""
 
 REASONS_SHOWN = 8
 """Reasons that it lists."""
@@ -102,12 +106,6 @@ class BestResult(BestPages, AnswerInFacts):
         return self.answers[0] if self.answers else None
 
     @cached_property
-    def best_judged(self) -> TriedSetting | None:
-        """The best setting whose error judged runs like it state; None where none was tried."""
-        known = (each for each in self.answers if each.outcome.is_judged)
-        return next(known, None)
-
-    @cached_property
     def ten(self) -> tuple[TriedSetting, ...]:
         """The best settings of the ten best groups: runtime, degrees, batch, checkpoints.
 
@@ -143,14 +141,14 @@ class BestResult(BestPages, AnswerInFacts):
         return other.value / self.best.value - 1
 
     def is_tie(self, other: TriedSetting) -> bool | None:
-        """Tell whether measurements cannot tell `other` from the best; None if none judged them."""
+        """Tell whether `other` is within the error of its ratio to the best; None if unknown."""
         assert self.best is not None
-        found = counts(self.more(other), [self.best.outcome.error, other.outcome.error])
+        found = counts(self.more(other), self.best.outcome.error, other.outcome.error)
         return None if found is None else not found
 
     @cached_property
     def ties(self) -> tuple[TriedSetting, ...]:
-        """Settings whose difference from the best is within the error of the prediction."""
+        """Settings whose difference from the best is within the error of the ratio."""
         return tuple(each for each in self.answers[1:] if self.is_tie(each))
 
     def scenario(self, setting: TriedSetting) -> dict[str, Any]:
@@ -234,7 +232,7 @@ class BestResult(BestPages, AnswerInFacts):
             return [("best", "none fits"), *nearest(self.tried), ("search", searched)]
         found, step = best.outcome, self.sequences * self.sequence_length
         lines = [
-            ("best", f"{best.name()}{'' if found.is_judged else UNJUDGED}"),
+            ("best", f"{best.name()}{self._risk(best)}"),
             (
                 "step time",
                 f"{format_seconds(found.step_time_s)} for {step:,} tokens ({self.sequences:,} "
@@ -244,7 +242,8 @@ class BestResult(BestPages, AnswerInFacts):
             (
                 "memory",
                 f"{format_bytes(found.memory_bytes)} reserved, "
-                f"{format_bytes(found.usable_bytes)} usable on {self.gpu}",
+                f"{format_bytes(found.usable_bytes)} usable on {self.gpu}; fits with probability "
+                f"{probability_text(found.fit_probability)}",
             ),
         ]
         if self.by_fabric:
@@ -260,36 +259,28 @@ class BestResult(BestPages, AnswerInFacts):
         is_beaten = best.value is not None and min(tight, default=inf) < best.value
         optimality = optimality_text(self, is_tight=found.is_tight, tight_is_faster=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]
-        return [*lines, ("trust", found.trust), *self._judged()]
+        return [*lines, ("error", found.trust)]
 
-    def _judged(self) -> list[tuple[str, str]]:
-        """Return the best setting that is like judged runs, where the best is like none."""
-        assert self.best is not None
-        if self.best.outcome.is_judged:
-            return []
-        other = self.best_judged
-        if other is None:
-            return [("like judged runs", "none of the settings that fit")]
-        outcome = other.outcome
-        return [
-            (
-                "like judged runs",
-                f"{other.name()}: {format_seconds(outcome.step_time_s)}, {self.more(other):+.1%}; "
-                f"{outcome.trust}",
-            )
-        ]
+    def _risk(self, setting: TriedSetting) -> str:
+        """Say that a setting may not fit, and which one is the best of those that surely do."""
+        if setting.outcome.fit_probability >= SURE:
+            return ""
+        sure = next((each for each in self.answers if each.outcome.fit_probability >= SURE), None)
+        text = f" (may not fit: probability {probability_text(setting.outcome.fit_probability)}"
+        if sure is None:
+            return f"{text}; no setting reaches {SURE:.0%})"
+        more = f"{self.more(sure):+.1%}"
+        return f"{text}; the best with at least {SURE:.0%}: {sure.name()}, {more})"
 
     def _tied(self) -> list[tuple[str, str]]:
         if not self.ties:
             return []
-        error = self.best.outcome.error if self.best is not None else None
-        within = "" if error is None else f" of {error:.1%}"
         groups = len({each.group for each in self.ties})
         return [
             (
                 "ties",
                 f"{len(self.ties)} settings in {groups} group{'s' * (groups > 1)} are within the "
-                f"error of the prediction{within}",
+                f"error of their ratio to the best",
             )
         ]
 
@@ -328,10 +319,11 @@ class BestResult(BestPages, AnswerInFacts):
         return table_text(columns, rows, words=(0, 4))
 
     def _beside(self, each: TriedSetting) -> str:
-        verdict = "" if each.outcome.is_judged else ", unjudged"
+        risk = each.outcome.fit_probability
+        verdict = "" if risk >= SURE else f", fits with probability {probability_text(risk)}"
         if each is self.best:
             return f"best{verdict}"
-        verdict += ", tie" if self.is_tie(each) else ""
+        verdict = f", tie{verdict}" if self.is_tie(each) else verdict
         verdict += ", next to no memory left" if each.outcome.is_tight else ""
         verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
         return f"{self.more(each):+.1%}{verdict}"
@@ -350,9 +342,6 @@ class BestResult(BestPages, AnswerInFacts):
             "title": self.title,
             "objective": self.objective,
             "best": None if best is None else self._object(best),
-            "best_like_judged": (
-                None if self.best_judged is None else self._object(self.best_judged)
-            ),
             "unfinished": self.unfinished or None,
             "gap": self.gap,
             "by_fabric": dict(self.by_fabric),
@@ -379,12 +368,11 @@ class BestResult(BestPages, AnswerInFacts):
             "peak_reserved_bytes": each.outcome.memory_bytes,
             "usable_memory_bytes": each.outcome.usable_bytes,
             "value": each.value,
-            "error": each.outcome.error,
-            "is_judged": each.outcome.is_judged,
-            "judged_took_times_as_long": each.outcome.slower,
+            "error": error_object(each.outcome.error, each.outcome.step_time_s, each.outcome.trust),
+            "fit_probability": each.outcome.fit_probability,
+            "published_took_times_as_long": each.outcome.slower,
             "leaves_no_memory": each.outcome.is_tight,
             "tie": None if each is self.best else self.is_tie(each),
-            "trust": each.outcome.trust,
             "budget": None if budget is None else budget.to_dict(),
         }
 
@@ -395,6 +383,3 @@ class BestResult(BestPages, AnswerInFacts):
     def __repr__(self) -> str:
         name = None if self.best is None else self.best.name()
         return f"BestResult(title={self.title!r}, best={name!r}, gap={self.gap:.3f})"
-
-
-UNJUDGED = " (unlike every run that was judged)"

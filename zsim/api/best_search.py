@@ -243,7 +243,7 @@ class _Hunt:
             elif each.outcome.is_tight and search.best < inf:
                 simulated[f"takes more than {TIGHT:.0%} of the memory, which may not do"] += 1
             elif each.outcome.slower >= MUCH and each.value != search.best:
-                simulated["judged runs like it took much longer than predicted"] += 1
+                simulated["published runs of its kind took much longer than predicted"] += 1
             elif each.value is not None and each.value > search.best:
                 simulated[f"not the least {MEASURE[self.question.objective]}"] += 1
         found += [LossReason("simulated", why, count) for why, count in _alike(simulated)]
@@ -259,7 +259,7 @@ class _Hunt:
 
 
 MUCH: Final = 1.5
-"""Judged runs that took so many times as long as predicted are said to have taken much longer."""
+"""Published runs that took so many times as long as predicted took much longer."""
 
 MEASURE: Final = {"time": "step time", "cost": "cost", "energy": "energy", "gpus": "GPUs"}
 

@@ -14,8 +14,8 @@ from zsim.calibration.judged_rows import sweep_of
 from zsim.calibration.published import Published
 from zsim.calibration.setting_choice import PublishedSetting, choices, is_tight
 from zsim.calibration.training_verdict import Quantity, RunForecast
+from zsim.prediction.closest_runs import slower
 from zsim.prediction.evidence import judged_runs
-from zsim.prediction.likeness import alike
 from zsim.prediction.run_features import RunFeatures
 from zsim.workers.crew import cores, processes
 
@@ -172,7 +172,7 @@ def ranked(run: Published, setting: PublishedSetting) -> PublishedSetting:
 
 def slower_elsewhere(features: RunFeatures, sweep: str) -> float:
     """Return how much longer than predicted judged runs of other sweeps took that are like one."""
-    return alike(features, [each for each in judged_runs() if each.sweep != sweep]).slower
+    return slower(features, [each for each in judged_runs() if each.sweep != sweep])
 
 
 def _slower(run: Published, tables: Mapping[str, object]) -> float:

@@ -6,7 +6,14 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from zsim.analysis.run_comparison import Comparison, Difference, Measure, counts, sort_of
+from zsim.analysis.run_comparison import (
+    Comparison,
+    Difference,
+    Measure,
+    counts,
+    ratio_error,
+    sort_of,
+)
 from zsim.analysis.run_comparison import compare as compared
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
@@ -63,9 +70,14 @@ class ComparisonResult(Answer):
 
     @property
     def steps_differ(self) -> bool | None:
-        """True if the steps differ by more than predictions are off; None where nobody knows."""
-        errors = [each.trace.error for each in (self.first, self.second)]
-        return counts(self.found.step.relative or 0.0, errors)
+        """True if the steps differ by more than the error of their ratio; None if unknown."""
+        errors = (self.first.trace.error, self.second.trace.error)
+        return counts(self.found.step.relative or 0.0, *errors)
+
+    @property
+    def ratio_error(self) -> float | None:
+        """Error of the ratio of the two steps, as a share; None if unknown."""
+        return ratio_error(self.first.trace.error, self.second.trace.error)
 
     def text(self) -> str:
         """Return the step times, the figures, sorts and operations that differ most, how surely."""
@@ -96,10 +108,12 @@ class ComparisonResult(Answer):
         if not self.found.step.relative or not all(predicts(each.backend) for each in traces):
             return ""
         if self.steps_differ is None:
-            return "No measurement has judged predictions like these, so their error is unknown."
-        error = max(each.error or 0.0 for each in traces)
-        how = "more" if self.steps_differ else "less"
-        return f"The steps differ by {how} than the error of the prediction, {error:.1%}."
+            return "The error of the ratio of the steps is unknown."
+        how = "more" if self.steps_differ else "no more"
+        return (
+            f"The steps differ by {how} than the error of their ratio, ±{self.ratio_error:.1%} "
+            "(90 % of comparable pairs)."
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim compare --json` prints."""
@@ -108,6 +122,7 @@ class ComparisonResult(Answer):
             "first": self.first.name,
             "second": self.second.name,
             "step_time_s": _entry(found.step),
+            "ratio_error": self.ratio_error,
             "step_time_differs_by_more_than_error": self.steps_differ,
             "figures": [_entry(each) for each in found.figures],
             "sorts": [_entry(each) for each in found.sorts],

@@ -18,7 +18,8 @@ from zsim.backend.backend import Job
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.model.pipeline_stages import layer_counts
-from zsim.prediction.trust import memory_trust
+from zsim.prediction.error_rule import ErrorInterval
+from zsim.prediction.predicted_error import peak_error
 from zsim.scenario.tables import Scenario
 from zsim.schedule.describe_operation import moment
 from zsim.units import format_bytes, format_count
@@ -46,9 +47,8 @@ class LargestResult(AnswerInFacts):
         title: of the scenario, with what was changed in it.
         by: what was searched: "layers", or "parameters" of a model that is known by them alone.
         found: the largest size that fits, and the next one, which does not.
-        trust: how far to trust its peak of memory, in a sentence.
-        peak_error: relative error that nine of ten predictions like it stay within; None where
-            nobody knows.
+        trust: the error of its peak of memory, in one line.
+        peak_interval: bounds of the peak as factors of the prediction; None where it is unknown.
         states: of parameters the same by model states alone, without any buffer.
     """
 
@@ -56,7 +56,7 @@ class LargestResult(AnswerInFacts):
     by: str
     found: Largest
     trust: str
-    peak_error: float | None = None
+    peak_interval: ErrorInterval | None = None
     states: Largest | None = None
 
     @property
@@ -93,7 +93,7 @@ class LargestResult(AnswerInFacts):
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines that `zsim largest` prints: what each is about, and the text."""
-        trust = ("trust", self.trust)
+        trust = ("error", self.trust)
         if self.states is None:
             return [*_found_lines("largest", self.by, self.found), trust]
         of_states = _found_lines("by model states alone", self.by, self.states)
@@ -105,7 +105,11 @@ class LargestResult(AnswerInFacts):
         found = {"title": self.title, "by": self.by, **_largest_object(self.by, main)}
         if self.states is not None:
             found["with_buffers"] = _largest_object(self.by, self.found)
-        return found | {"peak_memory_error": self.peak_error, "trust": self.trust}
+        interval = self.peak_interval
+        return found | {
+            "peak_memory_error": None if interval is None else interval.half_width,
+            "error": self.trust,
+        }
 
 
 def largest(
@@ -130,8 +134,10 @@ def largest(
     tables = loaded.checked
     jobs = _Jobs(name=loaded.name, scenario=tables, ranks=loaded.changes.ranks)
     job = jobs.of({})
-    judged = memory_trust(job)
-    result = partial(LargestResult, title=loaded.title, trust=judged.text, peak_error=judged.error)
+    error = peak_error(job)
+    result = partial(
+        LargestResult, title=loaded.title, trust=error.text, peak_interval=error.interval
+    )
     if tables.model.parameters is None:
         strategy = job.schedule.contract.strategy
         assert strategy is not None

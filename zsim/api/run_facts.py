@@ -1,18 +1,19 @@
-"""Facts of a run: its figures, the answer first, and how far to trust them."""
+"""Facts of a run: its figures, the answer first, and their error."""
 
 from dataclasses import asdict, dataclass
 
-from zsim.analysis.memory_footprint import Lack, lack_of_run
+from zsim.analysis.memory_footprint import Lack, communicator_count, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
 from zsim.analysis.tier_fit import tier_objects
+from zsim.api.error_text import error_object, probability_text
 from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.api.step_time_band import WIDE
 from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
 from zsim.cluster.foreign_profile import foreign_profiles
-from zsim.memory import communicators
+from zsim.prediction.error_rule import shipped_rules
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Place
 from zsim.trace.trace import Trace
@@ -83,7 +84,8 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
         "observed": dict(trace.observed),
-        "trust": trace.trust,
+        "error": error_object(trace.error, found.step_time_s, trace.trust),
+        "fit_probability": fit_probability(found, trace.backend),
         "seed": trace.seed,
         "steps": trace.steps,
         "wall_time_s": outcome.wall_time_s,
@@ -97,7 +99,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     lines = [("fits", _fits(outcome))]
     lack = lack_of_run(outcome.job.schedule, trace)
     if lack is not None:
-        return [*lines, *_lacking(outcome, lack), *_trust(outcome)]
+        return [*lines, *_lacking(outcome, lack), *_error(outcome)]
     if found.step_time_s:
         lines += [
             ("step time", _step_time(found)),
@@ -127,7 +129,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     if outcome.losses:
         first, last = outcome.losses[0], outcome.losses[-1]
         lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))
-    return [*lines, *_trust(outcome)]
+    return [*lines, *_error(outcome)]
 
 
 def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
@@ -138,9 +140,9 @@ def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
     return [("by congestion", f"{fast} to {slow} a step, as the fabric is more or less congested")]
 
 
-def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:
-    """Return how far to trust it, and settings that take times from measurements."""
-    lines = [("trust", outcome.trace.trust)]
+def _error(outcome: RunOutcome) -> list[tuple[str, str]]:
+    """Return the error of the step time, and settings that take times from measurements."""
+    lines = [("error", outcome.trace.trust)]
     cluster = outcome.job.cluster
     foreign = foreign_profiles(cluster) if predicts(outcome.trace.backend) else {}
     for key, name in foreign.items():
@@ -196,9 +198,19 @@ def _fits(outcome: RunOutcome) -> str:
     if not predicts(outcome.trace.backend):
         return f"{needed} on each of {job.schedule.mesh.size} ranks"
     usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"
+    chance = fit_probability(found, outcome.trace.backend) or 0.0
+    chance_text = f"fits with probability {probability_text(chance)}"
     if found.reserved_bytes is None and found.needed_bytes > found.usable_bytes:
-        return f"{needed}, {usable}"
-    return f"{needed}, {_reserved(outcome)} reserved, {usable}"
+        return f"{needed}, {usable}; {chance_text}"
+    return f"{needed}, {_reserved(outcome)} reserved, {usable}; {chance_text}"
+
+
+def fit_probability(found: Summary, backend: str) -> float | None:
+    """Return the probability that a simulated run fits; None of one that ran."""
+    if not predicts(backend):
+        return None
+    taken = max(found.needed_bytes, found.reserved_bytes or 0)
+    return shipped_rules().fit.probability(taken, found.usable_bytes)
 
 
 def _reserved(outcome: RunOutcome) -> str:
@@ -298,7 +310,7 @@ def _memory(found: Summary) -> str:
 
 def _overheads(job: Job) -> str:
     """Return what CUDA and NCCL take of a GPU, and what there is."""
-    count = communicators(job.schedule, job.schedule.programs[0])
+    count = communicator_count(job)
     gpu, taken = job.cluster.gpu, job.cluster.gpu.overheads
     visible = gpu.memory_bytes if gpu.visible_bytes is None else gpu.visible_bytes
     parts = [f"context and cuBLAS {format_bytes(taken.total_bytes(0))}"]

@@ -15,13 +15,14 @@ from zsim.api.data_frame import data_frame
 from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.notebook import Picture
-from zsim.api.run_facts import RunOutcome, run_facts, run_object
+from zsim.api.run_facts import RunOutcome, fit_probability, run_facts, run_object
 from zsim.api.training_budget import TrainingBudget, price_of
 from zsim.backend.backend import SIMULATOR
 from zsim.files.installed import fitted_for
 from zsim.files.trace_file import need_chakra, need_trace, write_trace
 from zsim.files.written import write
 from zsim.mistake import MistakeError
+from zsim.prediction.predicted_error import explained
 from zsim.report.run_picture import RUN_FIGURES, run_picture
 from zsim.report.timeline import timeline
 from zsim.units import PICOSECONDS_PER_SECOND
@@ -176,8 +177,23 @@ class RunResult(AnswerInFacts):
 
     @property
     def trust(self) -> str:
-        """Sentence on how far the times can be trusted."""
+        """Error of the step time in one line."""
         return self.recorded.trust
+
+    @property
+    def step_time_interval_s(self) -> tuple[float, float] | None:
+        """Bounds of the step time that 90 % of comparable runs are within; None if unknown."""
+        error, step_s = self.recorded.error, self.step_time_s
+        return None if error is None else (step_s * error.low, step_s * error.high)
+
+    @property
+    def fit_probability(self) -> float | None:
+        """Probability that a simulated run fits its memory; None of one that ran."""
+        return fit_probability(self.summary, self.backend)
+
+    def explain_error(self) -> list[tuple[str, str]]:
+        """Return what the error of the step time is made of, and the closest published runs."""
+        return explained(self.recorded.error, self.step_time_s)
 
     @property
     def out_of_memory(self) -> Lack | None:

@@ -13,8 +13,7 @@ class SettingBound:
         kernels_s: seconds of these in which kernels run, and collectives of the tensor axis.
         why_not: why there is no run at all, in one line; empty if there may be one.
         is_full: whether that is for lack of memory: larger micro-batches need more.
-        is_judged: whether enough judged runs are like it that its error can be stated.
-        slower: how many times as long as predicted they took, in the median.
+        slower: how many times as long as predicted runs of its kind took, in the median.
     """
 
     step_time_s: float = 0.0
@@ -23,7 +22,6 @@ class SettingBound:
     memory_bytes: int = 0
     why_not: str = ""
     is_full: bool = False
-    is_judged: bool = False
     slower: float = 1.0
 
     def is_below(self, other: "SettingBound") -> bool:

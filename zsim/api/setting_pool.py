@@ -83,7 +83,6 @@ class SettingPool:
                 settings=len(group.knobs),
                 family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
                 likely=group.likely,
-                is_judged=bound.is_judged,
                 larger=group.larger,
             )
             for group, bound in zip(self.groups[start:], self.bounds[start:], strict=True)

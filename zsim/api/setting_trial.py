@@ -44,10 +44,10 @@ from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
 from zsim.planner.space import SettingGroup
-from zsim.prediction.evidence import judged_runs
-from zsim.prediction.likeness import Likeness, alike
-from zsim.prediction.run_features import features
-from zsim.prediction.trust import trust
+from zsim.prediction.closest_runs import slower_of
+from zsim.prediction.error_rule import shipped_rules
+from zsim.prediction.predicted_error import step_error
+from zsim.prediction.run_features import features, features_of
 from zsim.runtimes.registry import (
     copied_bytes,
     file_bytes,
@@ -60,6 +60,7 @@ from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
+from zsim.trace.trace import StepError
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 
 NAME = "best"
@@ -76,10 +77,9 @@ class SettingOutcome:
         memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
         usable_bytes: what there is.
         kept_bytes: of it what is alive at once beside buffers of collectives.
-        trust: how far the times can be trusted, as a sentence.
-        error: of nine of ten judged runs like it, or of others; None where nobody knows.
-        is_judged: whether it is that of runs like it.
-        slower: how many times as long as predicted such runs took, in the median.
+        trust: the error of the step time, in one line.
+        error: of the step time; None where it is unknown.
+        slower: how many times as long as predicted runs of its kind took, in the median.
         operations: of the schedules that were written or simulated for it.
     """
 
@@ -90,10 +90,16 @@ class SettingOutcome:
     kept_bytes: int = 0
     fits: bool = False
     trust: str = ""
-    error: float | None = None
-    is_judged: bool = False
+    error: StepError | None = None
     slower: float = 1.0
     operations: int = 0
+
+    @property
+    def fit_probability(self) -> float:
+        """Probability that a run fits, by published runs that did and did not."""
+        if self.memory_bytes == 0:
+            return 0.0
+        return shipped_rules().fit.probability(self.memory_bytes, self.usable_bytes)
 
     @property
     def is_tight(self) -> bool:
@@ -139,17 +145,16 @@ def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
         job = settled_source(_as_simulated(tables)).job()
     except RUN_FAULTS as fault:
         return SettingOutcome(refusal=str(fault))
-    trusted = trust(job)
+    found_error = step_error(job)
     return SettingOutcome(
         step_time_s=found.step_time_s,
         memory_bytes=found.needed_bytes,
         usable_bytes=found.usable_bytes,
         kept_bytes=found.kept_bytes,
         fits=found.fits,
-        trust=trusted.text,
-        error=trusted.error,
-        is_judged=trusted.is_judged,
-        slower=trusted.slower,
+        trust=found_error.text,
+        error=StepError.of(found_error.bounds, found_error.features_text),
+        slower=slower_of(job.cluster, features_of(job)),
     )
 
 
@@ -250,14 +255,12 @@ class Bounder:
         )
         busy_s = updating + busy.seconds
         seconds = max(busy_s, exchange_s(lines, strategy, cut, between), moved)
-        like = _like(found, model)
         return SettingBound(
             step_time_s=seconds,
             busy_s=busy_s,
             kernels_s=updating + busy.kernels_s,
             memory_bytes=memory,
-            is_judged=like is not None and like.bound is not None,
-            slower=1.0 if like is None else like.slower,
+            slower=slower_of(cluster, features(strategy, model, cluster)),
         )
 
     def _model(self, found: ResolvedScenario) -> Model:
@@ -337,15 +340,6 @@ def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> Collec
         )
 
     return of
-
-
-def _like(found: ResolvedScenario, model: Model) -> Likeness | None:
-    """Return judged runs like a setting; None where no judged run can be. Knobs change none."""
-    gpu = found.cluster.gpu
-    if gpu.measured is not None or gpu.kernels is None:
-        return None
-    asked = features(found.strategy, model, found.cluster)
-    return None if isinstance(asked, str) else alike(asked, judged_runs())
 
 
 def _groups(strategy: Strategy) -> int:

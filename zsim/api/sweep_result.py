@@ -96,7 +96,7 @@ class SweepResult(Answer):
             "goal": self.study.goal.minimize,
             "held_fixed": self.study.held,
             "dropped_combinations": self.study.dropped,
-            "trust": self.study.trust,
+            "error": self.study.trust,
             "runs": self.rows(),
         }
 

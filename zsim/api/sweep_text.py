@@ -15,10 +15,10 @@ ROWS_MAX = 20
 """Runs that are shown; the others are counted."""
 
 TRUST_MAX = 5
-"""Lines of trust that are shown: there may be one for each number of GPUs."""
+"""Lines on errors that are shown: there may be one for each number of GPUs."""
 
 BELOW, UNJUDGED = "({})", "{} ?"
-"""Differences below the error of the prediction, and those whose error nobody knows."""
+"""Differences within the error of the ratio, and those of unknown error."""
 
 Cell = Callable[[StudyRow], str]
 
@@ -49,11 +49,11 @@ def _facts(result: StudyResult, store: Path | None) -> list[tuple[str, str]]:
     lines += [("held fixed", result.held)]
     marks = {_to_best(result, row)[-1:] for row in result.rows}
     if ")" in marks:
-        lines.append(("in brackets", "differences that are less than the error of the prediction"))
+        lines.append(("in brackets", "differences within the error of the ratio of two step times"))
     if "?" in marks:
-        lines.append(("with ?", "differences that no measurement has judged"))
+        lines.append(("with ?", "differences whose error is unknown"))
     shown = result.trust[:TRUST_MAX]
-    lines += [("" if index else "trust", line) for index, line in enumerate(shown)]
+    lines += [("" if index else "error", line) for index, line in enumerate(shown)]
     if result.trust[TRUST_MAX:]:
         lines.append(("", f"and {len(result.trust) - TRUST_MAX} more lines like it: --json"))
     return lines if store is None else [*lines, ("kept in", str(store))]
@@ -131,7 +131,7 @@ def _of(text: Callable[[Any], str]) -> Cell:
 def _to_best(result: StudyResult, row: StudyRow) -> str:
     """Return how much longer a step takes than that of the best run of the group.
 
-    In brackets if that is less than the error of the prediction, with ? if nobody knows that.
+    In brackets if that is within the error of the ratio, with ? if that is unknown.
     """
     best = result.ranking.best.get(result.goal.group(row))
     if best is None or row.outcome.summary is None:

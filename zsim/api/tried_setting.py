@@ -7,7 +7,7 @@ from math import inf
 from zsim.api.setting_trial import SettingOutcome
 
 LONGER = 1.05
-"""Times as long as predicted from which it is said that judged runs took longer."""
+"""Times as long as predicted from which it is said that published runs took longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class TriedSetting:
         gpus: that it runs on.
         outcome: what it came to.
         value: what is minimized, of the step time that is expected: as much longer than predicted
-            as judged runs like it took in the median; None where it could not be run.
+            as published runs of its kind took in the median; None where it could not be run.
         is_late: whether the training would take longer than it may.
         is_plain: whether it is a plain setting of FSDP2; every answer shows one that fits.
     """
@@ -49,8 +49,8 @@ class TriedSetting:
         return (not self.is_answer, outcome.is_tight, *last)
 
     def longer(self) -> str:
-        """Return in words how much longer than predicted judged runs like it took."""
-        return f"judged ones took {self.outcome.slower:.2g} times as long"
+        """Return in words how much longer than predicted published runs of its kind took."""
+        return f"published ones took {self.outcome.slower:.2g} times as long"
 
     def name(self) -> str:
         """Return the setting in words."""

@@ -1,13 +1,14 @@
 """Rows of the table of judged runs: which published rows judge, and what is predicted of them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
+from zsim.calibration.memory_fit import undominated
 from zsim.calibration.published import Published
 from zsim.calibration.training_tables import TABLES
 from zsim.calibration.training_verdict import Quantity, RunForecast, predicted
-from zsim.prediction.evidence import JudgedRun, flat
+from zsim.prediction.evidence import JudgedRun, MemoryOutcome, flat
 from zsim.prediction.run_features import RunFeatures
 
 DIGITS = 6
@@ -37,6 +38,32 @@ def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> 
         settings=flat({name: table for name, table in tables.items() if name != "title"}),
         stalls=run.stalls,
     )
+
+
+def memory_outcomes_of(
+    runs: Sequence[Published], forecasts: Sequence[RunForecast | str | None]
+) -> list[MemoryOutcome]:
+    """Return the runs with a published peak, and those that memory may have ended.
+
+    These are runs without a result that no run with one dominates (`zsim.calibration.memory_fit`).
+    """
+    made = [
+        (run, forecast)
+        for run, forecast in zip(runs, forecasts, strict=True)
+        if isinstance(forecast, RunForecast)
+    ]
+    lines = {(run.file, run.line) for run in undominated([run for run, _ in made])}
+    return [
+        MemoryOutcome(
+            publication=TABLES[run.file].publication,
+            sweep=sweep_of(run),
+            needed_bytes=forecast.needed_bytes,
+            usable_bytes=forecast.usable_bytes,
+            ran=not run.failed,
+        )
+        for run, forecast in made
+        if run.peak_bytes is not None or (run.file, run.line) in lines
+    ]
 
 
 def sweep_of(run: Published) -> str:

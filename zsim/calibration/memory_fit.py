@@ -51,12 +51,8 @@ def fit(
         if isinstance(forecast, RunForecast)
     ]
     results = [(run, forecast) for run, forecast in made if not run.failed]
-    hardest = [(run.model, *_hardness(run)) for run, _ in results]
-    without = [
-        forecast
-        for run, forecast in made
-        if run.failed and not _dominated((run.model, *_hardness(run)), hardest)
-    ]
+    left = {id(run) for run in undominated([run for run, _ in made])}
+    without = [forecast for run, forecast in made if id(run) in left]
     if len(results) == len(made):
         return None
     return MemoryFit(
@@ -69,6 +65,20 @@ def fit(
         ),
         not_begun=sum(bool(run.failed and run.refusal) for run in runs),
     )
+
+
+def undominated(runs: Sequence[Published]) -> list[Published]:
+    """Return runs without a result that no successful one of the same file dominates."""
+    hardest = [(_model(run), *_hardness(run)) for run in runs if not run.failed]
+    return [
+        run
+        for run in runs
+        if run.failed and not _dominated((_model(run), *_hardness(run)), hardest)
+    ]
+
+
+def _model(run: Published) -> str:
+    return f"{run.file}: {run.model}"
 
 
 def _hardness(run: Published) -> tuple[int, int]:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from zsim.api.run_result import RunResult
     from zsim.api.scenario import LoadedScenario
 
+ERROR = "error"
+"""The figure that --explain explains."""
+
 Timeout = Annotated[
     float | None,
     typer.Option(
@@ -137,6 +140,19 @@ Check = Annotated[
 ]
 
 
+def _what(text: str) -> str:
+    """Return a figure that can be explained."""
+    if text != ERROR:
+        raise typer.BadParameter(f"{text!r} must be {ERROR}")
+    return text
+
+
+Explain = Annotated[
+    str | None,
+    typer.Option(metavar="WHAT", parser=_what, help="Say what a figure is made of: error."),
+]
+
+
 _Drawn = tuple[Path | None, str | None]
 """Where a figure is drawn, and which."""
 
@@ -166,6 +182,7 @@ def run(
     tokens: Tokens = None,
     price: Price = None,
     prices: Prices = None,
+    explain: Explain = None,
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
@@ -198,7 +215,18 @@ def run(
     result = _with_remedies(result.of_tokens(trained, price=price, prices=prices))
     with answer_before(_files(result, trace, chakra, timeline, (picture, figure), report)):
         print_answer(result, as_json=json)
+        _explain(result, None if json else explain)
     return Code.DONE if result.fits else Code.NO
+
+
+def _explain(result: "RunResult", what: str | None) -> None:
+    """Print what the error of the step time is made of, if that is asked, below the answer."""
+    from zsim.api.answer_text import facts_text
+
+    if what is None:
+        return
+    lines = result.explain_error() or [("explained", "the error is unknown, as its line says")]
+    print(f"\n{facts_text(lines)}")
 
 
 def _placed(

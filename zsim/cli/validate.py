@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from zsim.api.answer import Answer
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
-PIPELINES, TRUST, BEST = "pipelines", "trust", "best"
+PIPELINES, ERROR, BEST = "pipelines", "error", "best"
 SHIPS = (PAPER, PIPELINES)
 """Kinds that are compared with figures that ship."""
 NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
 PARTS = 20
-KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, TRUST, BEST)
+KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, ERROR, BEST)
 
 
 def validate(
@@ -47,14 +47,14 @@ def validate(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.json", help="Write the table that trust rests on, made again."),
+        typer.Option(metavar="FILE.json", help="Write the table that errors rest on, made again."),
     ] = None,
 ) -> Code:
     """Compare predictions with published measurements."""
     from zsim.api.output import FileKind, need_output
 
-    if to is not None and (what != TRUST or data is None):
-        raise MistakeError(f"--to: {to}: is for {TRUST} with --data")
+    if to is not None and (what != ERROR or data is None):
+        raise MistakeError(f"--to: {to}: is for {ERROR} with --data")
     if left_out and (what != NETWORK or all_rows):
         raise MistakeError(f"--left-out: is for {NETWORK}")
     if all_rows:
@@ -63,8 +63,8 @@ def validate(
         raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
     if what in SHIPS and data is not None:
         raise MistakeError(f"--data: {data}: {what} takes none, its figures ship")
-    if what == TRUST:
-        return _trust(data, picture, to, as_json=json)
+    if what == ERROR:
+        return _error(data, picture, to, as_json=json)
     if what == BEST:
         return _best(data, picture, as_json=json)
     if what not in SHIPS and data is None:
@@ -106,17 +106,17 @@ def _left_out(data: Path, *, as_json: bool) -> Code:
     return Code.DONE
 
 
-def _trust(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
-    """Judge the percentile that trust prints, by the table that ships or by one made again."""
+def _error(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
+    """Judge the errors that are printed, by the table that ships or by one made again."""
     if picture is not None:
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
-    from zsim.api.trust_validation import validate_trust
+    from zsim.api.error_validation import validate_error
 
     if data is None:
-        print_answer(validate_trust(), as_json=as_json)
+        print_answer(validate_error(), as_json=as_json)
         return Code.DONE
     with progress(f"rows of {data}") as told:
-        found = validate_trust(data, progress=told if sys.stderr.isatty() else _say)
+        found = validate_error(data, progress=told if sys.stderr.isatty() else _say)
     with answer_before(outputs((to, found.write))):
         print_answer(found, as_json=as_json)
     return Code.DONE

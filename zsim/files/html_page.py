@@ -55,7 +55,7 @@ def need_html(option: str, path: Path) -> None:
 def render(page: Page, *, made: date | None = None) -> str:
     """Return `page`, `made` on a day, as HTML; `need_html` said that it can be made."""
     pairs = {
-        at: {"figures": each.pairs.figures, "runs": each.pairs.runs}
+        at: {"figures": each.pairs.figures, "runs": each.pairs.runs, "errors": each.pairs.errors}
         for at, each in enumerate(page.sections)
         if each.pairs is not None
     }

@@ -155,7 +155,7 @@ const packed = [...document.querySelectorAll(".drawing.zoom")].map(async box => 
 Promise.all(packed).then(() => document.documentElement.dataset.drawn = "yes");
 
 for (const box of document.querySelectorAll(".pairs")) {
-  const {figures: names, runs} = pairs[box.dataset.of];
+  const {figures: names, runs, errors} = pairs[box.dataset.of];
   const [first, second] = box.querySelectorAll("select");
   const digits = value => value === null ? "" : Number(value.toPrecision(4)).toLocaleString("en");
   const show = () => {
@@ -170,12 +170,12 @@ for (const box of document.querySelectorAll(".pairs")) {
       }
       return row;
     }));
-    const relative = b[1][0] / a[1][0] - 1, errors = [a[2], b[2]];
-    const judged = errors.every(each => each !== null), error = judged ? Math.max(...errors) : null;
+    const relative = b[1][0] / a[1][0] - 1, [less, more] = [Number(first.value), Number(second.value)].sort((x, y) => x - y);
+    const error = less === more ? 0 : errors[more][less];
     const how = relative === 0 ? "B takes as long as A" : `B takes ${Math.abs(100 * relative).toFixed(1)} % ${relative < 0 ? "less" : "more"} time than A`;
-    box.querySelector(".verdict").textContent = !judged ? `${how}; no measurement has judged such runs.`
-      : Math.abs(relative) > error ? `${how}, more than the error of the prediction (${(100 * error).toFixed(0)} %).`
-      : `${how}: less than the error of the prediction (${(100 * error).toFixed(0)} %), so it says nothing.`;
+    box.querySelector(".verdict").textContent = error === null ? `${how}; the error of this ratio is unknown.`
+      : Math.max(1 + relative, 1 / (1 + relative)) > 1 + error ? `${how}, more than the error of the ratio (${(100 * error).toFixed(0)} %).`
+      : `${how}: within the error of the ratio (${(100 * error).toFixed(0)} %), so it says nothing.`;
   };
   for (const [select, start] of [[first, 0], [second, Math.min(1, runs.length - 1)]]) {
     select.append(...runs.map(([name], at) => new Option(name, at)));

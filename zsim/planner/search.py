@@ -19,12 +19,6 @@ FRONT_STEP = 0.85
 FRONT_MOST = 12
 """No more trials than these look for less memory."""
 
-JUDGED_EVERY = 4
-"""One of so many trials looks for the best of those that were judged."""
-
-JUDGED_MOST = 12
-"""No more trials than these do."""
-
 GAP_EVERY = 3
 """One of so many trials is of the group whose bound leaves the largest gap."""
 
@@ -53,7 +47,6 @@ class SettingBranch:
         family: groups of one family are as far above their bounds.
         likely: how many times its bound a setting is expected to come to, before one of the family
             was tried.
-        is_judged: whether measurements of others say how far off its values may be.
         larger: by setting, those that keep as much in memory as it does, or more, beside buffers of
             collectives.
     """
@@ -64,7 +57,6 @@ class SettingBranch:
     settings: int
     family: str
     likely: float = 1.0
-    is_judged: bool = False
     larger: Sequence[frozenset[int]] = ()
 
 
@@ -126,14 +118,12 @@ class Search:
     first: Sequence[int] = ()
     holds_back: bool = False
     best: float = inf
-    best_judged: float = inf
     _progress: list[_Progress] = field(init=False)
     _ratios: defaultdict[str, list[float]] = field(init=False)
     _beside: defaultdict[str, list[float]] = field(init=False)
     _least_memory: float = field(init=False, default=inf)
     _picks: int = field(init=False, default=0)
     _front_picks: int = field(init=False, default=0)
-    _judged_picks: int = field(init=False, default=0)
     _families: set[str] = field(init=False)
     _plain: deque[tuple[int, bool]] = field(init=False)
 
@@ -200,12 +190,9 @@ class Search:
             found = self._smallest_pick()
         elif self._picks % FRONT_EVERY == 0:
             found = self._front_pick()
-        elif self._picks % JUDGED_EVERY == 0:
-            found = self._judged_pick()
         if found is None and self._picks % GAP_EVERY == 0:
             found = self.lowest(ready=True)
         found = self._best_pick() if found is None else found
-        found = self._judged_pick() if found is None else found
         return self._front_pick() if found is None else found
 
     def tell(self, branch: int, number: int, trial: Trial) -> None:
@@ -220,8 +207,6 @@ class Search:
             self._ratios[known.family].append(trial.value / known.bound if known.bound else 1.0)
         if trial.is_answer and trial.value is not None and not trial.is_tight:
             self.best = min(self.best, trial.value)
-            if known.is_judged:
-                self.best_judged = min(self.best_judged, trial.value)
             self._least_memory = min(self._least_memory, trial.memory_bytes)
         else:
             progress.unfit += 1
@@ -329,21 +314,6 @@ class Search:
         if not estimates:
             return None
         self._front_picks += 1
-        return min(estimates)[1]
-
-    def _judged_pick(self) -> int | None:
-        """Return a branch that was judged and may be the best of those."""
-        if self._judged_picks >= JUDGED_MOST:
-            return None
-        most = self.best_judged * (1 - self.tolerance)
-        estimates = [
-            (self._estimate(index), index)
-            for index, branch in enumerate(self.branches)
-            if branch.is_judged and branch.bound < most and self._has_next(index)
-        ]
-        if not estimates:
-            return None
-        self._judged_picks += 1
         return min(estimates)[1]
 
     def _has_next(self, index: int) -> bool:

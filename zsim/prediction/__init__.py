@@ -1,1 +1,1 @@
-"""From a scenario to a prediction, and how far to trust it."""
+"""Errors of predictions, by published runs and what is predicted of them."""

@@ -1,7 +1,8 @@
 """The table of judged runs: what others published of a run, and what zsim predicts of it.
 
 `judged_runs.json` has one entry for each publication. The run of a row is a scenario: the tables in
-`base`, in which the keys of `keys` have the row's values; null leaves one out. `zsim validate trust
+`base`, in which the keys of `keys` have the row's values; null leaves one out. `outcomes` has runs
+that fitted, or ran out of memory, with what they are predicted to need. `zsim validate error
 --data DIR --to FILE` makes the file again, and a test predicts rows of it.
 """
 
@@ -71,7 +72,32 @@ class JudgedRun:
         return tables
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOutcome:
+    """A published run that fitted, or ran out of memory, and what it is predicted to need.
+
+    Attributes:
+        publication: short name of who published it.
+        sweep: as of a `JudgedRun`.
+        needed_bytes: bytes of device memory that a rank is predicted to need.
+        usable_bytes: bytes that it may reserve.
+        ran: whether it fitted.
+    """
+
+    publication: str
+    sweep: str
+    needed_bytes: int
+    usable_bytes: int
+    ran: bool
+
+    @property
+    def group(self) -> str:
+        """Return the publication and the sweep, which are left out together."""
+        return f"{self.publication}, {self.sweep}"
+
+
 FEATURES = tuple(field.name for field in fields(RunFeatures))
+OUTCOME = tuple(field.name for field in fields(MemoryOutcome))
 FIGURES = ("step_s", "predicted_step_s", "peak_bytes", "predicted_peak_bytes")
 
 
@@ -79,6 +105,18 @@ FIGURES = ("step_s", "predicted_step_s", "peak_bytes", "predicted_peak_bytes")
 def judged_runs() -> tuple[JudgedRun, ...]:
     """Return the runs of the table that ships."""
     return parse((files("zsim.prediction") / FILE).read_text("utf-8"))
+
+
+@cache
+def memory_outcomes() -> tuple[MemoryOutcome, ...]:
+    """Return the runs of the table that ships which fitted, or ran out of memory."""
+    return parsed_outcomes((files("zsim.prediction") / FILE).read_text("utf-8"))
+
+
+def parsed_outcomes(text: str) -> tuple[MemoryOutcome, ...]:
+    """Return the runs that fitted, or not, of a table that `table_text` wrote."""
+    rows = json.loads(text)["outcomes"]
+    return tuple(MemoryOutcome(**dict(zip(OUTCOME, row, strict=True))) for row in rows)
 
 
 def parse(text: str) -> tuple[JudgedRun, ...]:
@@ -102,14 +140,18 @@ def _run(entry: Mapping[str, Any], row: Mapping[str, Any]) -> JudgedRun:
     )
 
 
-def table_text(runs: Sequence[JudgedRun]) -> str:
-    """Return the table of `runs` as the text of its file, a line for each run."""
+def table_text(runs: Sequence[JudgedRun], outcomes: Sequence[MemoryOutcome] = ()) -> str:
+    """Return the table of `runs` and `outcomes` as the text of its file, a line for each."""
     entries = []
     for publication in dict.fromkeys(run.publication for run in runs):
         found = [run for run in runs if run.publication == publication]
         entries.append(_entry_text(publication, found))
     head = f'"features": {json.dumps(FEATURES)},\n"figures": {json.dumps(FIGURES)}'
-    return f'{{{head},\n"publications": [\n{",".join(entries)}]}}\n'
+    lines = ",\n".join(json.dumps([getattr(each, name) for name in OUTCOME]) for each in outcomes)
+    return (
+        f'{{{head},\n"publications": [\n{",".join(entries)}],\n'
+        f'"outcome": {json.dumps(OUTCOME)},\n"outcomes": [\n{lines}]}}\n'
+    )
 
 
 def _entry_text(publication: str, runs: Sequence[JudgedRun]) -> str:

@@ -1,5 +1,6 @@
-"""Features by which runs are alike: what trains, how it is sharded, and what it runs on."""
+"""Features of a run that its error is read off: what trains, how it is sharded, on what."""
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -16,15 +17,15 @@ PICOSECONDS_PER_MS = 10**9
 OWN = "zsim's own"
 """The runtime of zsim's own stages."""
 
-NO_SHAPE = "a model whose shape is not known"
-NO_STRATEGY = "a schedule that does not say how it was made"
+NO_SHAPE = "the shape of the model is not known"
+NO_STRATEGY = "the schedule does not say how it was made"
 
 DEVICE = str(MemoryTier.DEVICE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFeatures:
-    """Features of a run; equal names in a table of judged runs are columns.
+    """Features of a run; names of columns in a table of judged runs.
 
     Attributes:
         constants: kernel profile, and how it was changed: "h100", or "h100, kernels as alone".
@@ -38,6 +39,9 @@ class RunFeatures:
         width: hidden size.
         checkpointing: which activations are kept.
         compiled: whether blocks are compiled.
+        data: ranks of the data axis; each replica of the shards has so many.
+        layers: of the model.
+        spans: whether the ranks of a tensor group are in several domains of NVLink.
     """
 
     runtime: str
@@ -59,10 +63,23 @@ class RunFeatures:
     attention: str
     checkpointing: str
     compiled: bool
+    data: int
+    layers: int
+    spans: bool
+
+    @property
+    def gpu(self) -> str:
+        """Name of the generation of the GPU, that the constants begin with: "h100"."""
+        return re.split("[_,]", self.constants, maxsplit=1)[0]
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return self.tensor * self.pipeline * self.context * self.replicate * self.data
 
 
 def features_of(job: Job) -> RunFeatures | str:
-    """Return the features of `job`, or in words why no judged run can be like it."""
+    """Return the features of `job`, or in words why no published run has such."""
     strategy = job.schedule.contract.strategy
     if strategy is None:
         return NO_STRATEGY
@@ -70,7 +87,7 @@ def features_of(job: Job) -> RunFeatures | str:
 
 
 def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures | str:
-    """Return the features of a run of `strategy`, or in words why no judged run can be like it."""
+    """Return the features of a run of `strategy`, or in words why no published run has such."""
     shape = model.architecture
     if shape is None:
         return NO_SHAPE
@@ -101,6 +118,9 @@ def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures 
         attention=str(shape.attention),
         checkpointing=str(strategy.activations.checkpointing),
         compiled=train.compile,
+        data=parallel.data,
+        layers=shape.layers,
+        spans=parallel.tensor > domain,
     )
 
 

@@ -18,7 +18,7 @@ class RankedSetting:
         name: in words.
         standing: its distance from the best, and whether that is a tie.
         more: by which share it is worse than the best.
-        trust: how far its time can be trusted, in a few words.
+        error: of its time, and the probability that it fits, in a few words.
         days: of the training; None where nobody says how many tokens it has.
         cost: of the training, or None.
         energy_kwh: of the training as expected, or None.
@@ -30,7 +30,7 @@ class RankedSetting:
     memory_bytes: int
     standing: str
     more: float
-    trust: str
+    error: str
     days: float | None = None
     cost: float | None = None
     energy_kwh: float | None = None
@@ -206,7 +206,7 @@ def _table(settings: Sequence[RankedSetting]) -> PageTable:
         columns=(
             *("setting", "GPUs", "step time", "memory", "beside the best"),
             *(title for title, _, _ in asked),
-            "trust",
+            "error",
         ),
         numeric=(False, True, True, True, True, *(True for _ in asked), False),
         rows=tuple(
@@ -217,7 +217,7 @@ def _table(settings: Sequence[RankedSetting]) -> PageTable:
                 number(format_bytes(each.memory_bytes), each.memory_bytes),
                 number(each.standing, each.more),
                 *(_amount(getattr(each, name), digits) for _, name, digits in asked),
-                words(each.trust),
+                words(each.error),
             )
             for each in settings
         ),

@@ -83,12 +83,11 @@ def choice_chart(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> Ch
 def _point(row: StudyRow, choice: int, values: ChartValues, *, meets: bool) -> ChoicePoint:
     shown, error = values.of_run[row.name], row.outcome.error
     says = f"{row.name}: {format_seconds(row.step_time_s)}"
-    says += f" ± {error:.0%}" if error is not None else ""
+    says += f" ± {error.half_width:.0%}" if error is not None else ""
     says += f", {shown:.3g} times the fastest" if values.like else ""
     says += "" if meets else "; does not meet the goal"
-    return ChoicePoint(
-        choice=choice, value=shown, band=(error or 0.0) * shown, meets=meets, title=says
-    )
+    band = 0.0 if error is None else error.half_width * shown
+    return ChoicePoint(choice=choice, value=shown, band=band, meets=meets, title=says)
 
 
 def values_of(result: StudyResult, rows: Sequence[StudyRow]) -> ChartValues:

@@ -27,13 +27,15 @@ class Pairs:
     """Runs of which a reader chooses two, to see their difference.
 
     Attributes:
-        figures: names of the numbers that each run has; the first is judged by the error.
-        runs: name, numbers (None where one is not known), and relative error of the first number
-            if somebody judged it.
+        figures: names of the numbers that each run has; the first is a step time.
+        runs: name, and numbers (None where one is unknown).
+        errors: of the ratio of the first numbers of each run and each one before it, as shares;
+            None where one is unknown.
     """
 
     figures: tuple[str, ...]
-    runs: tuple[tuple[str, tuple[float | None, ...], float | None], ...]
+    runs: tuple[tuple[str, tuple[float | None, ...]], ...]
+    errors: tuple[tuple[float | None, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

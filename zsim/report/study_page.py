@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from zsim.analysis.run_comparison import ratio_error
 from zsim.report.choice_chart import choice_chart
 from zsim.report.figure import BarRows, RowBar, Series
 from zsim.report.page import (
@@ -20,7 +21,10 @@ from zsim.study.row import StudyRow
 from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 1_000
-"""Rows of the table, and runs to choose from: more make the page slow; the CSV has all."""
+"""Rows of the table: more make the page slow; the CSV has all."""
+
+PAIRS_MAX = 200
+"""Runs to choose from: the page has the error of the ratio of each two."""
 
 
 def study_page(result: StudyResult) -> Page:
@@ -37,7 +41,7 @@ def study_page(result: StudyResult) -> Page:
         answer=f"{result.answer[:1].upper()}{result.answer[1:]}.",
         facts=(
             *facts,
-            *zip(("trust", *("" for _ in result.trust[1:])), result.trust, strict=False),
+            *zip(("error", *("" for _ in result.trust[1:])), result.trust, strict=False),
         ),
         sections=tuple(sections),
     )
@@ -86,7 +90,7 @@ def _figures(row: StudyRow, *, priced: bool) -> Iterator[TableCell]:
         yield from (number("", 0) for _ in range(6 if priced else 5))
         return
     error = row.outcome.error
-    band = f" ± {error:.0%}" if error is not None else ""
+    band = f" ± {error.half_width:.0%}" if error is not None else ""
     exposed = found.exposed_communication_s / found.step_time_s if found.step_time_s else 0.0
     yield number(f"{format_seconds(found.step_time_s)}{band}", found.step_time_s)
     yield number(f"{exposed:.1%}", exposed)
@@ -121,9 +125,9 @@ def meaning_of_marks(rows: Sequence[StudyRow]) -> str:
     """Return what the lines of error of a chart are, or why there are none, and what is pale."""
     judged = any(row.outcome.error is not None for row in rows)
     band = (
-        "Thin lines are the error of the prediction, where measurements judged it."
+        "Thin lines are the interval of 90 % of comparable runs, where it is known."
         if judged
-        else "No measurement has judged such runs: there is no band of error."
+        else "The error of such runs is unknown: there are no intervals."
     )
     return f"{band} Hollow dots and pale bars do not meet the goal."
 
@@ -241,7 +245,7 @@ def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
     return (
         f"From {begin}, one {'axis' if each is None else 'other axis'} is changed at a time; "
         f"bars are the change of {what}. {help_most} {matters}"
-        + " No measurement has judged these differences." * _none_judged(found)
+        + " The error of these differences is unknown." * _none_judged(found)
         + " Pale bars do not meet the goal." * (len(meets) < len(found))
     )
 
@@ -255,7 +259,7 @@ def _says(each: OneChange, found: Sequence[OneChange]) -> str:
     """Return a change, one of `found`, and how sure it is unless that is said of all."""
     how = {
         False: ", a tie: below the error",
-        None: "" if _none_judged(found) else ", not judged",
+        None: "" if _none_judged(found) else ", of unknown error",
         True: "",
     }[each.counts]
     return f"{each.relative:+.1%}{how if each.relative else ''}"
@@ -265,12 +269,12 @@ def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:
     """Return a section that compares any two runs: the page computes the difference."""
     done = {row.name for row in rows}
     ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
-    shown = [row for row in ordered if row.name in done][:ROWS_MAX]
+    shown = [row for row in ordered if row.name in done][:PAIRS_MAX]
     left = len(rows) - len(shown)
-    more = f" The best {ROWS_MAX:,} runs can be chosen; all are in the CSV." if left else ""
+    more = f" The best {PAIRS_MAX:,} runs can be chosen; all are in the CSV." if left else ""
     return Section(
         title="Any two runs",
-        sentences=(f"Choose two; a step time that differs by less than the error says so.{more}",),
+        sentences=(f"Choose two; step times within the error of their ratio say so.{more}",),
         pairs=Pairs(
             figures=(
                 "step time, s",
@@ -280,7 +284,11 @@ def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:
                 "tokens/s",
                 "GPUs",
             ),
-            runs=tuple((row.name, _numbers(row), row.outcome.error) for row in shown),
+            runs=tuple((row.name, _numbers(row)) for row in shown),
+            errors=tuple(
+                tuple(ratio_error(row.outcome.error, other.outcome.error) for other in shown[:at])
+                for at, row in enumerate(shown)
+            ),
         ),
     )
 

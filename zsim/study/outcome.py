@@ -7,6 +7,7 @@ from math import inf
 
 from zsim.analysis.summary import Summary
 from zsim.schedule.json import FieldError, decode_value, encode_value
+from zsim.trace.trace import StepError
 
 
 class Status(StrEnum):
@@ -32,15 +33,14 @@ class Status(StrEnum):
 class StudyOutcome:
     """Outcome of a run; `reason` says why, in one line, unless it is done.
 
-    `error` is the relative error of step times that nine of ten runs like this one stayed below
-    which were judged by measurements; None where nobody knows. `trust` says it in words.
+    `error` is the error of the step time; None where it is unknown. `trust` says it in words.
     """
 
     status: Status
     reason: str = ""
     summary: Summary | None = None
     trust: str = ""
-    error: float | None = None
+    error: StepError | None = None
 
 
 def encoded(outcome: StudyOutcome) -> str:

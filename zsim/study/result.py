@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.analysis.run_comparison import counts
+from zsim.study.error_lines import error_lines
 from zsim.study.goal import COST, GPUS, STEP_TIME, Goal, Ranking, ranked, value_of
 from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.row import StudyRow
 from zsim.study.study_plan import StudyPlan, StudyRun
-from zsim.study.trust_lines import said_once
 from zsim.units import format_seconds
 
 SECONDS_PER_HOUR = 3600
@@ -40,9 +40,8 @@ class StudyResult:
 
     @property
     def trust(self) -> tuple[str, ...]:
-        """Sentences on how far to trust the simulation, each thing once."""
-        outcomes = [row.outcome for row in self.rows if row.outcome.trust]
-        return said_once([(outcome.trust, outcome.error) for outcome in outcomes])
+        """Lines on the error of the simulation, each once."""
+        return error_lines([row.outcome for row in self.rows if row.outcome.trust])
 
     @property
     def answer(self) -> str:
@@ -72,7 +71,7 @@ def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyRes
 def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
     """Return by which fraction a step of `other` is longer than of `one`, and whether it counts.
 
-    It does where it is more than the larger error of the two; None where nobody judged these.
+    It does where it is more than the error of their ratio; None where that is unknown.
     """
     found = other.step_time_s / one.step_time_s - 1
     return found, _counts(found, one, other)
@@ -93,7 +92,7 @@ def compared(goal: Goal, one: StudyRow, other: StudyRow) -> tuple[float, bool | 
 
 
 def _counts(relative: float, one: StudyRow, other: StudyRow) -> bool | None:
-    return counts(relative, [row.outcome.error for row in (one, other)])
+    return counts(relative, one.outcome.error, other.outcome.error)
 
 
 def _row(run: StudyRun, goal: Goal, outcomes: Mapping[str, StudyOutcome]) -> StudyRow:
@@ -151,7 +150,7 @@ def _of_group(result: StudyResult, group: str) -> str:
 
 
 def _leads(result: StudyResult) -> str:
-    """Say in which groups the lead of the best run is within the error, or not judged."""
+    """Say in which groups the lead of the best run is within its error, or of unknown error."""
     goal, ranking = result.goal, result.ranking
     if goal.minimize not in {STEP_TIME, COST}:
         return ""
@@ -169,10 +168,10 @@ def _leads(result: StudyResult) -> str:
     text = ""
     if below:
         at = "" if len(below) == len(found) else f" at {', '.join(below)}"
-        text += f"; the lead over the next{at} is less than the error of the prediction"
+        text += f"; the lead over the next{at} is within the error of the ratio"
     if unjudged:
         at = "" if len(unjudged) == len(found) else f" at {', '.join(unjudged)}"
-        text += f"; no measurement has judged the lead over the next{at}"
+        text += f"; the error of the lead over the next{at} is unknown"
     return text
 
 
@@ -218,8 +217,8 @@ def _beside(goal: Goal, ranking: Ranking) -> str:
 def _error(counts: bool | None) -> str:  # noqa: FBT001  (yes, no, or nobody knows)
     """Return how sure a difference is, where it is not."""
     if counts is None:
-        return ", which no measurement has judged"
-    return "" if counts else ", which is less than the error of the prediction"
+        return ", whose error is unknown"
+    return "" if counts else ", which is within the error of the ratio"
 
 
 def _commonest(reasons: Sequence[str]) -> str:

@@ -37,8 +37,8 @@ class StudyRow:
 
     @property
     def band_s(self) -> tuple[float, float] | None:
-        """The step time less and plus its error; None where nobody judged it."""
+        """The bounds of the step time; None where its error is unknown."""
         error = self.outcome.error
         if error is None or self.outcome.summary is None:
             return None
-        return self.step_time_s * (1 - error), self.step_time_s * (1 + error)
+        return self.step_time_s * error.low, self.step_time_s * error.high

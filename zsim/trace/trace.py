@@ -159,13 +159,36 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepError:
+    """Error of a predicted step time.
+
+    90 % of comparable runs take between `low` and `high` times the prediction. `features` has the
+    features of the run as JSON, which the error of a ratio of two step times depends on.
+    """
+
+    low: float
+    high: float
+    features: str
+
+    @classmethod
+    def of(cls, bounds: tuple[float, float] | None, features: str) -> "StepError | None":
+        """Return the error with these bounds, if there are any."""
+        return None if bounds is None else cls(low=bounds[0], high=bounds[1], features=features)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the distance of the bounds, as a share of the prediction."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A run of setup and `steps` steps.
 
     `step_end_ps` has the end of each step (all streams of all ranks drained of it). `observed`
     holds figures by name that only some backends can see (live storages by class, for one).
-    `trust` says in words how far times can be trusted; `error` is the relative error of step times
-    that nine of ten judged runs like this one stayed below, None where nobody knows.
+    `trust` says in words how far times can be trusted; `error` is the error of the step time, None
+    where it is unknown or times were measured.
     """
 
     backend: str
@@ -177,7 +200,7 @@ class Trace:
     links: tuple[LinkUse, ...] = ()
     out_of_memory: OutOfMemory | None = None
     trust: str = ""
-    error: float | None = None
+    error: StepError | None = None
     observed: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -217,4 +240,4 @@ class LastStep:
     end_ps: int
     ranks: tuple[RankStep, ...]
     trust: str
-    error: float | None = None
+    error: StepError | None = None

@@ -44,7 +44,7 @@ def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
     found["written_to_drives_bytes_per_day"] = None if life is None else life.bytes_per_day
     found["drive_life_days"] = None if life is None else life.days
     found["cost_per_million_tokens"] = row.cost_per_million_tokens
-    found["error"] = outcome.error
+    found["error"] = None if outcome.error is None else outcome.error.half_width
     return found
 
 

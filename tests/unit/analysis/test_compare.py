@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_errors import step_error
 
 from zsim.analysis.run_comparison import Comparison, Measure, compare, sort_of
 from zsim.backend.document import encode_trace
@@ -130,9 +131,9 @@ def test_one_change_is_seen_in_few_lines(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("errors", "backend", "line", "differs"),
     [
-        ((0.001, 0.002), "sim", "more than the error of the prediction, 0.2%.", True),
-        ((0.001, 0.9), "sim", "less than the error of the prediction, 90.0%.", False),
-        ((0.001, None), "sim", "No measurement has judged predictions like these", None),
+        ((0.001, 0.002), "sim", "by more than the error of their ratio, ±0.2% (", True),
+        ((0.001, 0.9), "sim", "by no more than the error of their ratio, ±335.9% (", False),
+        ((0.001, None), "sim", "The error of the ratio of the steps is unknown.", None),
         ((None, None), "torch", "alone.", None),  # the last line of the table is the last
     ],
 )
@@ -147,7 +148,8 @@ def test_a_comparison_says_how_sure_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names: list[str] = []
-    for each, error in zip((trace, other), errors, strict=True):
+    for each, width in zip((trace, other), errors, strict=True):
+        error = None if width is None else step_error(width, gpu=f"gpu{len(names)}")
         text = encode_trace(replace(each, error=error, backend=backend))
         names.append(str(tmp_path / f"{len(names)}.json"))
         Path(names[-1]).write_text(text, "utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.api.best_question import BestOptions, Question, question_of
-from zsim.api.best_result import BestResult
+from zsim.api.best_result import SURE, BestResult
 from zsim.api.best_search import best_of
 from zsim.api.setting_trial import tried
 from zsim.mistake import MistakeError, UnwrittenError
@@ -193,10 +193,21 @@ def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_pat
     assert again.peak_reserved_bytes == found.best.outcome.memory_bytes
 
 
-def test_a_setting_unlike_any_that_was_judged_is_called_so(found: BestResult) -> None:
+def test_a_headline_that_may_not_fit_says_so_and_names_the_best_that_does(
+    found: BestResult,
+) -> None:
     assert found.best is not None
-    named = "unlike" in dict(found.facts())["best"]
-    assert named is not found.best.outcome.is_judged
+    for full in (0.9, 0.995, 1.05):
+        outcome = replace(
+            found.best.outcome, usable_bytes=round(found.best.outcome.memory_bytes / full)
+        )
+        best = replace(found.best, outcome=outcome)
+        others = [each for each in found.tried if each is not found.best]
+        line = dict(replace(found, tried=(best, *others)).facts())["best"]
+        assert ("may not fit" in line) is (outcome.fit_probability < SURE)
+        if outcome.fit_probability < SURE:
+            sure = [each for each in found.answers[1:] if each.outcome.fit_probability >= SURE]
+            assert not sure or sure[0].name() in line
 
 
 def test_the_training_is_told_in_days_money_and_energy(found: BestResult) -> None:

@@ -50,7 +50,7 @@ def test_an_answer_has_the_lines_of_a_run_of_the_scenario_that_is_saved(client: 
     answer, saved = got(client, "/answer").text, got(client, "/setting.toml")
     assert saved.headers["Content-Disposition"] == "attachment; filename=setting.toml"
     result = zsim.run(tomllib.loads(saved.text)).of_tokens(10**9)
-    facts = tuple((name, text) for name, text in result.facts() if name != "trust")
+    facts = tuple((name, text) for name, text in result.facts() if name != "error")
     assert len(facts) > 5
     again = re.findall(r"<dt>(.*)</dt><dd>(.*)</dd>", answer)
     assert tuple(again) == facts

@@ -43,7 +43,6 @@ PROPERTIES = (
     "usable_memory_bytes",
     "memory_bytes",
     "healthy_step_time_s",
-    "trust",
     "backend",
     "title",
 )

@@ -55,7 +55,7 @@ def stale(rows: Iterable[Predicted]) -> list[str]:
 
 @pytest.mark.one_commit_in(8)
 def test_rows_drawn_from_the_table_are_predicted_as_they_ship(drawn: list[Predicted]) -> None:
-    assert stale(drawn) == [], "make the table again: zsim validate trust --data DIR --to FILE"
+    assert stale(drawn) == [], "make the table again: zsim validate error --data DIR --to FILE"
 
 
 @pytest.mark.one_commit_in(8)

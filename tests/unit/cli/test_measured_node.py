@@ -48,7 +48,7 @@ def test_a_scenario_runs_on_the_ranks_that_were_measured(ask: Ask, node: str) ->
     found = answered(ask("run", "tiny", "--node", node, "--json"))
     assert "ranks = 2" in found["title"]
     assert found["step_time_s"] > 0
-    assert "measured with zsim measure" in found["trust"]
+    assert "measured with zsim measure" in found["error"]["text"]
     alone = answered(ask("run", "tiny", "--node", node, "--ranks", "1", "--json"))
     assert alone["step_time_s"] < found["step_time_s"]  # it communicates nothing
 

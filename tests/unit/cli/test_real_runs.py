@@ -63,7 +63,7 @@ def test_real_ranks_learn_a_text_and_hold_what_the_book_says(
     assert run["losses"][-1] < run["losses"][0] - 1  # from ln(256) = 5.5; the text is a short loop
     observed = run["observed"]
     assert observed["live_bytes_peak/state"] == observed["booked_bytes_peak/state"]
-    assert run["trust"] == "measured"
+    assert run["error"]["text"] == "measured"
     assert run["mfu"] == 0  # nothing is known of this machine's peak
     written = decode_trace(trace.read_text("utf-8"))
     assert [rank.rank for rank in written.ranks] == [0, 1]

@@ -391,5 +391,5 @@ def test_an_edge_to_what_is_issued_later_is_refused() -> None:
 
 def test_a_trace_says_that_nothing_has_been_validated() -> None:
     trust = run(*gather(1, 4)).trust
-    assert trust.startswith("unvalidated: ")
+    assert trust.startswith("unknown: ")
     assert "\n" not in trust

@@ -1,6 +1,6 @@
 """Errors that constants of kernels ship as evidence are those of the table of judged runs.
 
-Each is written down by itself: by `zsim calibrate` in the constants, by `zsim validate trust` in
+Each is written down by itself: by `zsim calibrate` in the constants, by `zsim validate error` in
 the table. `tests/unit/cli/test_shipped_evidence.py` predicts the rows again, where it has them.
 `zsim calibrate` sees the tables that it is given, and no run that ships in a publication's figures.
 """

@@ -121,29 +121,26 @@ def test_each_question_of_a_planner_is_asked_in_words_that_the_command_takes() -
         assert question.fleet.gpus >= 4
 
 
-def test_the_table_of_evidence_is_what_trust_says(capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(["validate", "trust", "--json"]) == 0
-    found = {
-        each["quantity"]: each
-        for each in json.loads(capsys.readouterr().out)["coverage"]
-        if each["left_out"] == "sweep"
-    }
-    rows = re.findall(
-        r"^\| (step time|peak memory) \| (\d+) \| (\d+) % \| ([\d.]+) % \|$", README, re.MULTILINE
-    )
-    assert len(rows) == len(found)
-    for quantity, judged, stated, covered in rows:
-        everything = found[quantity]["all"]
-        assert int(judged) == everything["rows"]
-        assert f"{everything['stated'] / everything['rows']:.0%}" == f"{stated}%"
-        assert f"{everything['covered'] / everything['stated']:.1%}" == f"{covered}%"
-    assert "5 % of the step time for FSDP1" in README
-    (fsdp1,) = (
-        each["median_stated_error"]
-        for each in found["step time"]["kinds"]
-        if each["kind"] == "FSDP1, parameters sharded, 16 bits, a100, one node"
-    )
-    assert f"{fsdp1:.0%}" == "5%"
+def test_the_table_of_evidence_is_what_validation_measures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert answer(["validate", "error", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = [
+        ("step time", found["step_time"][0]),
+        ("ratio of two step times, one choice changed", found["ratio"][1]),
+    ]
+    for name, each in expected:
+        cells = (
+            name,
+            f"{each['rows']:,}",
+            f"{each['groups']}",
+            f"{each['inside']:.0%}".replace("%", " %"),
+            f"{each['inside_groups']:.0%}".replace("%", " %"),
+            f"±{each['half_width']:.0%}".replace("%", " %"),
+        )
+        assert f"| {' | '.join(cells)} |" in README
+    assert f"a Brier score of {found['fits']['brier']:.3f}" in README
 
 
 def test_every_link_leads_somewhere() -> None:

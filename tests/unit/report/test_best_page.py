@@ -25,7 +25,7 @@ def findings(figures: list[tuple[float, int, int]]) -> BestFindings:
             memory_bytes=size,
             standing="best" if not number else "+1.0%, a tie",
             more=0.01 * bool(number),
-            trust="no judged run is like it",
+            error="unknown; fits with probability 99%",
             cost=12.0,
         )
         for number, (seconds, size, gpus) in enumerate(figures)
@@ -78,7 +78,7 @@ def test_a_page_has_the_best_their_costs_and_why_others_lost(
     assert ten.table is not None
     assert [row[0].text for row in ten.table.rows] == [each.name for each in found.ten]
     assert ten.table.columns == (
-        *("setting", "GPUs", "step time", "memory", "beside the best", "cost", "trust"),
+        *("setting", "GPUs", "step time", "memory", "beside the best", "cost", "error"),
     )
     lost = next(section for section in page.sections if section.title == "Why the others lost")
     assert lost.table is not None

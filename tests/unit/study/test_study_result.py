@@ -4,15 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from step_errors import step_error
 from study_summary import SUMMARY
 
 from zsim.analysis.drive_life import DriveLife
+from zsim.study.error_lines import error_lines
 from zsim.study.file import GoalTable, StudyError
 from zsim.study.goal import goal_of, ranked
 from zsim.study.outcome import Status, StudyOutcome, decoded, encoded
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import StudyRow
-from zsim.study.trust_lines import said_once
 
 
 def row(name: str, seconds: float, gpus: int = 8, **fields: Any) -> StudyRow:  # noqa: ANN401  (of any field)
@@ -54,10 +55,10 @@ def result(goal: GoalTable, *rows: StudyRow) -> StudyResult:
     )
 
 
-TWICE = "100.0% longer than the fastest, fast, which no measurement has judged"
+TWICE = "100.0% longer than the fastest, fast, whose error is unknown"
 
 BEST = {
-    "fastest: fast: 1 s a step; next: slow, +100.0%, which no measurement has judged": GoalTable(),
+    "fastest: fast: 1 s a step; next: slow, +100.0%, whose error is unknown": GoalTable(),
     f"fewest GPUs: slow: 8, 2 s a step, {TWICE}": GoalTable(minimize="gpus"),
     f"cheapest: slow: 16 for a million tokens, 2 s a step, {TWICE}": (
         GoalTable(minimize="cost_per_token", price_per_gpu_hour=1.0)
@@ -153,7 +154,8 @@ def test_there_is_a_best_run_for_each_choice_on_an_axis() -> None:
 
 def test_a_lead_of_a_choice_says_where_it_is_below_the_error_or_not_judged() -> None:
     def judged(name: str, seconds: float, error: float | None) -> StudyRow:
-        outcome = replace(row("", seconds).outcome, error=error)
+        known = None if error is None else step_error(error, name)
+        outcome = replace(row("", seconds).outcome, error=known)
         return row(name, seconds, outcome=outcome)
 
     near, far = judged("near", 1.04, 0.05), judged("far", 1.2, 0.05)
@@ -166,39 +168,38 @@ def test_a_lead_of_a_choice_says_where_it_is_below_the_error_or_not_judged() -> 
         made = replace(result(GoalTable()), axes=("group", "run"), goal=goal, rows=rows)
         answer = replace(made, ranking=ranked(goal, rows)).answer
         seen[tuple(each.name for each in others)] = answer.rpartition("(1 s a step)")[2]
-    below = "; the lead over the next{} is less than the error of the prediction"
-    nobody = "; no measurement has judged the lead over the next"
+    below = "; the lead over the next{} is within the error of the ratio"
+    nobody = "; the error of the lead over the next{} is unknown"
     assert seen == {
         ("near",): below.format(""),
         ("far",): "",
-        ("unknown",): nobody,
-        ("near", "far", "unknown"): below.format(" at 0") + f"{nobody} at 2",
+        ("unknown",): nobody.format(""),
+        ("near", "far", "unknown"): below.format(" at 0") + nobody.format(" at 2"),
         ("far", "far"): "",
         ("near", "near"): below.format(""),
     }
 
 
-def test_what_runs_say_of_trust_is_said_once() -> None:
-    alike = "no judged run is like this one: {}; constants are fitted"
-    here, there = alike.format("here"), alike.format("there")
-    assert said_once([(here, None), (here, None)]) == (here,)
-    assert said_once([(here, None), (there, None), (here, None)]) == (
-        "constants are fitted",
-        "2 of 3 runs: no judged run is like this one: here",
-        "1 of 3 runs: no judged run is like this one: there",
-    )
-    assert said_once([("one", None), ("two", None)]) == ("1 of 2 runs: one", "1 of 2 runs: two")
-    assert said_once([]) == ()
+def outcome_of(text: str, half_width: float | None = None) -> StudyOutcome:
+    error = None if half_width is None else step_error(half_width)
+    return StudyOutcome(status=Status.DONE, summary=SUMMARY, trust=text, error=error)
 
 
-def test_of_runs_with_several_errors_trust_says_the_range_and_which_is_least_sure() -> None:
-    assert said_once([("near", 0.05), ("near", 0.05)]) == ("near",)
-    assert said_once([("near", 0.05), ("far", 0.4), ("near", 0.05), ("none", None)]) == (
-        "3 of 4 runs: of published runs 9 of 10 step times are predicted within 5.0% to 40.0%; "
-        "where most: far",
+def test_errors_of_runs_are_listed_once() -> None:
+    here, there = outcome_of("here"), outcome_of("there")
+    assert error_lines([here, here]) == ("here",)
+    assert error_lines([here, there, here]) == ("2 of 3 runs: here", "1 of 3 runs: there")
+    assert error_lines([]) == ()
+
+
+def test_of_several_errors_the_range_and_the_widest_are_listed() -> None:
+    near, far, unknown = outcome_of("near", 0.05), outcome_of("far", 0.4), outcome_of("none")
+    assert error_lines([near, near]) == ("near",)
+    assert error_lines([near, far, near, unknown]) == (
+        "3 of 4 runs: ±5% to ±40%; where most: far",
         "1 of 4 runs: none",
     )
-    assert said_once([("near", 0.05), ("none", None)]) == ("1 of 2 runs: near", "1 of 2 runs: none")
+    assert error_lines([near, unknown]) == ("1 of 2 runs: near", "1 of 2 runs: none")
 
 
 def test_of_equally_good_runs_the_faster_one_is_best() -> None:
@@ -207,12 +208,16 @@ def test_of_equally_good_runs_the_faster_one_is_best() -> None:
 
 
 def test_a_difference_below_the_error_says_so() -> None:
-    near = replace(FAST, name="near", outcome=replace(row("", 1.04).outcome, error=0.05))
-    known = replace(FAST, outcome=replace(FAST.outcome, error=0.02))
-    assert result(GoalTable(), known, near).answer.endswith(
-        "next: near, +4.0%, which is less than the error of the prediction"
+    near = replace(
+        FAST, name="near", outcome=replace(row("", 1.04).outcome, error=step_error(0.05, "a100"))
     )
-    assert difference(known, replace(SLOW, outcome=replace(SLOW.outcome, error=0.05))) == (1, True)
+    known = replace(FAST, outcome=replace(FAST.outcome, error=step_error(0.02)))
+    assert result(GoalTable(), known, near).answer.endswith(
+        "next: near, +4.0%, which is within the error of the ratio"
+    )
+    assert difference(
+        known, replace(SLOW, outcome=replace(SLOW.outcome, error=step_error(0.05, "a100")))
+    ) == (1, True)
     assert difference(FAST, SLOW) == (1, None)
     assert near.band_s == pytest.approx((1.04 * 0.95, 1.04 * 1.05))
     assert FAST.band_s is None

@@ -221,7 +221,7 @@ def traced(name: str, planted: Planted) -> Trace:
 def by_rank_with(case: AxesCase, planted: Planted) -> RankResult:
     """Train a case on this rank with what is planted."""
     with planted.inside():
-        return by_rank(case)
+        return by_rank(case, case.job())
 
 
 def by_hand_with(planted: Planted) -> dict[str, float]:

@@ -19,7 +19,7 @@ from zsim.dtype import DType
 from zsim.files.trace_file import read_trace
 from zsim.mistake import MistakeError
 from zsim.model.kernel import KernelKind
-from zsim.prediction.trust import trust
+from zsim.prediction.predicted_error import step_error
 from zsim.schedule.schedule import Schedule
 from zsim_torch.measure import drive_times as measured_drive
 from zsim_torch.measure.drive_times import DriveError, drive_times
@@ -105,7 +105,7 @@ def test_what_was_repeated_less_often_for_want_of_seconds_is_told(
     assert measured[0].to_dict()["repeated_less"] == list(hurried)
     assert "seconds were short" in measured[0].text()
     job = replace(zsim.load("tiny").job, cluster=node_of(measured[1]))
-    assert "seconds were short: reference steps, 3 of 4 times" in trust(job).text
+    assert "seconds were short: reference steps, 3 of 4 times" in step_error(job).text
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 5, 500])

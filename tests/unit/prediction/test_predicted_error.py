@@ -1,0 +1,225 @@
+"""Errors of predictions: every question has a bound, and ratios have narrower ones."""
+
+import tomllib
+from dataclasses import asdict, replace
+from math import exp, hypot, log
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from step_errors import FEATURES, step_error
+
+import zsim
+from zsim.api.error_text import probability_text
+from zsim.calibration.error_rows import rules_of
+from zsim.files.installed import scenarios
+from zsim.prediction.closest_runs import FEWEST, NEAREST, closest, closest_of, distance, slower
+from zsim.prediction.error_columns import changed, time_columns
+from zsim.prediction.error_rule import shipped_rules
+from zsim.prediction.evidence import JudgedRun, judged_runs, memory_outcomes, parse, table_text
+from zsim.prediction.predicted_error import PredictedError, error_of, explained, ratio_half_width
+from zsim.prediction.run_features import RunFeatures
+from zsim.scenario.toml import apply
+from zsim.trace.trace import StepError
+
+FEW = judged_runs()[::100]
+"""Published runs, of which the closest is named."""
+
+
+def stated(found: PredictedError) -> StepError | None:
+    """Return an error as a trace has it."""
+    return StepError.of(found.bounds, found.features_text)
+
+
+DEGREES = st.sampled_from((1, 2, 4, 16, 128))
+ASKED = st.builds(
+    RunFeatures,
+    runtime=st.sampled_from(("FSDP2", "a trainer that nobody published")),
+    stage=st.integers(0, 3),
+    precision=st.sampled_from(("bf16", "fp32", "bf16 with rowwise float8")),
+    constants=st.sampled_from(("h100", "a100, kernels as alone", "a GPU of next year")),
+    network=st.booleans(),
+    states=st.sampled_from(("device", "host", "nvme")),
+    tensor=DEGREES,
+    pipeline=DEGREES,
+    context=DEGREES,
+    replicate=DEGREES,
+    nodes=st.integers(1, 4096),
+    gpu_bytes_per_s=st.sampled_from((1, 50_000_000_000)),
+    oversubscription=st.sampled_from((0.0, 1.0, 64.0)),
+    tokens=st.integers(1, 10**6),
+    width=st.integers(1, 10**5),
+    architecture=st.sampled_from(("GPT", "Llama")),
+    attention=st.sampled_from(("plain", "flash")),
+    checkpointing=st.sampled_from(("none", "full")),
+    compiled=st.booleans(),
+    data=DEGREES,
+    layers=st.integers(1, 200),
+    spans=st.booleans(),
+)
+
+
+@given(ASKED)
+def test_every_question_has_a_bound(asked: RunFeatures) -> None:
+    found = error_of(asked, FEW)
+    assert found.interval is not None
+    assert 0 < found.interval.low < 1 < found.interval.high < 100
+    assert found.text.startswith(f"±{found.interval.half_width:.0%}".replace("%", " %"))
+    assert "; closest measured: " in found.text
+    error = stated(found)
+    assert error is not None
+    assert error.half_width == pytest.approx(found.interval.half_width)
+
+
+@given(ASKED, ASKED)
+def test_the_error_of_a_ratio_is_the_same_in_both_directions(
+    one: RunFeatures, other: RunFeatures
+) -> None:
+    first, second = (stated(error_of(each, FEW)) for each in (one, other))
+    assert first is not None
+    assert second is not None
+    error = ratio_half_width(first, second)
+    assert error == ratio_half_width(second, first) > 0
+    assert 0 < ratio_half_width(first, first) < 1
+
+
+def test_runs_of_two_gpus_share_no_error() -> None:
+    one, other = step_error(0.1), step_error(0.2, "a100")
+    widths = [log(each.high / each.low) / 2 for each in (one, other)]
+    assert ratio_half_width(one, other) == pytest.approx(exp(hypot(*widths)) - 1)
+
+
+def test_two_settings_of_one_model_share_most_of_their_error() -> None:
+    """In the median over published runs, beside the same run with one choice changed."""
+    narrower = 0
+    runs = judged_runs()[::25]
+    for run in runs:
+        other = replace(run.features, checkpointing="another")
+        first, second = (stated(error_of(each, runs)) for each in (run.features, other))
+        assert first is not None
+        assert second is not None
+        alone = exp(hypot(*(log(each.high / each.low) / 2 for each in (first, second)))) - 1
+        narrower += ratio_half_width(first, second) < alone
+    assert narrower > 0.9 * len(runs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"checkpointing": "none"}, ("checkpointing",)),
+        ({"tensor": 2, "data": 16}, ("tensor degree",)),
+        ({"tensor": 2}, ("tensor degree",)),
+        ({"data": 16}, ("data degree",)),
+        ({"data": 16, "replicate": 2}, ("data degree",)),
+        ({"data": 16, "compiled": True}, ("compilation", "data degree")),
+        ({"gpu_bytes_per_s": 1}, ("fabric",)),
+        ({}, ()),
+    ],
+    ids=str,
+)
+def test_on_as_many_gpus_the_data_degree_follows(
+    changes: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    assert changed(FEATURES, replace(FEATURES, **changes)) == names
+
+
+def judged(error: float, number: int = 0, **changes: Any) -> JudgedRun:  # noqa: ANN401  (any feature)
+    """A run that took a second, of which so much more was predicted."""
+    return JudgedRun(
+        publication="somebody",
+        citation="somebody 2026",
+        sweep=str(number),
+        step_s=1.0,
+        predicted_step_s=1.0 + error,
+        peak_bytes=100,
+        predicted_peak_bytes=round(100 * (1 + error)),
+        features=replace(FEATURES, **changes),
+        settings={"model.layers": number},
+    )
+
+
+@given(st.lists(st.floats(-0.9, 3), min_size=1, max_size=NEAREST))
+def test_runs_of_one_kind_rank_by_the_time_they_took_and_never_less(errors: list[float]) -> None:
+    found = slower(FEATURES, [judged(error) for error in errors])
+    assert found >= 1
+    if len(errors) < FEWEST:
+        assert found == 1
+    elif len(errors) % 2:
+        median = sorted(1 / (1 + error) for error in errors)[len(errors) // 2]
+        assert found == pytest.approx(max(1.0, median))
+    assert slower(FEATURES, [judged(error, tensor=2) for error in errors]) == 1
+
+
+def test_the_closest_runs_come_first_and_their_publication_is_named() -> None:
+    runs = [judged(0.1, tensor=8), judged(0.1, constants="a100"), judged(0.1)]
+    assert closest(FEATURES, runs)[0] is runs[2]
+    steps = [distance(FEATURES, run.features) for run in closest(FEATURES, runs)]
+    assert steps == sorted(steps)
+    near = closest_of(FEATURES, runs)
+    assert near is not None
+    assert near.text() == "somebody on H100, 2 runs"
+    assert closest_of(FEATURES, []) is None
+
+
+def test_an_explanation_multiplies_to_the_interval() -> None:
+    run = judged_runs()[0]
+    found = error_of(run.features, judged_runs())
+    error = stated(found)
+    assert error is not None
+    lines = dict(explained(error, 2.0))
+    low_s, high_s = 2 * error.low, 2 * error.high
+    assert lines["interval"].startswith(f"{low_s:.4g} to {high_s:.4g} s a step")
+    rule = shipped_rules().time
+    parts = [name for name, value in time_columns(run.features).items() if value]
+    assert all(name in lines["made of"] for name in parts)
+    assert rule.scale({}) * rule.quantile == pytest.approx(
+        float(lines["made of"].partition("%")[0][1:]) / 100, abs=1e-3
+    )
+
+
+def test_the_interval_in_json_is_that_of_the_text() -> None:
+    tables = tomllib.loads(scenarios()["llama2_7b"])
+    apply(tables, "cluster.nodes=1")
+    found = zsim.run(zsim.load(tables), check=False)
+    bounds = found.step_time_interval_s
+    assert bounds is not None
+    error: Any = found.to_dict()["error"]
+    assert (error["step_time_low_s"], error["step_time_high_s"]) == bounds
+    half = (bounds[1] - bounds[0]) / 2 / found.step_time_s
+    assert error["half_width"] == pytest.approx(half)
+    assert dict(found.facts())["error"] == error["text"]
+    assert error["text"].startswith(f"±{half:.0%}".replace("%", " %"))
+    assert found.fit_probability == found.to_dict()["fit_probability"]
+    assert found.fit_probability is not None
+    words = f"fits with probability {probability_text(found.fit_probability)}"
+    assert words in dict(found.facts())["fits"]
+
+
+def test_a_fault_has_no_published_error() -> None:
+    fault = "fault=[{kind='gpu', rank=1, factor=2}]"
+    found = zsim.run("llama2_7b", [fault, "cluster.nodes=1"], check=False)
+    assert found.trust == "unknown: no published run has faults"
+    assert found.recorded.error is None
+    assert found.explain_error() == []
+
+
+def test_the_rules_that_ship_are_fitted_to_the_table_that_ships() -> None:
+    made, ships = rules_of(judged_runs(), memory_outcomes()), shipped_rules()
+    for one, other in zip(asdict(made).values(), asdict(ships).values(), strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert value == pytest.approx(other[name], rel=1e-6), name
+
+
+def test_a_table_is_read_as_it_was_written() -> None:
+    runs = (judged(0.1), replace(judged(0.5, 1), peak_bytes=None, predicted_peak_bytes=None))
+    assert parse(table_text(runs)) == runs
+
+
+def test_the_table_that_ships_is_written_by_its_writer_and_names_no_file_of_ours() -> None:
+    runs = judged_runs()
+    assert parse(table_text(runs)) == runs
+    assert all(run.citation and run.publication for run in runs)
+    theirs = [run.citation.removeprefix("github:") for run in runs]
+    assert not any(each.startswith(("/", ".")) or each.endswith(".csv") for each in theirs)

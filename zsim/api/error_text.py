@@ -1,0 +1,22 @@
+"""Errors and probabilities in words, and as objects for JSON."""
+
+from zsim.prediction.error_rule import LEVEL
+from zsim.trace.trace import StepError
+
+
+def error_object(error: StepError | None, step_s: float, text: str) -> dict[str, object]:
+    """Return the error of a step time: bounds in seconds, None where it is unknown, and words."""
+    return {
+        "level": LEVEL,
+        "half_width": None if error is None else error.half_width,
+        "step_time_low_s": None if error is None else step_s * error.low,
+        "step_time_high_s": None if error is None else step_s * error.high,
+        "text": text,
+    }
+
+
+def probability_text(probability: float) -> str:
+    """Return a probability in percent, which is never said to be certain."""
+    if probability > 0.995:
+        return "over 99%"
+    return "under 1%" if probability < 0.005 else f"{probability:.0%}"

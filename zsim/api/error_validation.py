@@ -1,0 +1,237 @@
+"""Measured coverage of errors, and the table and the rules that errors rest on made again."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+from zsim.api.answer import Answer, Progress, tell_nobody
+from zsim.api.answer_text import table_text
+from zsim.api.forecast import asked, forecasts
+from zsim.api.judged_figures import figure_runs, judged_figures, scenario_features
+from zsim.calibration.error_coverage import (
+    ErrorCoverage,
+    FitReport,
+    by_kind,
+    coverage,
+    fit_report,
+    left_out,
+)
+from zsim.calibration.error_fit import ErrorFit
+from zsim.calibration.error_rows import (
+    fit_rows,
+    peak_rows,
+    ratio_fit,
+    ratio_rows,
+    rules_of,
+    time_rows,
+)
+from zsim.calibration.judged_rows import different, judged_row, judges, memory_outcomes_of
+from zsim.calibration.published import Published
+from zsim.calibration.training_verdict import Quantity, RunForecast
+from zsim.files.measurements import published_runs
+from zsim.files.written import write
+from zsim.mistake import MistakeError
+from zsim.prediction import evidence
+from zsim.prediction.error_rule import FILE, LEVEL, ErrorRules
+from zsim.prediction.evidence import JudgedRun, MemoryOutcome, judged_runs, memory_outcomes
+from zsim.prediction.run_features import RunFeatures
+
+COLUMNS = ("kind", "rows", "publications", "inside", "of publications", "score", "", "half-width")
+CHANGED = {0: "another key", 1: "one choice", 2: "two choices", 3: "three choices"}
+LEGEND = (
+    "inside: share of rows within the interval, and its mean over publications; score: mean",
+    "interval score of the logarithm of the error, of rows and over publications (less is better);",
+    "half-width: median of half of the interval, as a share of the prediction",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorValidation(Answer):
+    """Measured coverage of the errors that are printed, each publication left out.
+
+    Attributes:
+        runs: the table of published runs.
+        outcomes: runs that fitted, or ran out of memory.
+        times, ratios, peaks: coverage of step times, of ratios of two and of peaks of memory.
+        fits: probabilities of fitting beside outcomes.
+        rules: what is fitted to all of them.
+        stale: rows that ship and are not predicted so any more; None if none was predicted.
+        fresh: rows that are predicted otherwise than they ship, or do not ship.
+    """
+
+    runs: tuple[JudgedRun, ...]
+    outcomes: tuple[MemoryOutcome, ...]
+    times: tuple[ErrorCoverage, ...]
+    ratios: tuple[ErrorCoverage, ...]
+    peaks: tuple[ErrorCoverage, ...]
+    fits: FitReport | None
+    rules: ErrorRules
+    stale: int | None = None
+    fresh: int | None = None
+
+    def text(self) -> str:
+        """Return tables of coverage, and of the probability of fitting."""
+        names = len({run.publication for run in self.runs})
+        lines = [f"{len(self.runs):,} published runs of {names:,} publications, each left out"]
+        if self.stale is not None:
+            lines.append(f"made again: {self.stale:,} rows that ship are stale, {self.fresh:,} new")
+        for title, found in self._tables().items():
+            lines += ["", f"{title} (target {LEVEL:.0%} inside):", _table(found)]
+        lines += ["", *LEGEND]
+        if self.fits is not None:
+            lines += ["", *_fit_lines(self.fits)]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim validate error --json` prints."""
+        return {
+            "runs": len(self.runs),
+            "publications": len({run.publication for run in self.runs}),
+            "stale": self.stale,
+            "new": self.fresh,
+            "step_time": [asdict(each) for each in self.times],
+            "ratio": [asdict(each) for each in self.ratios],
+            "peak_memory": [asdict(each) for each in self.peaks],
+            "fits": None if self.fits is None else asdict(self.fits),
+        }
+
+    def write(self, path: str | PathLike[str]) -> None:
+        """Write the table to `path`, and the rules that are fitted to it beside it.
+
+        Raises:
+            UnwrittenError: one cannot be written.
+        """
+        write(Path(path), evidence.table_text(self.runs, self.outcomes))
+        write(Path(path).with_name(FILE), self.rules.text())
+
+    def _tables(self) -> dict[str, tuple[ErrorCoverage, ...]]:
+        return {
+            "step time": self.times,
+            "ratio of two step times": self.ratios,
+            "peak of memory, sweeps in place of publications": self.peaks,
+        }
+
+
+def validate_error(
+    folder: str | PathLike[str] | None = None,
+    *,
+    figures: bool = False,
+    progress: Progress = tell_nobody,
+) -> ErrorValidation:
+    """Return how often published values are within the intervals of all other publications.
+
+    Args:
+        folder: published tables from which the table is made again; without it the one that ships
+            is taken as it is.
+        figures: with a folder, figures of papers are predicted again, too; else they are as they
+            ship.
+        progress: told how many rows are predicted, and of how many.
+
+    Raises:
+        MistakeError: there is nothing to read, or of one publication.
+    """
+    ships = judged_runs()
+    if folder is None:
+        return _validation(ships, memory_outcomes())
+    tables = published_runs(Path(folder))
+    papers = {citation for citation, *_ in figure_runs()}
+    own = [run for runs in tables.values() for run in runs]
+    made, outcomes = made_again(own, progress)
+    names = {run.publication for run in ships if run.citation in papers}
+    made += (
+        judged_figures(progress) if figures else [run for run in ships if run.citation in papers]
+    )
+    kept = [each for each in memory_outcomes() if each.publication in names]
+    stale, fresh = different(ships, made)
+    return _validation(made, [*outcomes, *kept], stale=stale, fresh=fresh)
+
+
+def made_again(
+    runs: Sequence[Published], progress: Progress
+) -> tuple[list[JudgedRun], list[MemoryOutcome]]:
+    """Return the rows of `runs` that judge, and those that fitted or not, predicted again."""
+    own = [run for run in runs if judges(run) or (run.failed and run.ways)]
+    made = forecasts([asked(run, Quantity.STEP_TIME) for run in own], progress)
+    found: list[JudgedRun] = []
+    for run, forecast in zip(own, made, strict=True):
+        if isinstance(forecast, RunForecast) and judges(run):
+            of_run = scenario_features(run.ways[forecast.way])
+            if isinstance(of_run, RunFeatures):
+                found.append(judged_row(run, forecast, of_run))
+    return found, memory_outcomes_of(own, made)
+
+
+def _validation(
+    runs: Sequence[JudgedRun],
+    outcomes: Sequence[MemoryOutcome],
+    *,
+    stale: int | None = None,
+    fresh: int | None = None,
+) -> ErrorValidation:
+    if len({run.publication for run in runs}) < 2:
+        raise MistakeError("--data: has runs of one publication; errors need two")
+    pipelines = ["with a pipeline" if run.features.pipeline > 1 else "without" for run in runs]
+    rows = time_rows(runs)
+    times = left_out(ErrorFit(rows), rows, pipelines)
+    steady = [each for each, run in zip(times, runs, strict=True) if not run.stalls]
+    pairs = ratio_rows(runs)
+    of_pairs = [row for row, _ in pairs]
+    ratios = left_out(ratio_fit(of_pairs), of_pairs, [str(count) for _, count in pairs])
+    peaks = peak_rows(runs)
+    fitting = fit_rows(outcomes)
+    return ErrorValidation(
+        runs=tuple(runs),
+        outcomes=tuple(outcomes),
+        times=(
+            coverage("all", times),
+            coverage("all that do not stall", steady),
+            *by_kind(times),
+        ),
+        ratios=tuple(_renamed(each) for each in by_kind(ratios)),
+        peaks=(coverage("all", left_out(ErrorFit(peaks), peaks, [""] * len(peaks))),)
+        if len({row.group for row in peaks}) > 1
+        else (),
+        fits=fit_report(fitting) if len({row.group for row in fitting}) > 1 else None,
+        rules=rules_of(runs, outcomes),
+        stale=stale,
+        fresh=fresh,
+    )
+
+
+def _renamed(found: ErrorCoverage) -> ErrorCoverage:
+    return replace(found, kind=CHANGED[int(found.kind)])
+
+
+def _table(found: Sequence[ErrorCoverage]) -> str:
+    rows = [
+        (
+            each.kind,
+            f"{each.rows:,}",
+            f"{each.groups}",
+            f"{each.inside:.1%}",
+            f"{each.inside_groups:.1%}",
+            f"{each.score:.2f}",
+            f"{each.score_groups:.2f}",
+            f"{each.half_width:.1%}",
+        )
+        for each in found
+    ]
+    return table_text(COLUMNS, rows)
+
+
+def _fit_lines(found: FitReport) -> list[str]:
+    rows = [
+        (
+            f"{each.least:.1f} to {each.most:.1f}",
+            f"{each.runs:,}",
+            f"{each.predicted:.1%}",
+            f"{each.ran:.1%}",
+        )
+        for each in found.reliability
+    ]
+    return [
+        f"fits: {found.ran:,} of {found.runs:,} published runs; Brier score {found.brier:.3f} "
+        f"(the share of all: {found.always:.3f})",
+        table_text(("probability", "runs", "predicted", "fitted"), rows),
+    ]

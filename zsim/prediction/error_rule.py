@@ -1,0 +1,141 @@
+"""The rule for the error of a prediction: a scale that features predict, times one quantile.
+
+The error is the logarithm of the predicted over the published value. Its scale is the exponential
+of a sum over columns, by a ridge regression of the logarithm of absolute errors. A score is an
+error over its scale. 90 % of scores, with the weights of hierarchical conformal prediction
+(Dunn, Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets for Two-Layer Hierarchical
+Models", arXiv 1809.07441), are within `quantile`. `zsim.calibration.error_fit` fits it; the fitted
+numbers ship in `error_rules.json`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from math import exp, log
+from typing import Any
+
+FILE = "error_rules.json"
+
+LEVEL = 0.9
+"""Share of comparable runs that an interval covers."""
+
+COMPARABLE = f"{100 * LEVEL:.0f} % of comparable runs"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInterval:
+    """Bounds of a value as factors of its prediction: `low` is at most 1, `high` at least 1."""
+
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the distance of the bounds, as a share of the prediction."""
+        return (self.high - self.low) / 2
+
+    def text(self) -> str:
+        """Return half of the distance in percent: "±17 %"."""
+        return f"±{100 * self.half_width:.0f} %"
+
+    def of(self, value: float) -> tuple[float, float]:
+        """Return the bounds of a predicted value."""
+        return value * self.low, value * self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRule:
+    """A fitted rule.
+
+    Attributes:
+        base: logarithm of the scale where every column is 0.
+        weights: weight of each column.
+        quantile: scores that `LEVEL` of all are within.
+        skew: factor of errors above 0, and divisor of errors below: predictions may be wrong by
+            more on one side.
+        unseen: by the beginning of its name, the weight of a column that no row of the fit has.
+    """
+
+    base: float
+    weights: Mapping[str, float]
+    quantile: float
+    skew: float = 1.0
+    unseen: Mapping[str, float]
+
+    def scale(self, columns: Mapping[str, float]) -> float:
+        """Return the scale of errors of a run with these columns."""
+        return exp(self.base + sum(self.weight(name) * of for name, of in columns.items()))
+
+    def weight(self, name: str) -> float:
+        """Return the weight of a column."""
+        if name in self.weights:
+            return self.weights[name]
+        return next((of for prefix, of in self.unseen.items() if name.startswith(prefix)), 0.0)
+
+    def interval(self, columns: Mapping[str, float]) -> ErrorInterval:
+        """Return the bounds of a value whose prediction has these columns."""
+        most = self.quantile * self.scale(columns)
+        return ErrorInterval(exp(-most * self.skew), exp(most / self.skew))
+
+    def score(self, error: float, columns: Mapping[str, float]) -> float:
+        """Return the score of an error."""
+        sided = error / self.skew if error > 0 else -error * self.skew
+        return sided / self.scale(columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRule:
+    """Probability that a run fits: logistic in the logarithm of usable over needed memory.
+
+    Attributes:
+        base: log odds where exactly as much is needed as is usable.
+        slope: log odds that a doubling of the usable memory adds, over the logarithm of 2.
+    """
+
+    base: float
+    slope: float
+
+    def probability(self, needed_bytes: float, usable_bytes: float) -> float:
+        """Return the probability that so many bytes are enough."""
+        if usable_bytes <= 0:
+            return 0.0
+        if needed_bytes <= 0:
+            return 1.0
+        odds = self.base + self.slope * log(usable_bytes / needed_bytes)
+        return 1 / (1 + exp(-odds)) if odds > -700 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRules:
+    """All that is fitted to the table of published runs.
+
+    Attributes:
+        time: errors of step times.
+        ratio: errors of the ratio of two step times of one model, runtime and GPU.
+        peak: errors of peaks of memory.
+        fit: whether a run fits.
+    """
+
+    time: ErrorRule
+    ratio: ErrorRule
+    peak: ErrorRule
+    fit: FitRule
+
+    def text(self) -> str:
+        """Return the text of the file that ships."""
+        return f"{json.dumps(asdict(self), indent=1)}\n"
+
+
+@cache
+def shipped_rules() -> ErrorRules:
+    """Return the rules that ship."""
+    return parsed_rules((files("zsim.prediction") / FILE).read_text("utf-8"))
+
+
+def parsed_rules(text: str) -> ErrorRules:
+    """Return the rules of a text that `ErrorRules.text` wrote."""
+    found: dict[str, Any] = json.loads(text)
+    fit = FitRule(**found.pop("fit"))
+    return ErrorRules(fit=fit, **{name: ErrorRule(**of) for name, of in found.items()})

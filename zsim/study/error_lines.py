@@ -1,0 +1,30 @@
+"""Errors of the runs of a study, each line once."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from zsim.study.outcome import StudyOutcome
+
+
+def error_lines(outcomes: Sequence[StudyOutcome]) -> tuple[str, ...]:
+    """Return the line of each error; of several intervals the line of the widest, and the range."""
+    known = [outcome for outcome in outcomes if outcome.error is not None]
+    lines: list[str] = []
+    widths = sorted({outcome.error.half_width for outcome in known if outcome.error is not None})
+    if widths:
+        widest = max(known, key=_width)
+        most = f"{widest.trust}"
+        if len(widths) > 1:
+            most = f"±{widths[0]:.0%} to ±{widths[-1]:.0%}; where most: {widest.trust}"
+        lines.append(_of(len(known), len(outcomes), most))
+    unknown = Counter(outcome.trust for outcome in outcomes if outcome.error is None)
+    lines += [_of(count, len(outcomes), text) for text, count in unknown.items()]
+    return tuple(lines)
+
+
+def _width(outcome: StudyOutcome) -> float:
+    return 0.0 if outcome.error is None else outcome.error.half_width
+
+
+def _of(count: int, whole: int, text: str) -> str:
+    return text if count == whole else f"{count:,} of {whole:,} runs: {text}"
