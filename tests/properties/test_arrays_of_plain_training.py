@@ -111,6 +111,7 @@ def faults(schedule: Schedule) -> Iterator[tuple[int, Change]]:
                 yield number, instead(each, replace(each, offset=0))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_wrong_pipelines_are_refuted(name: str) -> None:
     schedule, model = made(name)
@@ -137,6 +138,7 @@ def refuted(
     return count
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_drawn_edits_are_refuted_as_by_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("drop", "move", "operands of another", "insert a copy of an operation")

@@ -46,6 +46,7 @@ EVERY = st.one_of(jobs(), emulated_jobs(), pipelined_jobs())
 """Every stage, runtime and knob, with data, tensor and pipeline axes."""
 
 
+@pytest.mark.one_commit_in(6)
 @examples(100)
 @given(EVERY)
 def test_every_drawn_schedule_is_proved(job: Job) -> None:
@@ -60,6 +61,7 @@ def test_two_thousand_drawn_schedules_are_proved(job: Job) -> None:
     assert check(make_schedule(*job), job[0]) == ()
 
 
+@pytest.mark.one_commit_in(3)
 @given(jobs(max_data=4, max_tensor=2))
 def test_it_is_proved_too_where_a_role_is_split_in_two_that_do_the_same(job: Job) -> None:
     assume(job[1].parallel.data > 1)
@@ -67,6 +69,7 @@ def test_it_is_proved_too_where_a_role_is_split_in_two_that_do_the_same(job: Job
     assert check(split(made, made), job[0]) == ()
 
 
+@pytest.mark.one_commit_in(3)
 @given(jobs())
 def test_it_is_proved_as_well_for_as_many_ranks_as_one_likes(job: Job) -> None:
     model, strategy = job
@@ -98,6 +101,7 @@ def test_a_second_free_is_found(job: Job, data: st.DataObject) -> None:
     assert (f"{name}/again", "lifetime") in {(each.operation, each.invariant) for each in found}
 
 
+@pytest.mark.one_commit_in(5)
 @given(jobs(), st.data())
 def test_a_reduction_that_is_left_out_is_found(job: Job, data: st.DataObject) -> None:
     assume(job[1].parallel.data > 1)
@@ -112,6 +116,7 @@ def test_a_reduction_that_is_left_out_is_found(job: Job, data: st.DataObject) ->
     assert found & {"values", "volume"}
 
 
+@pytest.mark.one_commit_in(7)
 @settings(suppress_health_check=[HealthCheck.filter_too_much])  # two buckets of one size are rare
 @given(jobs(), st.data())
 def test_an_update_with_the_gradient_of_another_bucket_is_found(

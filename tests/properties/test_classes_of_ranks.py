@@ -56,6 +56,7 @@ def with_ranks(model: Model, strategy: Strategy, data: int) -> Strategy:
     return with_share_that_fits(model, many)
 
 
+@pytest.mark.one_commit_in(2)
 @given(st.one_of(jobs(), emulated_jobs()))
 @examples(40)
 def test_a_right_schedule_is_proved_of_classes_and_of_every_rank(job: Job) -> None:
@@ -116,6 +117,7 @@ def test_classes_are_fewer_than_ranks(stage: int) -> None:
     assert found.classes < found.ranks == 40
 
 
+@pytest.mark.one_commit_in(5)
 @given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS, st.sampled_from(DATA), st.data())
 @examples(40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_classes_and_every_rank_agree_on_faults(

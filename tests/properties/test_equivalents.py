@@ -22,7 +22,7 @@ def need_right(case: Case, edit: Edit, rng: np.random.Generator) -> None:
     assert check(edit.made, case.model) == (), (edit.text, case.strategy)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("name", EQUIVALENTS)
 def test_another_way_to_do_the_same_is_right(name: str, some: list[Case]) -> None:
     made = [(case, edit) for case in some[::3] for edit in EQUIVALENTS[name](case.subject)]

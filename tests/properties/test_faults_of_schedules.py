@@ -55,7 +55,7 @@ def judged_right(case: Case) -> None:
         assert list(Graph(case.subject, overflow_steps).races()) == []
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("column", SORTS)
 def test_the_court_passes_what_is_right(column: str) -> None:
     judged_right(next(iter(cases(column))))
@@ -113,7 +113,7 @@ def test_a_fault_that_may_be_harmless_can_be_planted(
     assert any(first(fault.mutants(case.subject), 1) for case in some)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_mutants_are_repeatable_and_differ(name: str, some: list[Case]) -> None:
     among = some[::3]

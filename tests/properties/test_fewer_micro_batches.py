@@ -87,6 +87,7 @@ def as_a_whole(schedule: Schedule, model: Model, monkeypatch: pytest.MonkeyPatch
         return shown(schedule, model)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", CASES)
 def test_micro_batches_that_are_alike_are_proved_by_few(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ any_jobs = st.one_of(frozen_jobs(), frozen_emulated_jobs())
 often = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
+@pytest.mark.one_commit_in(4)
 @often
 @given(any_jobs)
 def test_every_drawn_schedule_with_frozen_parameters_is_proved(job: Job) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from drawn import jobs
 from drawn_examples import examples
 from drawn_timings import DrawnTiming, timings
@@ -37,6 +38,7 @@ def deferred(made: Schedule, chosen: set[int]) -> Schedule:
     return edited(made, edit)
 
 
+@pytest.mark.one_commit_in(6)
 @examples(60)
 @given(
     jobs(max_data=2, max_tensor=1),

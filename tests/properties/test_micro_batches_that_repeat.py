@@ -126,7 +126,7 @@ def test_segments_of_later_micro_batches_are_replayed(
     assert sum(replayed) > len(replayed) // 6  # sums over a tensor axis are other arrays
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("fault", [EACH, ONE], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_has_the_same_findings(

@@ -29,6 +29,7 @@ def test_accesses_of_a_right_schedule_have_an_order(job: Drawn) -> None:
         assert list(Graph(made, overflow_steps).races()) == []
 
 
+@pytest.mark.one_commit_in(8)
 @examples(25)
 @given(jobs(max_data=2, max_tensor=1), st.sampled_from(AT_EVERY_PLACE), st.data(), timings())
 def test_a_mutant_without_races_that_is_right_once_is_right_under_any_timing(
@@ -47,6 +48,7 @@ def test_a_mutant_without_races_that_is_right_once_is_right_under_any_timing(
             assert truth is None or not truth.is_wrong, truth
 
 
+@pytest.mark.one_commit_in(3)
 @examples(40)
 @given(jobs(max_data=2, max_tensor=2), st.sampled_from(AT_EVERY_PLACE), st.data())
 def test_what_check_passes_no_timing_breaks(

@@ -40,6 +40,7 @@ def runs(draw: st.DrawFn) -> tuple[Job, Trace]:
     return job, backend.run(job, seed=0)
 
 
+@pytest.mark.one_commit_in(3)
 @given(runs(), st.data())
 @examples(25)
 def test_a_run_is_one_whatever_clocks_its_ranks_have(

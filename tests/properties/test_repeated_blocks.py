@@ -68,6 +68,7 @@ def as_a_whole(schedule: Schedule, model: Model, monkeypatch: pytest.MonkeyPatch
         return values.shown(Context.of(schedule, model))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_schedule_whose_blocks_repeat_is_proved_with_fewer(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +104,7 @@ def missed(
     return found
 
 
+@pytest.mark.one_commit_in(8)
 @pytest.mark.parametrize("fault", [BLOCKS], ids=str)
 def test_what_is_wrong_in_every_block_is_found(
     fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ SIDE_BY_SIDE = GPT(
 )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
 def test_blocks_side_by_side_train_it_on_a_tensor_axis(checkpointing: Checkpointing) -> None:
     """Three segments read what a block is given: each contributes to its gradient."""
@@ -90,7 +91,7 @@ def test_hybrid_sharding_trains_it_too(
     trains(*job, timing, overflow_steps)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("name", EMULATED)
 @settings(max_examples=2)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)
@@ -101,7 +102,7 @@ def test_every_emulated_runtime_trains_it_too(
     trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", OFFLOADED)
 @settings(max_examples=1)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)

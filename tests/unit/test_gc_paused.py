@@ -60,7 +60,7 @@ def test_what_was_made_meanwhile_is_collected_with_all_old_objects() -> None:
     assert made[0]() is None
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(8)
 @pytest.mark.usefixtures("nothing_frozen")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_cycles_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, *, frozen: bool) -> None:

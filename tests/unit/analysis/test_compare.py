@@ -103,6 +103,7 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, said.out, said.err
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_trace_a_schedule_and_a_scenario_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

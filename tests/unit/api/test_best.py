@@ -111,6 +111,7 @@ def test_every_setting_is_accounted_for(found: BestResult) -> None:
     assert lost + len(better) == found.settings
 
 
+@pytest.mark.one_commit_in(8)
 def test_the_gap_is_closed_where_nothing_is_left(found: BestResult) -> None:
     assert found.open_settings == 0
     assert found.gap <= 0.01
@@ -134,6 +135,7 @@ def test_a_utilization_above_the_peak_has_the_causal_one_with_it(found: BestResu
     assert text.endswith(f"MFU 101.0% (causal {causal:.1%})")
 
 
+@pytest.mark.one_commit_in(2)
 def test_the_page_says_what_the_answer_says(found: BestResult, tmp_path: Path) -> None:
     page, picture = tmp_path / "best.html", tmp_path / "best.svg"
     found.report(page, command="zsim best <model>")

@@ -128,7 +128,7 @@ def test_a_slow_machine_and_two_workers_print_the_same_answer(
     assert slow.wall_time_s >= 40.0
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_in_which_simulations_end_changes_nothing(
@@ -182,6 +182,7 @@ def test_a_search_that_stops_for_its_time_says_so_first(monkeypatch: pytest.Monk
     assert found.unfinished in show()
 
 
+@pytest.mark.one_commit_in(3)
 @pytest.mark.usefixtures("drawn")
 def test_plain_settings_of_each_runtime_are_simulated_first_and_fsdp2_is_shown() -> None:
     asked = question("parallel.tensor=1", among=SEVERAL)
@@ -199,6 +200,7 @@ def test_plain_settings_of_each_runtime_are_simulated_first_and_fsdp2_is_shown()
     assert len(shown) == len(ended.ten) == min(10, len(groups))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("fitting", [3, 30, 200])
 def test_no_setting_with_offload_is_simulated_where_one_fits_without(
     monkeypatch: pytest.MonkeyPatch, fitting: int

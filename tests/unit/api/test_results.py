@@ -58,7 +58,7 @@ def as_json(found: object) -> Json:
     return json.loads(json.dumps(found))
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -191,6 +191,7 @@ def test_the_largest_model_is_that_of_the_command_line(
     assert found.layers == (said["layers"] if name == "tiny" else None)
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_proof_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     proof = zsim.check("tiny")
     assert proof.is_right
@@ -264,6 +265,7 @@ def test_ranks_without_a_way_to_each_other_raise() -> None:
         zsim.run("llama2_7b", {"fault": cut}, check=False)
 
 
+@pytest.mark.one_commit_in(3)
 def test_a_notebook_shows_what_every_result_says() -> None:
     run = zsim.run("tiny", {"title": "<x>"})
     largest = zsim.largest("zero_table1")

@@ -121,6 +121,7 @@ def test_how_megatron_splits_layers_is_read_back(
     assert load(read).strategy.zero == load(model).strategy.zero
 
 
+@pytest.mark.one_commit_in(2)
 def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
     same = 0

@@ -228,6 +228,7 @@ def test_a_model_of_few_layers_may_fit_only_with_knobs_that_add_to_memory() -> N
     assert not found[False].keeps_nearly_all
 
 
+@pytest.mark.one_commit_in(3)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_settings())
 def test_schedules_copy_what_closed_forms_say_or_more(

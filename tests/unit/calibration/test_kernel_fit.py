@@ -70,6 +70,7 @@ def test_constants_are_found_again_from_the_times_that_they_give() -> None:
         assert getattr(found.constants, name) == pytest.approx(getattr(TRUTH, name), rel=0.02)
 
 
+@pytest.mark.one_commit_in(3)
 def test_what_has_no_rows_keeps_the_constants_of_the_sibling() -> None:
     a100 = read(OPERATORS, timed(TRUTH))[0]
     products = [

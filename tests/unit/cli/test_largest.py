@@ -54,7 +54,7 @@ def test_other_rows_of_table_2_are_as_near_as_the_paper_rounds(
     )
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("runtime", ["none", "fsdp1"])
 def test_a_run_fits_with_so_many_layers_and_not_with_one_more(
     runtime: str, capsys: pytest.CaptureFixture[str]

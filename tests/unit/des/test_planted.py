@@ -72,6 +72,7 @@ def test_what_is_not_finite_stays_so_and_what_nobody_wrote_is_another_mark() -> 
     assert np.isnan(times(NOT_FINITE, np.nan))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", range(4))
 def test_a_gradient_that_is_not_finite_anywhere_is_seen_and_the_step_skipped(stage: int) -> None:
     model, given = made(STRATEGY.but({"zero.stage": stage}))
@@ -106,6 +107,7 @@ def test_a_flag_of_something_that_nobody_wrote_is_a_fault() -> None:
     assert [each.why for each in ran(wrong, model).faults[:1]] == ["reads what nobody wrote"]
 
 
+@pytest.mark.one_commit_in(2)
 def test_moments_scalars_and_steps_are_compared_with_those_of_one_process() -> None:
     model, given = made()
     (fill, *_) = (

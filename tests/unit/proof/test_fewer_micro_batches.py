@@ -81,7 +81,7 @@ def test_a_schedule_of_two_stages_is_proved_by_two_micro_batches(order: Order) -
     assert not values.shown(Context.of(schedule, model)).findings
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_what_only_some_micro_batches_do_is_found(fault: ScheduleFault, order: Order) -> None:

@@ -83,6 +83,7 @@ def formats(made: Schedule, model: Model) -> list[str]:
     return [each.operation for each in check(made, model) if each.invariant == "formats"]
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize(
     ("precision", "tied"), [(Precision.BF16, True), (Precision.FP64, False)], ids=str
 )
@@ -103,6 +104,7 @@ def test_one_rank_may_add_gradients_up_as_narrow_as_what_many_had_reduced(name: 
     assert formats(*job(name, Precision.PURE_BF16, data=1)) == []
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", WIDE)
 def test_gradients_of_fp32_that_are_kept_in_bf16_are_found(name: str) -> None:
     made, model = job(name)

@@ -31,6 +31,7 @@ def test_masks_that_are_kept_are_proved(right: list[Case]) -> None:
         assert "random numbers" in proof.proved
 
 
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", RANDOM)
 def test_every_other_use_of_a_state_is_found(kind: str, share: int, right: list[Case]) -> None:

@@ -198,6 +198,7 @@ def is_silent(name: str, removals: Iterable[str]) -> bool | None:
     return not found.findings and set(found.not_shown) <= set(proof.not_shown)
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_a_family_says_it_when_what_it_looks_for_is_gone(removal: str) -> None:
     silent = {name: is_silent(name, [removal]) for name in JOBS}

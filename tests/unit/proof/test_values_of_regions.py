@@ -31,6 +31,7 @@ def test_parts_that_leave_an_element_out_or_take_it_twice_are_found(
     assert left(owners(cuts, parts)).startswith("step/send")
 
 
+@pytest.mark.one_commit_in(2)
 @given(
     inside=st.lists(st.integers(0, 8), min_size=4, max_size=20),
     middle=st.integers(1, 7),

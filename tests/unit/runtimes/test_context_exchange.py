@@ -81,6 +81,7 @@ def made_of(shape: Llama | GPT, strategy: Strategy) -> tuple[Model, Schedule]:
     return model, make_schedule(model, strategy)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("exchange", "axes", "zero", "checkpoints", "shape"),
     covering(EXCHANGES, AXES, ORDERS, CHECKPOINTS, SHAPES),
@@ -198,6 +199,7 @@ def wrong(made: Schedule) -> Iterator[tuple[str, Schedule]]:
                 )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("exchange", ContextExchange)
 def test_an_exchange_that_is_dropped_turned_or_not_waited_for_is_found(
     exchange: ContextExchange,

@@ -67,6 +67,7 @@ def with_options(**options: object) -> dict[str, object]:
     return {"zero.emulate": FSDP2(enable_fsdp_float8_all_gather=True, **options)}  # type: ignore[arg-type]  # by name
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("shape", [LLAMA, BIASED, ADAPTED])
 @pytest.mark.parametrize(
     "changes",
@@ -295,6 +296,7 @@ KEPT = {"reshard_after_forward": False}
 CHUNKS = {"pipeline_schedule": PipelineSchedule.INTERLEAVED, **KEPT}
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
     ("options", "chunks"), [({}, 1), (KEPT, 1), (CHUNKS, 2)], ids=["freed", "kept", "two chunks"]
 )

@@ -54,7 +54,7 @@ def made_of(strategy: Strategy, shape: Architecture = LLAMA) -> Schedule:
     return make_schedule(model_of(strategy, shape), strategy)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("shape", [LLAMA, TIED_GPT])
 @pytest.mark.parametrize(
     "changes",

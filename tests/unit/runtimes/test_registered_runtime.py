@@ -37,6 +37,7 @@ def test_its_schedule_is_simulated_under_its_name(asked: dict[str, Answer]) -> N
     assert asked["run"].returncode == 0, asked["run"].stderr
 
 
+@pytest.mark.one_commit_in(3)
 def test_its_schedule_is_written_read_again_and_proved(
     folder: Path, asked: dict[str, Answer]
 ) -> None:

@@ -387,15 +387,10 @@ def test_too_few_parameters_alone_are_refused() -> None:
 
 def test_selective_checkpointing_keeps_all_but_the_softmax_of_scores() -> None:
     plain = ["model.attention=plain", "parallel.tensor=1"]
-    kept = [
-        resolved(*plain, f"activations.checkpointing={each}").make_model().units[1].segments[0]
-        for each in ("none", "selective")
-    ]
+    both = [f"activations.checkpointing={each}" for each in ("none", "selective")]
+    kept = [resolved(*plain, each).make_model().units[1].segments[0] for each in both]
     # 3 sequences of 4 heads and 4 x 4 scores in fp32.
     assert kept[0].saved_bytes - kept[1].saved_bytes == 3 * 4 * 4 * 4 * 4
     assert len(kept[1].backward) == len(kept[0].backward) + 3  # scores, softmax, result
-    flash = [
-        resolved("activations.checkpointing=none").make_model().units,
-        resolved("activations.checkpointing=selective").make_model().units,
-    ]
+    flash = [resolved(each).make_model().units for each in both]
     assert flash[0] == flash[1]

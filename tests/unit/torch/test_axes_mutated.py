@@ -135,6 +135,7 @@ def test_a_wrong_pipeline_is_refuted_and_without_the_proof_it_ends_in_one_line(
     assert "\n" not in line
 
 
+@pytest.mark.one_commit_in(2)
 def test_a_rank_of_a_stage_that_dies_is_told_with_its_role() -> None:
     case = AxesCase(SMALL_GPT, on(NANOTRON, pipeline=2))
     at = "step/forward/mb1/head0/forward0"

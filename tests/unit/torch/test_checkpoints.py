@@ -102,6 +102,7 @@ def assert_equal(one: Ended, other: Ended) -> None:
         assert torch.equal(value, other.parameters[name]), name
 
 
+@pytest.mark.one_commit_in(3)
 def test_four_ranks_of_stage_3_go_on_as_two_of_stage_1_and_back(
     pool_of: SharedPools, pool: RankPool, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_four_ranks_of_stage_3_go_on_as_two_of_stage_1_and_back(
     assert max(ended.held for (ended,) in first) <= 29
 
 
+@pytest.mark.one_commit_in(3)
 def test_fsdp2_goes_on_from_a_checkpoint_of_ours_and_we_from_one_of_fsdp2(
     pool: RankPool, tmp_path: Path
 ) -> None:
@@ -373,6 +375,7 @@ def killed_at(number: int, work: Callable[[], None]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.one_commit_in(8)
 def test_a_save_that_is_killed_anywhere_leaves_the_last_complete_checkpoint(tmp_path: Path) -> None:
     with trainer() as one:
         one.step(batch(0))

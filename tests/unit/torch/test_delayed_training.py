@@ -78,6 +78,7 @@ def owners(case: Case) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.matrix(2)
 def test_losses_and_parameters_are_those_of_a_plain_loop_bit_for_bit(ran: Ran) -> None:
     asked, by_rank = ran
     for number, case in enumerate(asked):

@@ -82,6 +82,7 @@ def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     return [(name, cases[0], one, other) for one, other in by_rank]
 
 
+@pytest.mark.matrix(3)
 def test_states_on_the_host_or_in_files_change_no_bit(ran: Ran) -> None:
     for name, _, one, other in ran:
         assert one.losses == other.losses, name

@@ -110,6 +110,7 @@ def made_by_hand(seed: int) -> Tied:
     return module
 
 
+@pytest.mark.one_commit_in(3)
 def test_values_that_modules_make_depend_on_the_seed_alone(pool: RankPool) -> None:
     alone = begin(Start(3, Initializer(seed=3)))
     starts = [Start(stage, Initializer(seed=3)) for stage in STAGES]

@@ -129,6 +129,7 @@ def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     return [(one, rest)], [*trained_on_ranks(pool_of(ranks), [one, *rest])]
 
 
+@pytest.mark.matrix(3)
 def test_offloading_changes_no_bit_of_parameters_and_losses(ran: Ran) -> None:
     asked, by_rank = ran
     for results in by_rank:

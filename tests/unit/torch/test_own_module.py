@@ -3,9 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_module.py"
 
 
+@pytest.mark.one_commit_in(8)
 def test_the_example_trains_a_module_and_data_of_its_own() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=False, timeout=120

@@ -69,6 +69,7 @@ def trained(
     return pool.run(all_by_hand, flows(data, replicate, inner))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("data", "replicate", "inner"), GRIDS)
 def test_a_flow_of_gathers_in_place_trains_as_one_process_does(
     pool_of: SharedPools, data: int, replicate: int, inner: int | None
@@ -104,6 +105,7 @@ def expected_volume(flow: Flow) -> dict[str, float]:
     return dict(found)
 
 
+@pytest.mark.one_commit_in(6)
 @pytest.mark.parametrize(("data", "replicate", "inner"), [(2, 2, None), (4, 1, 2)])
 def test_memory_and_volume_are_those_of_the_schedule(
     pool_of: SharedPools, data: int, replicate: int, inner: int | None

@@ -124,6 +124,7 @@ def assert_same_bits(case: TiledCase, one: Result, other: Result) -> None:
         assert torch.equal(value, other.parameters[name]), (case, name)
 
 
+@pytest.mark.one_commit_in(8)
 def test_tiles_gathered_alone_train_the_bits_of_the_tiled_module(ran: Ran) -> None:
     for case, (tiles, whole, *_) in by_five(ran):
         assert_same_bits(case, tiles, whole)

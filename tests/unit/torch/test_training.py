@@ -234,6 +234,7 @@ def test_a_learning_rate_that_nobody_gives_is_refused() -> None:
         by_schedule(case)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_half_formats_train_near_the_full_one(pool_of: SharedPools, precision: Precision) -> None:
     cases = [

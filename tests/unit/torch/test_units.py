@@ -186,6 +186,7 @@ class Passing(nn.Module):
         return value
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     "first",

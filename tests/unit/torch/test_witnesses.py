@@ -48,6 +48,7 @@ def test_a_planted_fault_is_found_by_witnesses_alone(fault: ExecutorFault, ranks
     assert verdict.is_named or not mutant.where
 
 
+@pytest.mark.one_commit_in(3)
 def test_clocks_of_real_ranks_may_have_begun_at_any_moments(right: Callable[[str], Trace]) -> None:
     trace = right("stage 3")
     for by_ps in (-(10**15), 7, 10**15):
@@ -97,6 +98,7 @@ def test_a_witness_of_other_operations_is_told_where_it_departs(
     ]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("by_thread", [True, False])
 @pytest.mark.parametrize("marks_late", [-1, 1, 10**6])
 def test_a_thread_of_torch_distributed_may_drop_memory_late_and_nobody_else(

@@ -51,6 +51,7 @@ def made_of(strategy: Strategy) -> tuple[Schedule, Model]:
     return make_schedule(model, strategy), model
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("name", ALL)
 def test_every_runtime_trains_each_group_by_its_rule(name: str) -> None:
     made, model = made_of(ALL[name])

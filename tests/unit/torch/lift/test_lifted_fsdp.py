@@ -36,6 +36,7 @@ def sent(schedule: Schedule) -> dict[tuple[int, str], int]:
     return {(sizes[each.group], each.collective): each.bytes for each in volume}
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_recording_issues_the_collectives_of_the_emulation_in_its_order(both: BothJobs) -> None:
     assert list(issued(both.lifted.schedule)) == list(issued(both.emulated.schedule))
 
@@ -63,6 +64,7 @@ DRAWN = ("hsdp, accumulation, all-reduced last",)
 LIFTED = [name for name in RUNS if "offload" not in name]
 
 
+@pytest.mark.one_commit_in(5)
 @pytest.mark.parametrize(
     "name",
     [name if name in DRAWN else pytest.param(name, marks=pytest.mark.long) for name in LIFTED],
@@ -81,6 +83,7 @@ FAMILIES = {"race": "races", "reuse": "lifetime"}
 SITES = [(site, name) for site, name in FOUND.items() if "offload" not in name]
 
 
+@pytest.mark.one_commit_in(6)
 @pytest.mark.parametrize(
     ("site", "name"),
     [

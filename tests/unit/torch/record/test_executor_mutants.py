@@ -39,6 +39,7 @@ def test_a_change_still_applies(plant: Plant) -> None:
     assert not reached.count
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "run",
     [pytest.param(each, marks=() if each in SHORT else pytest.mark.long) for each in RUNS],

@@ -24,6 +24,7 @@ DRAWN = {
 """Runs of which each commit of the suite has one, beside those of values; the rest is long."""
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", VALUES)
 def test_fsdp2_has_no_finding_with_any_value_of_an_option(name: str) -> None:
     assert_no_finding(VALUES[name])
@@ -51,6 +52,7 @@ def assert_no_finding(run: FsdpRun) -> None:
     assert tape.operation_count > 500
 
 
+@pytest.mark.one_commit_in(2)
 def test_every_wait_of_fsdp2_is_in_the_lists() -> None:
     seen: set[WaitSite] = set()
     for name in ("fsdp, frozen", "hsdp, offload, bf16"):
@@ -68,6 +70,7 @@ def test_a_wait_of_fsdp2_that_is_dropped_is_missed(fault: Fault[str, WaitSite]) 
     assert judge(fault, mutant, run).outcome is Outcome.FOUND
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", ["fsdp", "hsdp, bf16"])
 def test_waits_that_others_imply_can_all_be_dropped(name: str) -> None:
     with recording(world=WORLD) as tape, waits_seen(lambda each: each in IMPLIED):

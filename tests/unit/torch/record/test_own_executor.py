@@ -8,6 +8,7 @@ DRAWN = {"stage 0 bf16", "stage 1 fp16", "stage 2 replicas", "stage 3", "stage 3
 """Configurations of the suite; the others are under `long`."""
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize(
     "name",

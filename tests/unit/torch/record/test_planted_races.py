@@ -14,6 +14,7 @@ def test_there_are_twenty() -> None:
     assert len(RUNTIMES) >= 20
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("fault", RUNTIMES, ids=str)
 def test_a_planted_bug_is_found_once_and_its_mended_version_is_clean(
     fault: Fault[str, Bug],
