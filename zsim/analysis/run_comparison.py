@@ -101,7 +101,7 @@ def compare(first: Trace, second: Trace) -> Comparison:
 def counts(relative: float, one: StepError | None, other: StepError | None) -> bool | None:
     """Return True if two step times differ by more than the error of their ratio.
 
-    The second is longer by `relative`, as a share of the first. None where an error is unknown.
+    The second is longer by `relative`, as a share of the first. None if an error is unknown.
     """
     error = ratio_error(one, other)
     if error is None:
@@ -111,7 +111,7 @@ def counts(relative: float, one: StepError | None, other: StepError | None) -> b
 
 
 def ratio_error(one: StepError | None, other: StepError | None) -> float | None:
-    """Return the error of the ratio of two step times; None where one of theirs is unknown."""
+    """Return the error of the ratio of two step times; None if one of theirs is unknown."""
     return None if one is None or other is None else ratio_half_width(one, other)
 
 

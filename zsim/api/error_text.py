@@ -5,7 +5,7 @@ from zsim.trace.trace import StepError
 
 
 def error_object(error: StepError | None, step_s: float, text: str) -> dict[str, object]:
-    """Return the error of a step time: bounds in seconds, None where it is unknown, and words."""
+    """Return the error of a step time: bounds in seconds, None if it is unknown, and words."""
     return {
         "level": LEVEL,
         "half_width": None if error is None else error.half_width,

@@ -36,7 +36,7 @@ class GpuFleet:
         node: name of the node that they are in.
         fabric: name of the fabric between nodes.
         cluster: one node of them.
-        power_w: what a GPU draws at most; None where that is not known.
+        power_w: what a GPU draws at most; None if that is not known.
         tables: what a scenario says of them, without their number.
     """
 
@@ -140,7 +140,7 @@ def _power_w(node: str, gpu: str | None) -> int | None:
 
 
 def gpu_power_w(gpu: str) -> int | None:
-    """Return the watts that a GPU draws at most by its data sheet; None where none is known."""
+    """Return the watts that a GPU draws at most by its data sheet; None if none is known."""
     for name in part_names(Part.GPU):
         table = find(Part.GPU, name)
         if table.get("name") == gpu and "power" in table:

@@ -48,7 +48,7 @@ class LargestResult(AnswerInFacts):
         by: what was searched: "layers", or "parameters" of a model that is known by them alone.
         found: the largest size that fits, and the next one, which does not.
         trust: the error of its peak of memory, in one line.
-        peak_interval: bounds of the peak as factors of the prediction; None where it is unknown.
+        peak_interval: bounds of the peak as factors of the prediction; None if it is unknown.
         states: of parameters the same by model states alone, without any buffer.
     """
 

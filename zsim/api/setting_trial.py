@@ -78,7 +78,7 @@ class SettingOutcome:
         usable_bytes: what there is.
         kept_bytes: of it what is alive at once beside buffers of collectives.
         trust: the error of the step time, in one line.
-        error: of the step time; None where it is unknown.
+        error: of the step time; None if it is unknown.
         slower: how many times as long as predicted runs of its kind took, in the median.
         operations: of the schedules that were written or simulated for it.
     """
@@ -305,7 +305,7 @@ class Bounder:
         return of
 
     def _collective_bounds(self, found: ResolvedScenario) -> CollectiveBounds | None:
-        """Return times of collectives; None where no constants choose their algorithm."""
+        """Return times of collectives; None if no constants choose their algorithm."""
         cluster = found.cluster
         forced = found.decision is not None and found.decision.algorithm is not None
         if cluster.network is None or forced or cluster.gpu.measured is not None:

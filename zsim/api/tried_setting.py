@@ -20,7 +20,7 @@ class TriedSetting:
         gpus: that it runs on.
         outcome: what it came to.
         value: what is minimized, of the step time that is expected: as much longer than predicted
-            as published runs of its kind took in the median; None where it could not be run.
+            as published runs of its kind took in the median; None if it could not be run.
         is_late: whether the training would take longer than it may.
         is_plain: whether it is a plain setting of FSDP2; every answer shows one that fits.
     """

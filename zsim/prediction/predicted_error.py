@@ -52,8 +52,8 @@ class PredictedError:
 
     Attributes:
         text: in one line.
-        interval: of the step time; None where no published run says anything of it.
-        features: of the run; None where there is no interval.
+        interval: of the step time; None if no published run says anything of it.
+        features: of the run; None if there is no interval.
     """
 
     text: str

@@ -28,9 +28,9 @@ class Pairs:
 
     Attributes:
         figures: names of the numbers that each run has; the first is a step time.
-        runs: name, and numbers (None where one is unknown).
+        runs: name, and numbers (None if one is unknown).
         errors: of the ratio of the first numbers of each run and each one before it, as shares;
-            None where one is unknown.
+            None if one is unknown.
     """
 
     figures: tuple[str, ...]

@@ -33,7 +33,7 @@ class Status(StrEnum):
 class StudyOutcome:
     """Outcome of a run; `reason` says why, in one line, unless it is done.
 
-    `error` is the error of the step time; None where it is unknown. `trust` says it in words.
+    `error` is the error of the step time; None if it is unknown. `trust` says it in words.
     """
 
     status: Status

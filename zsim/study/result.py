@@ -71,7 +71,7 @@ def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyRes
 def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
     """Return by which fraction a step of `other` is longer than of `one`, and whether it counts.
 
-    It does where it is more than the error of their ratio; None where that is unknown.
+    It does where it is more than the error of their ratio; None if that is unknown.
     """
     found = other.step_time_s / one.step_time_s - 1
     return found, _counts(found, one, other)
@@ -80,7 +80,7 @@ def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
 def compared(goal: Goal, one: StudyRow, other: StudyRow) -> tuple[float, bool | None] | None:
     """Return the same for `goal`: of the cost of a token if that is sought, else of the time.
 
-    None where one has no cost.
+    None if one has no cost.
     """
     if goal.minimize != COST:
         return difference(one, other)

@@ -37,7 +37,7 @@ class StudyRow:
 
     @property
     def band_s(self) -> tuple[float, float] | None:
-        """The bounds of the step time; None where its error is unknown."""
+        """The bounds of the step time; None if its error is unknown."""
         error = self.outcome.error
         if error is None or self.outcome.summary is None:
             return None
