@@ -106,9 +106,9 @@ def strategy(gpus: int) -> Strategy:
 
 
 @cache
-def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
-    """So many nodes, with NICs of so many MB/s as `name` says."""
-    assert fabric is None
+def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
+    """Return `nodes` nodes, with NICs of as many MB/s as `name` says."""
+    assert fabric is gpu is None
     gpus = nodes * GPUS_PER_NODE
     like = cluster(gpus, made(gpus))
     return replace(like, nic_link=replace(like.nic_link, bytes_per_s=int(name) * 10**6))
