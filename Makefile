@@ -26,7 +26,8 @@ ifneq ($(CHANGED),)
 REACHED := --changed $(if $(filter 1,$(CHANGED)),HEAD,$(CHANGED))
 endif
 
-CHECKED = $(filter-out tests/unit/torch/,$(wildcard tests/unit/*/)) tests/unit/*.py \
+CHECKED = $(filter-out tests/unit/torch/ tests/unit/project/,$(wildcard tests/unit/*/)) \
+  tests/unit/*.py tests/unit/project/test_tidy.py tests/unit/project/test_architecture.py \
   tests/unit/torch/test_training.py::test_an_overflow_skips_the_step_and_lowers_the_scale
 
 check: .venv/installed  ## while you work: ruff, mypy, unit tests without torch, one training on two ranks
@@ -45,7 +46,7 @@ test-long: .venv/installed  ## thirty mutants of every operator, on every stage 
 	@.venv/bin/pytest -m long -rP
 
 test-matrix: .venv/installed  ## FSDP2 recorded over its whole matrix: no finding, and each wait that is dropped is missed
-	@.venv/bin/pytest -m long tests/unit/torch/record/test_fsdp_matrix.py
+	@.venv/bin/pytest --all-cases -m "" tests/unit/torch/record/test_fsdp_matrix.py
 
 test-studies: .venv/studies  ## sweeps that are killed, pages in a browser, traces in Holistic Trace Analysis
 	@.venv/bin/pytest -m "studies and not long" tests/studies -rs

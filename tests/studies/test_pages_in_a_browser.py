@@ -203,7 +203,7 @@ def test_two_runs_that_differ_by_less_than_the_error_say_so(opened: Opened, tmp_
     for error, words in (
         (0.9, "it says nothing"),
         (1e-6, "more than the error"),
-        (None, "no measurement"),
+        (None, "the error of this ratio is unknown"),
     ):
         path = tmp_path / f"{error}.html"
         path.write_text(render(study_page(drawn_study((5,), 3, full=0, error=error))), "utf-8")
