@@ -200,6 +200,7 @@ VARIANTS: tuple[dict[str, object], ...] = (
         "train.compile": True,
         "train.float8": "tensorwise",
     },
+    {"cluster.node": "dgx_h100", "cluster.gpu": "h200_sxm_141gb"},
     {"zero.emulate": "fsdp1", "zero.fsdp1": {"limit_all_gathers": False}, "zero.stage": None},
     {"zero.emulate": "deepspeed", "zero.deepspeed": {"overlap_comm": True}},
     {"zero.emulate": "megatron", "zero.megatron": {"overlap_grad_reduce": True}, "zero.stage": 1},
