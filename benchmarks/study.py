@@ -107,7 +107,7 @@ def strategy(gpus: int) -> Strategy:
 
 @cache
 def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
-    """Return `nodes` nodes, with NICs of as many MB/s as `name` says."""
+    """Return `nodes` nodes whose NICs have `name` MB/s."""
     assert fabric is gpu is None
     gpus = nodes * GPUS_PER_NODE
     like = cluster(gpus, made(gpus))

@@ -141,7 +141,7 @@ class BestResult(BestPages, AnswerInFacts):
         return other.value / self.best.value - 1
 
     def is_tie(self, other: TriedSetting) -> bool | None:
-        """Tell whether `other` is within the error of its ratio to the best; None if unknown."""
+        """Return True if `other` is within the error of its ratio to the best; None if unknown."""
         assert self.best is not None
         found = counts(self.more(other), self.best.outcome.error, other.outcome.error)
         return None if found is None else not found
@@ -262,7 +262,7 @@ class BestResult(BestPages, AnswerInFacts):
         return [*lines, ("error", found.trust)]
 
     def _risk(self, setting: TriedSetting) -> str:
-        """Say that a setting may not fit, and which one is the best of those that surely do."""
+        """Return that a setting may not fit, with the best setting that surely fits; else ""."""
         if setting.outcome.fit_probability >= SURE:
             return ""
         sure = next((each for each in self.answers if each.outcome.fit_probability >= SURE), None)

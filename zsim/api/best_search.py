@@ -259,7 +259,7 @@ class _Hunt:
 
 
 MUCH: Final = 1.5
-"""Published runs that took so many times as long as predicted took much longer."""
+"""Ratio of published to predicted times from which published runs took much longer."""
 
 MEASURE: Final = {"time": "step time", "cost": "cost", "energy": "energy", "gpus": "GPUs"}
 

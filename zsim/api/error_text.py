@@ -1,4 +1,4 @@
-"""Errors and probabilities in words, and as objects for JSON."""
+"""Text and JSON objects of errors and probabilities."""
 
 from zsim.prediction.error_rule import LEVEL
 from zsim.trace.trace import StepError

@@ -1,4 +1,4 @@
-"""Measured coverage of errors, and the table and the rules that errors rest on made again."""
+"""Measured coverage of errors; a new table of published runs, and the rules fitted to it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -48,13 +48,13 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorValidation(Answer):
-    """Measured coverage of the errors that are printed, each publication left out.
+    """Measured coverage of printed errors: each publication is judged by rules of the others.
 
     Attributes:
         runs: the table of published runs.
         outcomes: runs that fitted, or ran out of memory.
         times, ratios, peaks: coverage of step times, of ratios of two and of peaks of memory.
-        fits: probabilities of fitting beside outcomes.
+        fits: probabilities of fitting, and outcomes.
         rules: what is fitted to all of them.
         stale: rows that ship and are not predicted so any more; None if none was predicted.
         fresh: rows that are predicted otherwise than they ship, or do not ship.

@@ -42,9 +42,10 @@ def ratio_fit(rows: Sequence[ErrorRow]) -> ErrorFit:
 def time_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:
     """Return a row for each step time."""
     return [
-        ErrorRow(run.publication, log(run.predicted_step_s / run.step_s), time_columns(features))
+        ErrorRow(
+            run.publication, log(run.predicted_step_s / run.step_s), time_columns(run.features)
+        )
         for run in runs
-        for features in (run.features,)
     ]
 
 

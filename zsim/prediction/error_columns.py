@@ -47,7 +47,7 @@ def ratio_columns(one: RunFeatures, other: RunFeatures) -> Columns | None:
 def changed(one: RunFeatures, other: RunFeatures) -> tuple[str, ...]:
     """Return the names of the choices in which two runs differ.
 
-    On as many GPUs the data degree follows from the other degrees.
+    On the same number of GPUs the data degree follows from the other degrees.
     """
     pairs = {
         "tensor degree": (one.tensor, other.tensor),

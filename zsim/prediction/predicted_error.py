@@ -135,9 +135,8 @@ def _measured_by(asked: RunFeatures, runs: Sequence[JudgedRun]) -> str:
 def ratio_half_width(one: StatedError, other: StatedError) -> float:
     """Return the error of the ratio of two step times, which 90 % of comparable pairs stay within.
 
-    Two runs of one model, runtime and GPU share most of their errors; they may differ in a choice
-    that is no feature. Others share none: their
-    errors add up as independent ones do.
+    Two runs of one model, runtime and GPU share most of their errors, also where they differ in a
+    choice that is no feature. Errors of other runs add up as independent ones do.
     """
     first, second = (RunFeatures(**features_object(each)) for each in (one, other))
     columns = ratio_columns(first, second)

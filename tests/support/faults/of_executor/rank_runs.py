@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Self
 from unittest.mock import patch
 
 from flights_by_hand import LEFT, RANKS, run_flying
@@ -119,29 +117,20 @@ class Planted:
             yield
 
 
-class Ranks:
-    """Ranks that are started once for all runs."""
+class Ranks(ExitStack):
+    """Ranks that are started once for all runs, and end with this context."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._pools: dict[int, RankPool] = {}
         self.live: dict[str, list[float]] = {}
         """Bytes that live in the mean on each rank in a run, where nothing is planted."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for pool in self._pools.values():
-            pool.__exit__(kind, error, trace)
-
     def pool(self, ranks: int) -> RankPool:
-        """Return so many ranks."""
-        return self._pools.setdefault(ranks, RankPool(ranks, timeout_s=TIMEOUT_S))
+        """Return the pool of `ranks` ranks."""
+        if ranks not in self._pools:
+            self._pools[ranks] = self.enter_context(RankPool(ranks, timeout_s=TIMEOUT_S))
+        return self._pools[ranks]
 
 
 @dataclass(frozen=True)
