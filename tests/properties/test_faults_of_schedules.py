@@ -40,7 +40,7 @@ FEW = (
     "stage 1",
 )
 """Columns in which each fault of the table is planted."""
-OF_EACH, AT_MOST = 2, 16
+OF_EACH, AT_MOST = 2, 48
 """Mutants of a fault that are judged: of each schedule, and of all."""
 WANTED = {"places": (30, 300), "drawn": (30, 30)}
 """Wrong mutants of each fault of a group that are wanted in the long test, and tries."""
@@ -78,9 +78,9 @@ def test_families_that_have_to_find_a_fault_exist() -> None:
     assert {family for fault in JUDGED for family in fault.found_by} <= set(FAMILIES)
 
 
-def few(fault: ScheduleFault, case: Case) -> list[Edit]:
+def few(fault: ScheduleFault, case: Case, seed: int) -> list[Edit]:
     """Return the first mutants, or any of those that are made when they are asked for."""
-    found = fault.mutants(case.subject)
+    found = fault.mutants(case.subject, seed)
     if fault.group == "places":
         listed = list(found)
         order = np.random.default_rng(0).permutation(len(listed))
@@ -94,7 +94,7 @@ def test_a_fault_is_seen_by_runs_and_found_by_its_families(
     fault: ScheduleFault, some: list[Case]
 ) -> None:
     """In the first schedules where it applies, until a wrong mutant and its family are seen."""
-    able = ((case, each) for case in some for each in few(fault, case))
+    able = ((case, each) for seed, case in enumerate(some) for each in few(fault, case, seed))
     wrong, found = False, set[str]()
     for case, mutant in islice(able, AT_MOST):
         verdict = judge(fault, mutant, case, always=True)

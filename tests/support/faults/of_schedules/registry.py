@@ -101,7 +101,7 @@ AIMED: tuple[ScheduleFault, ...] = (
             "norm reduced twice": ORDER,
             "flag too early": ORDER,
             "flag of this rank alone": ORDER,
-            "flag zeroed": ORDER,
+            "flag zeroed": ORDER | VALUES,
             "flag not found on one rank": ORDER,
             "step counted on overflow": "scalars",
             "scale does not fall": "scalars",
