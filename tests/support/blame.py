@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic  # noqa: TID251  (when to stop; no verdict depends on it)
 
 import pytest
 
@@ -20,6 +21,7 @@ PACKAGES = (".", "backends", "scenarios", "topologies")
 """Folders of the checkout that Python imports from."""
 MOST = 5
 PATIENCE_S = 600.0
+"""Seconds for all cases together."""
 
 VERDICTS = {
     0: "passes there: what changed since is to blame",
@@ -61,7 +63,7 @@ def unpack(root: Path, commit: str, into: Path) -> None:
         files.extractall(into, filter="data")
 
 
-def replayed(checkout: Path, nodeid: str, options: Sequence[str]) -> str:
+def replayed(checkout: Path, nodeid: str, options: Sequence[str], patience_s: float) -> str:
     """Return what becomes of a test case in another checkout, run by this Python."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "", *options, nodeid]
     paths = [*(str(checkout / package) for package in PACKAGES), os.environ.get("PYTHONPATH", "")]
@@ -73,11 +75,11 @@ def replayed(checkout: Path, nodeid: str, options: Sequence[str]) -> str:
             cwd=checkout,
             env=environment,
             capture_output=True,
-            timeout=PATIENCE_S,
+            timeout=patience_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"does not end there within {PATIENCE_S:.0f} s"
+        return f"does not end there within {patience_s:.0f} s"
     return VERDICTS.get(ran.returncode, f"cannot be run there (pytest exits with {ran.returncode})")
 
 
@@ -111,8 +113,10 @@ class Blame:
             options += ["--hypothesis-profile", config.option.hypothesis_profile]
         with TemporaryDirectory() as folder:
             unpack(self.root, parent, Path(folder))
+            ends = monotonic() + PATIENCE_S
             for nodeid in list(self.failed)[:MOST]:
-                verdict = replayed(Path(folder), nodeid, options)
+                left_s = max(ends - monotonic(), 1.0)
+                verdict = replayed(Path(folder), nodeid, options, left_s)
                 terminalreporter.write_line(f"{nodeid}: on {parent[:10]} it {verdict}")
         left = len(self.failed) - MOST
         if left > 0:

@@ -9,13 +9,16 @@ argument names (`tests/test_x.py::test_y`) runs with all of its cases, and so do
 or `studies` where it is asked for. With `--one-of N`, as in `make check`, every test runs one of N
 of its cases, and those marked `matrix` or `one_commit_in`, which are expensive, none.
 
-`--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: whole files,
-in an order that follows from the seed, until the time is up.
+`--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: file by file,
+in an order that follows from the seed, a quarter of the time at most for each. The cases of a test
+begin at one that the seed chooses, so that the last get their turn too. What runs when the time is
+up is skipped.
 """
 
+import signal
 import subprocess
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from hashlib import sha256
 from math import ceil, inf
 from pathlib import Path
@@ -24,6 +27,8 @@ from time import monotonic  # noqa: TID251  (when to stop; no result depends on 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SHARE = 4
+"""A file gets one of so many parts of the minutes of `--rest-in`."""
 
 
 def commit_hash(root: Path = ROOT) -> str:
@@ -65,6 +70,21 @@ def shuffled(files: Iterable[Path], seed: str) -> list[Path]:
     return sorted(files, key=lambda file: sha256(f"{seed} {file.name}".encode()).digest())
 
 
+def first_case(test: str, count: int, seed: str) -> int:
+    """Return the place of the case, of `count`, that a test begins with."""
+    return int.from_bytes(sha256(f"{seed} {test}".encode()).digest()[:8]) % count
+
+
+def begun_elsewhere(cases: Sequence[pytest.Item], seed: str) -> Iterator[pytest.Item]:
+    """Yield the cases of each test in their order, from one on that a seed chooses."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for case in cases:
+        tests.setdefault(_test_of(case.nodeid), []).append(case)
+    for test, some in tests.items():
+        begin = first_case(test, len(some), seed)
+        yield from (*some[begin:], *some[:begin])
+
+
 def replay(nodeid: str) -> str:
     """Return the command that runs one case again, whatever the seed."""
     return f".venv/bin/pytest '{nodeid}'"
@@ -78,6 +98,13 @@ def _test_of(nodeid: str) -> str:
 def _is_long(item: pytest.Item) -> bool:
     """Return whether the sample of a commit never runs a case."""
     return any(item.get_closest_marker(name) is not None for name in ("long", "studies"))
+
+
+LEFT = "left for the rotation of another commit"
+
+
+def _time_is_up(_number: int, _frame: object) -> None:
+    pytest.skip(LEFT)
 
 
 class Rotation:
@@ -96,6 +123,7 @@ class Rotation:
         self.one_of = one_of
         self.rest_in = rest_in
         self.ends = inf
+        self.file_ends: dict[Path, float] = {}
 
     def pytest_report_header(self) -> str:
         cases = "all cases" if self.everything else "a sample of each"
@@ -117,17 +145,44 @@ class Rotation:
             kept = {item.nodeid for item in items if item.nodeid not in kept or _is_long(item)}
             files = shuffled({item.path for item in items}, self.seed)
             places = {path: place for place, path in enumerate(files)}
-            items.sort(key=lambda item: places[item.path])
+            items[:] = sorted(begun_elsewhere(items, self.seed), key=lambda item: places[item.path])
             self.ends = monotonic() + 60 * self.rest_in
         dropped = [item for item in items if item.nodeid not in kept]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = [item for item in items if item.nodeid in kept]
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Count the time of a file from its first test on."""
+        if self.rest_in is not None:
+            share = 60 * self.rest_in / SHARE
+            self.file_ends.setdefault(item.path, min(self.ends, monotonic() + share))
+        return (yield)
+
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        if monotonic() > self.ends:
-            pytest.skip("left for the rotation of another commit")
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._left_s(item) <= 0:
+            pytest.skip(LEFT)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Skip a test that runs when the time of its file is up."""
+        left_s = self._left_s(item)
+        guard_s, _ = signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout
+        if left_s == inf or 0 < guard_s < left_s:
+            return (yield)
+        before = signal.signal(signal.SIGALRM, _time_is_up)
+        signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3))
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, guard_s)
+            signal.signal(signal.SIGALRM, before)
+
+    def _left_s(self, item: pytest.Item) -> float:
+        """Return the seconds that the file of a test still has."""
+        return self.file_ends.get(item.path, inf) - monotonic()
 
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
         matrices: dict[tuple[str, int, bool], list[str]] = defaultdict(list)

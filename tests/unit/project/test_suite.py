@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from import_graph import ROOT, ImportGraph, affected
 from processor_time import tree_seconds
-from rotation import commit_hash, is_drawn, replay, sample, shuffled
+from rotation import commit_hash, first_case, is_drawn, replay, sample, shuffled
 
 CASES = [f"test_x.py::test_y[{number}]" for number in range(40)]
 COMMITS = [f"{number:040x}" for number in range(200)]
@@ -199,6 +199,32 @@ def test_the_rest_is_what_the_sample_leaves_out_until_the_time_is_up(tmp_path: P
     ran = _pytest(tmp_path, "-rs")
     assert "8 skipped, 3 deselected" in ran
     assert "left for the rotation of another commit" in ran
+
+
+ENDLESS = """
+import time
+import pytest
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", range(3))
+def test_endless(case):
+    while True:
+        time.sleep(0.01)
+"""
+
+
+def test_what_runs_when_the_time_is_up_is_skipped_and_other_files_get_theirs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text(REST % (4 / 60), "utf-8")  # a second for each file
+    for name in "ab":
+        (tmp_path / f"test_{name}.py").write_text(ENDLESS, "utf-8")
+    (tmp_path / "test_c.py").write_text(LONG, "utf-8")
+    assert "8 passed, 6 skipped, 3 deselected" in _pytest(tmp_path, "-p", "timeout")
+
+
+def test_each_case_is_the_first_of_its_test_for_some_commit() -> None:
+    assert {first_case("test_x.py::test_y", 7, commit) for commit in COMMITS} == set(range(7))
 
 
 def test_each_file_is_the_first_of_the_rest_for_some_commit() -> None:
