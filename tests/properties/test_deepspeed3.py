@@ -64,7 +64,7 @@ def jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     return model, strategy
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @given(jobs())
 def test_every_schedule_passes_all_checks_and_moves_what_it_promises(
     job: tuple[Model, Strategy],

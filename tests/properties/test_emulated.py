@@ -16,7 +16,7 @@ from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @given(emulated_jobs())
 @examples(150)
 def test_every_drawn_order_is_proved_and_moves_what_the_closed_form_says(

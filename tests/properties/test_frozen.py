@@ -19,14 +19,14 @@ any_jobs = st.one_of(frozen_jobs(), frozen_emulated_jobs())
 often = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @often
 @given(any_jobs)
 def test_every_drawn_schedule_with_frozen_parameters_is_proved(job: Job) -> None:
     assert check(make_schedule(*job), job[0]) == ()
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @often
 @given(any_jobs.filter(lambda job: job[1].parallel.tensor == 1))
 def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:
@@ -36,7 +36,7 @@ def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:
     assert proof.findings == ()
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 @settings(often, max_examples=25)
 @given(any_jobs, timings(), st.frozensets(st.integers(0, STEPS - 1), max_size=2))
 def test_it_trains_what_plain_data_parallelism_does(

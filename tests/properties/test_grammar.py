@@ -216,7 +216,7 @@ def halves(seen: Seen) -> None:
     assert seen["study compared"] >= seen["study"] / 5, seen
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_files_by_grammar_are_judged_alike_everywhere(pools: Pools) -> None:
     """Of each sort some reach the inside; 20 studies are too few to say how large a share does."""
     seen = agree(pools, 150)

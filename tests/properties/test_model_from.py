@@ -14,7 +14,7 @@ from zsim_torch import model_from
 from zsim_torch.module.transformer import transformer
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @given(architectures(), st.integers(1, 3), st.sampled_from(Precision))
 @examples(40)
 def test_a_transformer_has_the_units_flops_and_activations_that_are_written_down(

@@ -130,7 +130,7 @@ def ends_as_chunks_do(first: int, second: int, data: st.DataObject) -> None:
 NOT_SHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @given(st.integers(1, 3), st.integers(2, 4), st.data())
 @settings(deadline=None, max_examples=6, phases=NOT_SHRUNK)
 def test_collectives_end_when_chunks_that_take_turns_would(

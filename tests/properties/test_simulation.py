@@ -56,7 +56,7 @@ def by_rank(trace: Trace, job: Job) -> dict[int, RankTrace]:
     return {rank.rank: rank for rank in trace.ranks}
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @given(any_cases, st.data())
 @examples(150)
 def test_folded_and_unfolded_agree_to_the_picosecond(case: Case, data: st.DataObject) -> None:
@@ -142,7 +142,7 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
     assert on_links.get("spine->network", 0) == on_links.get("network->spine", 0) <= leaf
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @given(hand_cases(), st.data())
 @examples(50)
 def test_a_backend_that_is_asked_again_answers_as_a_new_one(

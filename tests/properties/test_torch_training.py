@@ -51,7 +51,7 @@ AT_ONCE = zero_strategies().filter(lambda drawn: not drawn.offload.delayed_updat
 """Delayed updates have a plain loop of their own (test_delayed_training)."""
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @examples(25)
 @given(AT_ONCE, OPTIMIZERS)
 def test_one_rank_trains_as_a_plain_loop_in_the_booked_memory(
@@ -66,7 +66,7 @@ def pool(pool_of: SharedPools) -> RankPool:
     return pool_of(RANKS)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 @examples(8)
 @given(drawn=AT_ONCE, optimizer=OPTIMIZERS)
 def test_three_ranks_train_as_a_plain_loop_in_the_booked_memory(

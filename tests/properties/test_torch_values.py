@@ -80,7 +80,7 @@ AT_ONCE = zero_strategies(max_data=3, max_tensor=1).filter(
 """Delayed updates have a plain loop of their own (test_delayed_training)."""
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=8)
 @given(AT_ONCE, timings())
 def test_every_stage_trains_a_module_as_one_process_does(
@@ -97,7 +97,7 @@ def test_every_stage_trains_a_module_as_one_process_does(
     holds(Case(strategy, steps=STEPS), timing)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=5)
 @given(st.sampled_from(list(EMULATED)), timings())
 def test_every_emulated_runtime_does_too(name: str, timing: DrawnTiming) -> None:

@@ -26,7 +26,7 @@ Drawn = tuple[Model, Strategy]
 overflows = st.frozensets(st.integers(0, STEPS - 1), max_size=2)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @examples(20)
 @given(jobs(max_data=3), timings(), overflows)
 def test_every_stage_trains_what_plain_data_parallelism_does(
@@ -55,7 +55,7 @@ SIDE_BY_SIDE = GPT(
 )
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
 def test_blocks_side_by_side_train_it_on_a_tensor_axis(checkpointing: Checkpointing) -> None:
     """Three segments read what a block is given: each contributes to its gradient."""
@@ -82,7 +82,7 @@ def hybrid_jobs(draw: st.DrawFn) -> Drawn:
     return draw(st.one_of(models(hybrid), chains(hybrid))), hybrid
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @examples(8)
 @given(hybrid_jobs(), timings(), overflows)
 def test_hybrid_sharding_trains_it_too(
@@ -91,7 +91,7 @@ def test_hybrid_sharding_trains_it_too(
     trains(*job, timing, overflow_steps)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("name", EMULATED)
 @settings(max_examples=2)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)
@@ -102,7 +102,7 @@ def test_every_emulated_runtime_trains_it_too(
     trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", OFFLOADED)
 @settings(max_examples=1)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)
@@ -114,7 +114,7 @@ def test_every_emulated_offload_trains_it_too(
         trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize("name", CHECKPOINTED)
 @settings(max_examples=2)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)

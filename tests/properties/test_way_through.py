@@ -15,14 +15,14 @@ from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @given(jobs())
 @examples(100)
 def test_every_drawn_schedule_is_proved(job: tuple[Model, Strategy]) -> None:
     assert check(make_schedule(*job), job[0]) == ()
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @given(jobs(), st.sampled_from([1, 2, 4]), st.integers(1, 3))
 @examples(60)
 def test_every_drawn_schedule_simulates_and_repeats_to_the_picosecond(

@@ -48,7 +48,7 @@ class Cycle:
         self.own = self
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @pytest.mark.usefixtures("nothing_frozen")
 def test_what_was_made_meanwhile_is_collected_with_all_old_objects() -> None:
     """Not at once, and at the latest when as much was made as may be kept."""
@@ -60,7 +60,7 @@ def test_what_was_made_meanwhile_is_collected_with_all_old_objects() -> None:
     assert made[0]() is None
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.usefixtures("nothing_frozen")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_cycles_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, *, frozen: bool) -> None:

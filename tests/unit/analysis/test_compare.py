@@ -103,7 +103,7 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, said.out, said.err
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_trace_a_schedule_and_a_scenario_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +128,7 @@ def test_one_change_is_seen_in_few_lines(capsys: pytest.CaptureFixture[str]) -> 
     assert "in A alone" in out
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("errors", "backend", "line", "differs"),
     [

@@ -74,7 +74,7 @@ def need_optimum(question: Question) -> None:
         assert found.best.value <= 1.01 * least
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("seed", [2, 6, 12])
 def test_a_search_finds_the_optimum_of_an_exhaustive_sweep(seed: int) -> None:
     need_optimum(small_question(seed))
@@ -104,14 +104,14 @@ def found() -> BestResult:
     )
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 def test_every_setting_is_accounted_for(found: BestResult) -> None:
     better = [each for each in found.answers if each.value == found.answers[0].value]
     lost = sum(each.count for each in found.losses)
     assert lost + len(better) == found.settings
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_the_gap_is_closed_where_nothing_is_left(found: BestResult) -> None:
     assert found.open_settings == 0
     assert found.gap <= 0.01
@@ -135,7 +135,7 @@ def test_a_utilization_above_the_peak_has_the_causal_one_with_it(found: BestResu
     assert text.endswith(f"MFU 101.0% (causal {causal:.1%})")
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_the_page_says_what_the_answer_says(found: BestResult, tmp_path: Path) -> None:
     page, picture = tmp_path / "best.html", tmp_path / "best.svg"
     found.report(page, command="zsim best <model>")
@@ -230,7 +230,7 @@ def test_the_front_trades_time_for_memory(found: BestResult) -> None:
     assert memory == sorted(memory, reverse=True)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
     answer = zsim.best(
         "llama3.2-1b",
@@ -247,7 +247,7 @@ def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
     assert answer.best.gpus == 1
 
 
-@pytest.mark.one_commit_in(6)
+@pytest.mark.one_commit_in(18)
 def test_the_best_of_several_fabrics_is_that_of_the_best_one() -> None:
     fabrics = ("rail_optimized", "fat_tree_3")
     settings = (

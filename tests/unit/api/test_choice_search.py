@@ -46,7 +46,7 @@ def drawn_groups(draw: DrawFn) -> tuple[list[PublishedSetting], list[Rank]]:
     return drawn, highest
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=50, deadline=None)
 @given(drawn_groups(), st.integers(1, 3))
 def test_what_is_chosen_is_what_predictions_of_all_rows_choose(

@@ -38,7 +38,7 @@ def pipeline_of(
     }
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(
     "chunks",
     [
@@ -58,7 +58,7 @@ def test_micro_batches_of_a_pipeline_are_extended_by_turns(chunks: dict[str, obj
     assert found.step_time_s == pytest.approx(zsim.run(tables).step_time_s, rel=1e-9)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_slow_first_stage_counts_though_what_fills_the_pipeline_hides_it() -> None:
     # At first each micro-batch more takes what the last stage needs, which began last; once the
     # first one has waited for no gradient since, what its five layers need.
@@ -69,7 +69,7 @@ def test_a_slow_first_stage_counts_though_what_fills_the_pipeline_hides_it() -> 
     assert found.step_time_s == pytest.approx(zsim.run(tables).step_time_s, rel=1e-9)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_of_more_micro_batches_than_can_be_simulated_half_say_what_all_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,7 @@ def test_an_import_of_zsim_loads_nothing_else(program: str) -> None:
     assert modules_after(program).isdisjoint(HEAVY)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_simulation_from_python_loads_neither_torch_nor_the_command_line_nor_graphs() -> None:
     loaded = modules_after("import zsim; zsim.run('tiny').to_dict()")
     assert loaded.isdisjoint({"torch", "typer", "rich", "pandas", "networkx"})

@@ -72,7 +72,7 @@ def test_a_price_is_told_as_money(client: Client) -> None:
     assert dear != cheap
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("choices", "line"),
     [
@@ -241,7 +241,7 @@ def test_a_request_that_comes_byte_by_byte_has_no_longer_than_another(server: Lo
         assert sent < 10_000
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_what_does_not_fit_says_what_would_when_it_is_asked(client: Client) -> None:
     full = {"gpu": "4090", "model": "gpt2-xl", "count": "4", "micro": "32", "checkpointing": "none"}
     answer = got(client, "/answer", **full).text

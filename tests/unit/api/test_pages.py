@@ -48,7 +48,7 @@ def shown_by(cell: str, names: dict[str, Any]) -> object:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_the_notebook_runs_from_top_to_bottom_and_every_cell_shows_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +70,7 @@ def test_the_notebook_has_the_form_of_one_and_keeps_no_outputs() -> None:
     assert all(not cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_run_on_real_ranks_is_one_argument_away(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be " * 200, "utf-8")

@@ -113,7 +113,7 @@ def slowly(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOut
     return tried(tables, times_tight=times_tight)
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_a_slow_machine_and_two_workers_print_the_same_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_slow_machine_and_two_workers_print_the_same_answer(
     assert slow.wall_time_s >= 40.0
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_in_which_simulations_end_changes_nothing(
@@ -144,7 +144,7 @@ def test_the_order_in_which_simulations_end_changes_nothing(
         assert printed(found) == printed(usual)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @pytest.mark.usefixtures("drawn")
 def test_more_operations_simulate_all_that_fewer_do() -> None:
     asked = question("parallel.tensor=1", among=SEVERAL)
@@ -182,7 +182,7 @@ def test_a_search_that_stops_for_its_time_says_so_first(monkeypatch: pytest.Monk
     assert found.unfinished in show()
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @pytest.mark.usefixtures("drawn")
 def test_plain_settings_of_each_runtime_are_simulated_first_and_fsdp2_is_shown() -> None:
     asked = question("parallel.tensor=1", among=SEVERAL)
@@ -200,7 +200,7 @@ def test_plain_settings_of_each_runtime_are_simulated_first_and_fsdp2_is_shown()
     assert len(shown) == len(ended.ten) == min(10, len(groups))
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("fitting", [3, 30, 200])
 def test_no_setting_with_offload_is_simulated_where_one_fits_without(
     monkeypatch: pytest.MonkeyPatch, fitting: int
@@ -218,7 +218,7 @@ def test_no_setting_with_offload_is_simulated_where_one_fits_without(
         assert f"{found.left_out:,} with offload left out" in dict(found.facts())["search"]
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_settings_with_offload_are_simulated_where_none_fits_without() -> None:
     asked = question(*FEW, "cluster.gpu_memory=2500 MB", gpus="1xh100")
     found = best_of(asked, workers=1, operations=40_000)

@@ -58,7 +58,7 @@ def as_json(found: object) -> Json:
     return json.loads(json.dumps(found))
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -83,7 +83,7 @@ def test_a_run_has_the_figures_of_the_command_line(
     assert not path.exists()
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_run_that_does_not_fit_says_where_and_what_would_help() -> None:
     result = zsim.run("tiny", {"cluster.gpu_memory": "5 MB"})
     assert not result.fits
@@ -98,7 +98,7 @@ def test_a_run_that_does_not_fit_says_where_and_what_would_help() -> None:
     assert zsim.run("tiny").remedies is None
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_files_of_a_run_are_those_of_the_command_line(tmp_path: Path) -> None:
     result = zsim.run("tiny")
     names = ("page.html", "step.svg", "trace.json")
@@ -176,7 +176,7 @@ def test_a_trace_in_a_file_is_compared_with_a_scenario(tmp_path: Path) -> None:
     assert not found.found.only_first
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", ["tiny", "zero_table1"])
 def test_the_largest_model_is_that_of_the_command_line(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -191,7 +191,7 @@ def test_the_largest_model_is_that_of_the_command_line(
     assert found.layers == (said["layers"] if name == "tiny" else None)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_proof_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     proof = zsim.check("tiny")
     assert proof.is_right
@@ -265,7 +265,7 @@ def test_ranks_without_a_way_to_each_other_raise() -> None:
         zsim.run("llama2_7b", {"fault": cut}, check=False)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_notebook_shows_what_every_result_says() -> None:
     run = zsim.run("tiny", {"title": "<x>"})
     largest = zsim.largest("zero_table1")
@@ -297,7 +297,7 @@ PRINTED: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("words", PRINTED)
 def test_a_result_prints_what_its_command_prints(
     words: str, capsys: pytest.CaptureFixture[str]
@@ -350,7 +350,7 @@ def test_a_run_tells_how_many_of_its_steps_are_simulated(monkeypatch: pytest.Mon
     assert len(set(shares)) == 8  # the schedule, its proof, and each step
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_run_on_real_ranks_tells_how_many_of_its_steps_are_done() -> None:
     told: list[tuple[float, float]] = []
     zsim.run("tiny", {"train.steps": 3}, backend="torch", progress=lambda *each: told.append(each))
@@ -368,7 +368,7 @@ def test_a_run_with_faults_tells_of_the_run_without_them_too() -> None:
     assert shares[-1] == 1
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("name", "changes"), [("tiny", {"cluster.gpu_memory": "20 MB"}), ("zero_table1", {})]
 )

@@ -56,7 +56,7 @@ TABLES = {
 }
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_arguments_of_megatron_are_read_back_as_the_same_strategy(tmp_path: Path) -> None:
     path = tmp_path / "arguments.txt"
     settings = settings_of("megatron")
@@ -121,7 +121,7 @@ def test_how_megatron_splits_layers_is_read_back(
     assert load(read).strategy.zero == load(model).strategy.zero
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
     same = 0

@@ -233,7 +233,7 @@ FROM_FILES = {"model.name", "model.hf_config", *(f"zero.{key}" for key in TRAINE
 """Keys that stand for a file, whose content becomes the keys below before anything is made."""
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_every_key_of_a_scenario_that_changes_a_run_is_in_the_file_of_its_schedule(
     tmp_path: Path,
 ) -> None:

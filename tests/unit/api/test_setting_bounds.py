@@ -95,7 +95,7 @@ def need_bounded(every: list[dict[str, Any]], number: int, group: SettingGroup) 
     assert not outcome.fits or outcome.memory_bytes >= bound.memory_bytes
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_groups())
 def test_no_run_goes_below_the_bounds_of_its_group(
@@ -104,7 +104,7 @@ def test_no_run_goes_below_the_bounds_of_its_group(
     need_bounded(*case)
 
 
-@pytest.mark.one_commit_in(7)
+@pytest.mark.one_commit_in(21)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     schedule=st.sampled_from(["Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]),
@@ -150,7 +150,7 @@ def test_no_run_of_stages_of_several_chunks_goes_below_its_bounds(
 SHARING = sorted(name for name, each in runtimes().items() if each.options.has_context)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_groups(names=SHARING, shares=True))
 def test_no_run_whose_ranks_share_sequences_goes_below_the_bounds_of_its_group(
@@ -159,7 +159,7 @@ def test_no_run_whose_ranks_share_sequences_goes_below_the_bounds_of_its_group(
     need_bounded(*case)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_groups())
 def test_no_setting_has_a_bound_below_that_of_its_group(
@@ -179,7 +179,7 @@ def with_memory(tables: dict[str, Any], size_bytes: int) -> dict[str, Any]:
     return changed(tables, {"cluster.gpu_memory": f"{size_bytes} B"})
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @settings(
     max_examples=20,
     deadline=None,
@@ -228,7 +228,7 @@ def test_a_model_of_few_layers_may_fit_only_with_knobs_that_add_to_memory() -> N
     assert not found[False].keeps_nearly_all
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_settings())
 def test_schedules_copy_what_closed_forms_say_or_more(

@@ -59,7 +59,7 @@ def asked(
     )
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(
     ("changes", "train"),
     [

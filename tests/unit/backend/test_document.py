@@ -249,7 +249,7 @@ def test_a_job_with_the_constants_that_ship_is_read_back_as_it_was() -> None:
     assert decode(encode(document)) == document
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("date", ["yesterday", 20260131, "2026-02-30"])
 def test_what_is_no_date_is_refused(date: object) -> None:
     text = encode(load("llama2_7b").document)

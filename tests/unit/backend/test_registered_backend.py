@@ -46,7 +46,7 @@ def test_all_of_our_backends_are_registered_load_and_refuse_no_job_of_the_suite(
         assert {load_backend(backend)().refusal(job(name)) for name in NAMES} == {None}
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 def test_it_runs_a_scenario_and_passes_the_suite(installed: Path) -> None:
     ran = zsim(installed, "run", "tiny", "--backend", "metronome")
     assert ran.returncode == 0, ran.stderr
@@ -56,14 +56,14 @@ def test_it_runs_a_scenario_and_passes_the_suite(installed: Path) -> None:
     assert "skipped" not in tested.stdout
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_one_that_loses_a_transfer_fails_it(installed: Path) -> None:
     tested = python(installed, "-m", "zsim.conformance", "forgetful", cwd=installed)
     assert tested.returncode == 1
     assert "test_communicators_are_handed_the_same_in_the_same_order[" in tested.stdout
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_one_that_does_not_say_what_it_is_and_one_that_is_not_there_are_refused(
     installed: Path, tmp_path: Path
 ) -> None:

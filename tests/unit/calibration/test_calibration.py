@@ -97,7 +97,7 @@ def test_many_at_once_are_predicted_as_one_by_one() -> None:
         assert np.allclose(Predictor(all_points).seconds(profile), one_by_one, rtol=1e-5)
 
 
-@pytest.mark.one_commit_in(6)
+@pytest.mark.one_commit_in(18)
 def test_what_two_systems_share_is_found_from_both_and_an_exception_is_named() -> None:
     slow = TRUTH.changed(launch_s=9e-5, add=0.9)
     rows = [row | {"dataset": "quick"} for row in sweeps(2, 8)]
@@ -120,7 +120,7 @@ def test_what_two_systems_share_is_found_from_both_and_an_exception_is_named() -
         assert predicted == pytest.approx(true, rel=0.06)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_the_same_rows_give_the_same_constants() -> None:
     measured, _ = read("nccl_tests_sweeps", sweeps(4))
     assert fitted(measured, START) == fitted(measured, START)

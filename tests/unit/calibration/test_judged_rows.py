@@ -53,12 +53,12 @@ def stale(rows: Iterable[Predicted]) -> list[str]:
     return found
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_rows_drawn_from_the_table_are_predicted_as_they_ship(drawn: list[Predicted]) -> None:
     assert stale(drawn) == [], "make the table again: zsim validate error --data DIR --to FILE"
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_row_that_is_predicted_otherwise_is_seen(drawn: list[Predicted]) -> None:
     run, made, features = drawn[0]
     for changed in (

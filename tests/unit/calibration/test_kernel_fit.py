@@ -58,7 +58,7 @@ def fit_of(rows: list[dict[str, str]], file: str = OPERATORS) -> FittedKernels:
     return found
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_constants_are_found_again_from_the_times_that_they_give() -> None:
     found = fit_of(list(timed(TRUTH)))
     assert (found.gpu, found.sibling) == ("a100", "assumed")  # of other kinds
@@ -70,7 +70,7 @@ def test_constants_are_found_again_from_the_times_that_they_give() -> None:
         assert getattr(found.constants, name) == pytest.approx(getattr(TRUTH, name), rel=0.02)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_what_has_no_rows_keeps_the_constants_of_the_sibling() -> None:
     a100 = read(OPERATORS, timed(TRUTH))[0]
     products = [
@@ -88,7 +88,7 @@ def test_what_has_no_rows_keeps_the_constants_of_the_sibling() -> None:
     assert "held_out_matmul" not in fitted["gh200"].errors
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 def test_a_direction_without_rows_keeps_the_siblings_ratio_to_the_other() -> None:
     a100 = read(OPERATORS, timed(TRUTH))[0]
     faster = replace(TRUTH, attention_forward=0.25)

@@ -70,7 +70,7 @@ rows = [{ label = "replicated", published = 2.5e6, values = [0] }]
 """
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_figures_are_predicted_beside_what_was_published() -> None:
     rates, sizes, states = verdicts_of(parse(SMALL))
     fits, too_large = rates.predicted
@@ -220,7 +220,7 @@ def shipped(name: str, figure: str) -> FigureVerdict:
     return found
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_figure_3_rises_with_gpus_in_the_order_of_deepspeed() -> None:
     found = {each.run.label: each for each in shipped("zero", "figure 3, DeepSpeed").predicted}
     assert len(found) == 4
@@ -249,7 +249,7 @@ def test_a_node_of_zero_infinity_copies_as_published() -> None:
     assert abs(found["NVMe, 16 GPUs"].off) < 0.1  # 28 GB/s of another source, printed 25.6
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(21)
 @pytest.mark.parametrize(
     ("paper", "figure", "within"),
     [
@@ -270,7 +270,7 @@ def test_offloaded_runs_are_predicted_without_a_row_that_was_fitted(
     assert all(abs(each.off) < within for each in found.predicted)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_of_the_shapes_that_were_trained_the_published_ones_are_the_largest_that_fit() -> None:
     shapes = shipped("zero_offload", "figure 7, shapes of table 3").predicted
     assert [f"{each.value / 1e9:.0f}" for each in shapes] == ["13", "8"]
@@ -303,7 +303,7 @@ def rates_as(quantity: str, steps: int = 1) -> FigureVerdict:
     return verdicts_of(replace(paper, figures=paper.figures[:1]))[0]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("steps", [1, 7])
 def test_flops_are_counted_as_zero_infinity_does(steps: int) -> None:
     blocks, model = (rates_as(each, steps) for each in ("block throughput", "throughput"))

@@ -129,7 +129,7 @@ def key(publication: str, settings: Mapping[str, object]) -> tuple[str, str]:
     return publication, str(sorted((name, str(value)) for name, value in settings.items()))
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_every_published_pipeline_is_in_the_table_of_judged_runs() -> None:
     ships = Counter(
         (*key(run.citation, run.settings), rounded(run.step_s)) for run in judged_runs()

@@ -64,7 +64,7 @@ def some_speak_of(
     )
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @pytest.mark.parametrize(
     "gpu",
     [gpu if gpu == "a100" else pytest.param(gpu, marks=pytest.mark.long) for gpu in NODES_OF_EIGHT],
@@ -132,7 +132,7 @@ def timed_kernels(gpu: str, by: dict[str, float]) -> Iterator[tuple[Kernel, floa
                 )
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("gpu", ["a100", "gh200", "h100"])
 def test_constants_of_kernels_are_found_again(gpu: str) -> None:
     shipped = fitted_kernels()[gpu].constants

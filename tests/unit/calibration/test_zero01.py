@@ -204,7 +204,7 @@ def test_the_first_way_that_fits_is_predicted() -> None:
             assert (found.way, found.fits) == (way, fits)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("micro_batches", [7, 9])
 def test_whether_a_long_pipeline_fits_is_said_as_a_run_of_all_its_micro_batches_says_it(
     micro_batches: int,

@@ -21,7 +21,7 @@ def ask(trace: Path | str, *words: str) -> int:
     return answer(["check", "tiny", "--ranks", "2", "--against", str(trace), *words])
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_run_is_one_of_its_scenario_and_of_no_other(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,7 +36,7 @@ def test_a_run_is_one_of_its_scenario_and_of_no_other(
     assert "trace/ranks: role all has 4 ranks, the trace speaks of 2" in capsys.readouterr().out
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_real_run_with_witnesses_is_proved_by_them_and_without_is_said_not_to_be(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

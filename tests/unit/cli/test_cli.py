@@ -187,7 +187,7 @@ def test_a_run_says_at_most_15_lines(ask: Ask, scenario: Path) -> None:
     assert all(len(line) <= 110 for line in out.splitlines())
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_run_that_does_not_fit_is_an_answer_with_exit_code_1(ask: Ask, scenario: Path) -> None:
     small = ("--set", "cluster.gpu_memory=1 kB")
     code, out, error = ask("run", scenario, *small, "--json")
@@ -274,7 +274,7 @@ def test_an_interrupt_is_exit_code_130(
     assert (code, out, error) == (130, "", "zsim: interrupted\n")
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_a_name_that_the_terminal_cannot_show_is_printed_in_escapes(
     schedule: Path,
 ) -> None:

@@ -21,7 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], *settings: str) -> dict[str, object]
     return found
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_fitted_constants_change_times_and_what_is_to_be_trusted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -58,7 +58,7 @@ def test_what_ships_was_fitted_to_rows_and_says_what_was_not() -> None:
         assert known[name].errors["held_out_matmul"] < 0.06
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_table_of_kernels_becomes_a_file_beside_those_of_networks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

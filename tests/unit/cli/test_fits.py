@@ -21,7 +21,7 @@ values = ["1 MB", "32 GB"]
 """
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("gigabytes", "waits"), [(2000, False), (20, True)])
 def test_a_host_that_runs_ahead_waits_for_memory_and_needs_no_more(
     capsys: pytest.CaptureFixture[str], gigabytes: int, *, waits: bool
@@ -39,7 +39,7 @@ def test_a_host_that_runs_ahead_waits_for_memory_and_needs_no_more(
     assert ("host waits for memory" in fits) is waits
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("allocator", ["caching", "expandable"])
 def test_a_run_that_does_not_fit_says_what_it_needs_and_nothing_that_looks_like_less(
     ask: Ask, allocator: str
@@ -55,7 +55,7 @@ def test_a_run_that_does_not_fit_says_what_it_needs_and_nothing_that_looks_like_
     assert json.loads(ask(*large, "--json")[1])["peak_reserved_bytes"] is None
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_run_that_only_fragments_does_not_fit_for_what_it_would_reserve(ask: Ask) -> None:
     # Of 7 GB, 6.33 GB are alive at the peak: what is rounded up, split off and cached is too much.
     code, out, _ = ask("run", "llama2_7b", "--no-check", "--set", "cluster.gpu_memory=7 GB")
@@ -64,7 +64,7 @@ def test_a_run_that_only_fragments_does_not_fit_for_what_it_would_reserve(ask: A
     assert "no: 6.33 GB needed, at least 7.07 GB reserved, 7 GB usable on H100-SXM5-80GB" in line
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_the_page_of_a_run_that_does_not_fit_says_until_when_memory_was_reserved(
     ask: Ask, tmp_path: Path
 ) -> None:
@@ -88,7 +88,7 @@ def test_a_study_says_nothing_of_what_a_run_reserves_that_does_not_fit(
     assert int(fits["peak_reserved_bytes"]) > int(fits["peak_allocated_bytes"])
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_the_next_size_of_the_largest_model_reserves_what_nobody_knows(ask: Ask) -> None:
     found = json.loads(ask("largest", "tiny", "--set", "cluster.gpu_memory=100 MB", "--json")[1])
     assert found["peak_reserved_bytes"] >= found["peak_allocated_bytes"]

@@ -127,7 +127,7 @@ def test_another_model_replaces_the_shape_and_the_title(
     assert json.loads(capsys.readouterr().out)["title"].startswith("Mine, with ")
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("megabytes", "helps"), [(40, "parallel.context=2"), (20, "model.sequence_length=1024")]
 )

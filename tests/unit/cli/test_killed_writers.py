@@ -117,7 +117,7 @@ def strike(outputs: Mapping[str, Write], folder: Path, kills: int, full: int) ->
     assert min(ends.values()) > 0, ends
 
 
-@pytest.mark.one_commit_in(7)
+@pytest.mark.one_commit_in(21)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork where threads are
 def test_a_writer_that_is_killed_leaves_a_whole_file(
     outputs: Mapping[str, Write], tmp_path: Path

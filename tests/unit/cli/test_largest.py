@@ -27,7 +27,7 @@ def largest(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object
     return found
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(("stage", "printed"), PRINTED.items())
 def test_the_first_row_of_table_2_has_the_printed_digits(
     stage: int, printed: str, capsys: pytest.CaptureFixture[str]
@@ -42,7 +42,7 @@ def test_the_first_row_of_table_2_has_the_printed_digits(
     assert parameters * each == pytest.approx(32e9, rel=10 ** (1 - DIGITS))
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("key", "published"), SCALED.items())
 def test_other_rows_of_table_2_are_as_near_as_the_paper_rounds(
     key: tuple[int, int], published: float, capsys: pytest.CaptureFixture[str]
@@ -54,7 +54,7 @@ def test_other_rows_of_table_2_are_as_near_as_the_paper_rounds(
     )
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("runtime", ["none", "fsdp1"])
 def test_a_run_fits_with_so_many_layers_and_not_with_one_more(
     runtime: str, capsys: pytest.CaptureFixture[str]
@@ -92,7 +92,7 @@ def test_no_model_is_tried_that_leaves_a_stage_of_the_pipeline_empty(
     assert "7 stages are more than the" in capsys.readouterr().err
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_host_memory_may_be_what_limits_the_largest_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_schedule_has_no_largest_model(
     assert "the largest model is that of a scenario" in capsys.readouterr().err
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     ("option", "fewest", "step"),
     [

@@ -25,7 +25,7 @@ WHY = {
 }
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", WHY)
 def test_a_file_that_is_not_regular_or_too_large_is_refused(
@@ -154,7 +154,7 @@ def test_memory_is_bounded_from_python_and_free_again_afterwards() -> None:
     assert bytearray(2**28)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("megabytes", [10, 40, 75])
 def test_memory_that_runs_out_is_one_line_and_exit_code_3(megabytes: int) -> None:
     """Native libraries take memory of their own, by the number and kind of cores."""
@@ -166,7 +166,7 @@ def test_memory_that_runs_out_is_one_line_and_exit_code_3(megabytes: int) -> Non
     )
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_sweep_whose_runs_find_no_memory_says_so_of_each_and_ends(tmp_path: Path) -> None:
     words = ["--limit", "run-memory=75 MB", "sweep", "nics"]
     done = subprocess.run(

@@ -45,7 +45,7 @@ COMPLETED = {
 }
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(21)
 @pytest.mark.parametrize("line", COMPLETED)
 def test_a_shell_completes_commands_names_and_keys(line: str) -> None:
     words = line.split()
@@ -90,7 +90,7 @@ def test_a_name_that_is_like_no_other_is_not_guessed(ask: Ask) -> None:
     assert "did you mean" not in refused(ask("run", "abacus"))
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_none_takes_a_key_or_a_table_away(ask: Ask) -> None:
     emulated = answered(ask("plan", "llama2_7b", "--set", "zero.emulate=fsdp2", "--json"))
     words = ("--set", "zero.emulate=fsdp2", "--set", "zero.emulate=none", "--json")
@@ -112,7 +112,7 @@ def test_a_key_that_does_not_exist_cannot_be_taken_away(ask: Ask) -> None:
     assert line.startswith("tiny: model.layers: missing; ")
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(18)
 @pytest.mark.parametrize(
     "words", ["plan tiny", "run tiny --json", "check tiny", "list", "show tiny", "--help"]
 )
@@ -123,7 +123,7 @@ def test_a_full_disk_behind_the_answer_is_no_internal_error(words: str) -> None:
     assert done.stderr == "zsim: the answer could not be written: no space left on device\n"
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("words", "code"), [("plan tiny", 4), ("plan abacus", 2)])
 def test_where_nothing_can_be_written_the_exit_code_says_so(words: str, code: int) -> None:
     command = f"{ZSIM} {words} > /dev/full 2>&1"

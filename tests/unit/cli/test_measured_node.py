@@ -73,7 +73,7 @@ def test_a_measured_node_is_a_topology(ask: Ask, node: str) -> None:
     assert found["sources"]["measured"] == "a test"
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_a_schedule_runs_on_the_node_or_on_the_cluster_of_a_scenario(
     ask: Ask, node: str, tmp_path: Path
 ) -> None:
@@ -115,7 +115,7 @@ def test_measuring_refuses_what_it_cannot_in_one_line(ask: Ask, tmp_path: Path) 
     assert refused(ask("measure", "--drive", absent)) == f"drive: {absent} must be a folder"
 
 
-@pytest.mark.one_commit_in(7)
+@pytest.mark.one_commit_in(21)
 def test_without_torch_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None; from zsim.cli.main import main; main()"
     for words in (("measure",), ("compare", "tiny", "--real")):

@@ -36,7 +36,7 @@ def faults(first: int, count: int) -> list[str]:
 RIGHT_FILES = [base for kind in bases() for base in kind]
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize("number", range(len(RIGHT_FILES)))
 def test_a_file_that_is_not_broken_is_read(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -58,7 +58,7 @@ def test_a_case_is_a_function_of_its_number() -> None:
     assert len({case(number).files for number in range(60)}) > 55
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_broken_files_are_read_or_refused_in_one_line() -> None:
     assert faults(0, 200) == []
 

@@ -17,7 +17,7 @@ def process(*words: str, then: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_simulating_imports_no_torch() -> None:
     done = process("run", "tiny", "--json", then="print('torch' in sys.modules, file=sys.stderr)")
     assert done.stderr == "False\n"
@@ -31,7 +31,7 @@ LIGHT = {"zsim.mistake", "zsim.units"}
 """What the command line imports beside itself: messages and sizes."""
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("words", [(), ("run",), ("sweep",)])
 def test_help_imports_the_command_line_and_nothing_heavy(words: tuple[str, ...]) -> None:
     done = process(*words, "--help", then="print(*sys.modules)")
@@ -42,7 +42,7 @@ def test_help_imports_the_command_line_and_nothing_heavy(words: tuple[str, ...])
     assert {name for name in ours if not name.startswith("zsim.cli")} == LIGHT
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("end", ["| true", ">&-"])
 def test_a_reader_that_stops_early_is_no_error(end: str) -> None:
     """`true` ends at once: the pipe is closed before the output comes, or while it does."""

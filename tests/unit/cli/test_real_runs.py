@@ -40,7 +40,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_run_here_is_one_line_with_the_field_to_change(
     words: str, capsys: pytest.CaptureFixture[str]
@@ -49,7 +49,7 @@ def test_what_cannot_run_here_is_one_line_with_the_field_to_change(
     assert line.startswith(REFUSED[words])
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_real_ranks_learn_a_text_and_hold_what_the_book_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +69,7 @@ def test_real_ranks_learn_a_text_and_hold_what_the_book_says(
     assert [rank.rank for rank in written.ranks] == [0, 1]
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_schedule_from_a_file_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +116,7 @@ def need_none_left(session: int) -> None:
     pytest.fail("a process of its session is left")
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_an_interrupted_run_leaves_no_rank_behind_and_says_where_its_losses_are(
     tmp_path: Path,
 ) -> None:
@@ -130,7 +130,7 @@ def test_an_interrupted_run_leaves_no_rank_behind_and_says_where_its_losses_are(
     need_none_left(running.pid)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_run_whose_rank_is_killed_leaves_nothing_and_says_where_its_losses_are(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ LIMITS = ("6 MB", "10 MB")
 """Less than the 10.5 MB that the run reserves: its forward stops at a block, or at the head."""
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("limit", LIMITS)
 def test_each_remedy_makes_the_run_fit_and_takes_as_long_as_it_says(
     limit: str, capsys: pytest.CaptureFixture[str]
@@ -43,7 +43,7 @@ def test_each_remedy_makes_the_run_fit_and_takes_as_long_as_it_says(
         assert again["tokens_per_s"] * again["step_time_s"] == pytest.approx(tokens)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_the_answer_is_no_in_at_most_15_lines(capsys: pytest.CaptureFixture[str]) -> None:
     wide = ("train.micro_batch_size=32", "zero.stage=1", "zero.emulate=deepspeed", "train.steps=1")
     few = ("model.layers=4", "cluster.nodes=1", 'cluster.gpu_memory="30 GB"')
@@ -73,7 +73,7 @@ def test_each_way_off_the_device_that_a_runtime_names_is_one(runtime: str, stage
     assert len(known) == {"fsdp2": 1, "deepspeed": 1 + (stage == 3)}.get(runtime, 0)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(
     ("runtime", "megabytes", "helps"),
     [
@@ -107,7 +107,7 @@ def test_other_axes_take_their_ranks_from_replicas(
         assert sequences(strategy) == sequences(tight)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_where_nothing_helps_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     settings = options("train.steps=1", 'cluster.gpu_memory="1 kB"')
     assert answer(["run", "tiny", *settings]) == 1

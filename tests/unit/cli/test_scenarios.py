@@ -18,7 +18,7 @@ SLOW = {"infinity_32t"}
 """397 layers with every state in files: its proof takes most of a minute."""
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     "name",
     [

@@ -121,7 +121,7 @@ def test_every_run_is_a_line_and_why_it_ended_stands_below_once(ask: Ask) -> Non
     assert "--csv FILE has the reason of all 4" in " ".join(below.split())
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("settings", [(), ("fault=[{kind='gpu',rank=1,factor=2}]",)])
 def test_a_row_says_what_a_run_says(ask: Ask, settings: tuple[str, ...]) -> None:
     """Later trials of a schedule are not recorded in full: their figures are the same."""
@@ -179,7 +179,7 @@ def test_a_dry_run_counts_and_estimates_and_keeps_nothing(ask: Ask, tried: list[
     assert swept(ask("sweep", "cut.toml", "--dry-run", "--json"))["schedules"] == 3
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_the_terminal_has_the_answer_first_then_at_most_20_rows(ask: Ask) -> None:
     many = STUDY.replace("[8, 2]", "[8, 7, 6, 5, 4, 3, 2]")
     Path("cut.toml").write_text(many, "utf-8")
@@ -228,7 +228,7 @@ def test_the_answer_is_no_if_no_run_meets_the_goal(ask: Ask) -> None:
     assert found["answer"].startswith("none of 16 runs meets the goal: ")
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_processes_and_one_process_find_the_same(ask: Ask) -> None:
     alone = swept(ask("sweep", "cut.toml", "--workers", "1", "--json", "--store", "1.sqlite"))
     both = swept(ask("sweep", "cut.toml", "--workers", "2", "--json", "--store", "2.sqlite"))

@@ -52,7 +52,7 @@ def test_there_are_54_cells() -> None:
     assert len(CELLS) == 54
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(("stage", "parameters", "ranks", "printed"), CELLS)
 def test_a_cell_has_the_printed_digits(
     stage: int, parameters: str, ranks: int, printed: str, capsys: pytest.CaptureFixture[str]

@@ -38,7 +38,7 @@ def test_a_title_names_every_key_that_is_changed(
     assert code == (0 if title else 2)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(
     ("command", "memory"), [("run --no-check", "10 GB"), ("plan", "10 GB"), ("largest", "4 GB")]
 )
@@ -50,7 +50,7 @@ def test_lines_and_json_have_the_title_of_what_ran(ask: Ask, command: str, memor
     assert json.loads(ask(*words, "--json")[1])["title"] == title
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("name", "words", "title"),
     [

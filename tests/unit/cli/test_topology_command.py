@@ -228,7 +228,7 @@ def test_png_is_made_by_cairosvg(ask: Ask, tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("ending", "begin"), [("png", b"\x89PNG\r\n"), ("pdf", b"%PDF-1.")])
 @pytest.mark.parametrize(
     "command",

@@ -91,7 +91,7 @@ def validated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
     return found["files"]
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_predictions_stand_beside_published_runs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +216,7 @@ def test_calibration_judges_a_run_by_the_step_that_is_predicted_for_it(grad_accu
     assert off == pytest.approx(abs(found.step_time_s / run.step_time_s - 1), rel=1e-9)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_folder_is_judged_whole_whatever_its_rows_call_things(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

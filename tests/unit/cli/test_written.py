@@ -37,7 +37,7 @@ def full(path: Path) -> Path:
     return path
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(
     ("words", "option", "name"),
     [
@@ -77,7 +77,7 @@ def test_the_answer_of_a_sweep_stands_and_every_file_that_cannot_be_written_is_n
     assert page.read_text("utf-8").endswith("</html>")
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_real_ranks_tell_their_losses_where_the_trace_cannot_be_written(ask: Ask) -> None:
     words = "run tiny --backend torch --ranks 2 --steps 2 --json --trace"
     code, out, error = ask(*words.split(), FULL)
@@ -86,7 +86,7 @@ def test_real_ranks_tell_their_losses_where_the_trace_cannot_be_written(ask: Ask
     assert error == "zsim: done, but /dev/full could not be written: no space left on device\n"
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 def test_a_disk_that_fills_up_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("what was there", "utf-8")
@@ -156,7 +156,7 @@ write(Path({str(path)!r}), "x" * 10000)
     assert len(beside) == (0 if has_nameless_files else 1)
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 def test_a_pipe_is_written_through(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -166,7 +166,7 @@ def test_a_pipe_is_written_through(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("kind", ["pipe", "file"])
 def test_a_file_written_to_standard_output_follows_the_answer(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "out.txt"
@@ -178,7 +178,7 @@ def test_a_file_written_to_standard_output_follows_the_answer(tmp_path: Path, ki
     assert decode(text[end_of_it:]).schedule.programs
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_files_are_written_for_a_reader_that_has_left(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     command = f"set -o pipefail; {ZSIM} run tiny --trace {trace} | true"
@@ -239,7 +239,7 @@ def sweep_below(limit_bytes: int, folder: Path) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.one_commit_in(7)
+@pytest.mark.one_commit_in(21)
 def test_a_sweep_goes_on_when_its_store_is_full_and_the_next_one_keeps_the_rest(
     tmp_path: Path,
 ) -> None:
@@ -255,7 +255,7 @@ def test_a_sweep_goes_on_when_its_store_is_full_and_the_next_one_keeps_the_rest(
     assert json.loads(full.stdout)["best"]
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_a_store_for_which_there_is_no_space_ends_a_sweep_before_it_begins(tmp_path: Path) -> None:
     done = sweep_below(100, tmp_path)
     assert (done.returncode, done.stdout) == (Code.FAILED, "")

@@ -49,7 +49,7 @@ def moments_in(order: Sequence[object], chunks: int) -> list[BackwardMoment]:
     return found
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("schedule", PipelineSchedule)
 @settings(max_examples=15, deadline=None)
 @given(pipeline=st.integers(2, 6), rounds=st.integers(1, 4), more=st.integers(0, 3))
@@ -85,7 +85,7 @@ def forwards_before_backward(model: Model, strategy: Strategy) -> list[int]:
     return found
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("layers_of_chunk", [None, 1, 2])
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 2), (2, 8), (4, 4), (4, 12)])
 def test_schedules_of_megatron_begin_as_many(

@@ -35,7 +35,7 @@ def topology(site: Path, *words: str) -> Mapping[str, object]:
     return found
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_its_links_are_listed_counted_in_cuts_and_drawn(installed: Path, tmp_path: Path) -> None:
     picture = tmp_path / "torus.svg"
     found = topology(installed, "--draw", str(picture))
@@ -47,7 +47,7 @@ def test_its_links_are_listed_counted_in_cuts_and_drawn(installed: Path, tmp_pat
     assert len(set(re.findall(r">node\d+<", picture.read_text("utf-8")))) == 16
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_run_takes_its_links_and_a_fault_names_one_of_them(installed: Path) -> None:
     file = installed / "torus.toml"
     cluster = ("topology=none", "node=dgx_h100", "nodes=16", f"fabric={file}")
@@ -64,7 +64,7 @@ def test_a_run_takes_its_links_and_a_fault_names_one_of_them(installed: Path) ->
     assert step_s[1] > step_s[0]
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_file_with_a_wrong_key_or_of_an_unknown_kind_is_refused(
     installed: Path, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def test_two_on_one_link_share_it_and_a_third_elsewhere_keeps_its_own() -> None:
     assert rates == (Fraction(5), Fraction(5), Fraction(7))
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @settings(max_examples=30, deadline=None)
 @given(shapes, capacities)
 def test_what_shares_no_links_has_no_say_in_a_rate(

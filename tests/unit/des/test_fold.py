@@ -84,7 +84,7 @@ class Case:
         assert found == expected
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @given(grids, st.data())
 @examples(200)
 def test_classes_load_links_as_the_rings_of_the_full_graph_do(

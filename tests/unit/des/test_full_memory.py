@@ -184,7 +184,7 @@ def step_ms(gigabytes: float, **changes: object) -> float | None:
     return found.step_time_s * 1e3 if found.fits else None
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("allocator", ["caching", "expandable"])
 def test_a_host_that_runs_ahead_pays_for_memory_that_is_full(allocator: str) -> None:
     changes = {
@@ -200,7 +200,7 @@ def test_a_host_that_runs_ahead_pays_for_memory_that_is_full(allocator: str) -> 
     assert times[0] > times[-1] * 1.05
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_limits_of_deepspeed_count_where_memory_is_full() -> None:
     def took(gigabytes: float, live: int) -> float | None:
         limit = {"zero.deepspeed.stage3_max_live_parameters": live}
@@ -213,7 +213,7 @@ def test_limits_of_deepspeed_count_where_memory_is_full() -> None:
 jobs = st.one_of(emulated_jobs(), pipelined_jobs())
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 @given(jobs, clusters, st.lists(st.floats(0, 1), min_size=2, max_size=4))
 @examples(60)
 def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_needs_more(
@@ -248,7 +248,7 @@ def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_need
     assert on_memory(schedule, model, on, needed - 1)[1].out_of_memory is not None
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @given(jobs, clusters, st.integers(1, 3))
 @examples(40)
 def test_a_host_that_asks_and_never_waits_does_what_one_does_that_need_not_ask(
@@ -263,7 +263,7 @@ def test_a_host_that_asks_and_never_waits_does_what_one_does_that_need_not_ask(
     assert asked == plain
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @given(jobs, st.floats(0, 1))
 @examples(50)
 def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
@@ -278,7 +278,7 @@ def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
     assert SimBackend().step_ends_ps(job) == SimBackend(unfold=True).step_ends_ps(job)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @given(jobs, st.sampled_from([Discipline.EXACT, Discipline.CACHING]), st.floats(0, 1.1))
 @examples(40)
 def test_what_books_alone_say_of_a_fit_is_what_a_run_says(

@@ -70,7 +70,7 @@ def test_a_step_ends_with_all_that_it_handed_over(stage: int) -> None:
         assert begins >= max(before)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @given(st.sampled_from(STAGES), st.sampled_from((Fraction(1, 10), Fraction(1, 2), Fraction(9, 10))))
 def test_kernels_lose_what_a_collective_beside_them_takes(stage: int, share: Fraction) -> None:
     alone, beside = simulated(stage, TIMES), simulated(stage, TIMES, share)
@@ -81,7 +81,7 @@ def test_kernels_lose_what_a_collective_beside_them_takes(stage: int, share: Fra
     assert lost > 0
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=10)
 @given(st.floats(1.1, 10))
 def test_slower_collectives_make_a_step_longer_by_no_more_than_they_are(factor: float) -> None:

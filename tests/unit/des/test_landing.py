@@ -58,7 +58,7 @@ def landed_s(made: Job, times: MeasuredTimes) -> float:
     )
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stage", STAGES)
 @given(share=st.floats(0.01, 0.99))
 def test_where_the_host_waits_for_each_it_does_not_matter_whose_time_it_is(

@@ -31,7 +31,7 @@ CASES = {
 }
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 def test_what_a_later_trial_says_is_what_a_run_says(settings: tuple[str, ...]) -> None:
     resolved = reader("tiny").resolve(parse(zsim_scenarios.text("tiny"), settings))

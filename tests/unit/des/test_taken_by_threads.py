@@ -56,7 +56,7 @@ def most_taken_ps(made: Job, times: MeasuredTimes) -> float:
     )
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("stage", STAGES)
 @given(share=st.floats(0.01, 20.0))
 def test_a_step_is_longer_by_at_most_what_is_taken(stage: int, share: float) -> None:

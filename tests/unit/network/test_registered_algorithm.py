@@ -29,7 +29,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"), "aggregated_trees", ENTRY)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_it_is_forced_and_chosen_where_it_is_faster(installed: Path) -> None:
     # On 64 nodes nine steps are fewer than the 511 of a ring.
     base = ["run", "llama2_7b", *PROFILED, "--set", "cluster.nodes=64"]
@@ -43,7 +43,7 @@ def test_it_is_forced_and_chosen_where_it_is_faster(installed: Path) -> None:
     assert pat != ring
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_its_constants_have_defaults_and_may_be_in_a_profile(installed: Path) -> None:
     default, slower = (
         python(installed, "-c", TIMES, text).stdout.split()
@@ -55,7 +55,7 @@ def test_its_constants_have_defaults_and_may_be_in_a_profile(installed: Path) ->
     assert "pat: 1.5 must be at most 1, it is a share" in refused.stderr
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_without_it_the_algorithms_that_there_are_are_named(
     installed: Path, tmp_path: Path
 ) -> None:

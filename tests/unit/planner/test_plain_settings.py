@@ -78,7 +78,7 @@ def test_values_that_a_question_fixes_are_plain(key: str, value: object) -> None
     assert {known[place].changes[key.replace("__", ".")] for place in always} == {value}
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @settings(max_examples=20)
 @given(st.data())
 def test_whatever_is_left_of_a_space_has_plain_settings_once_each(data: st.DataObject) -> None:

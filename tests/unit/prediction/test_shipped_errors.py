@@ -18,7 +18,7 @@ FULLY_SHARDED = ("FSDP1", "FSDP2")
 """Runtimes whose runs constants are fitted to, and judged by."""
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("evidence", list(own_evidence()), ids=lambda it: it.gpu)
 def test_errors_of_constants_are_those_of_the_judged_runs_that_take_them(
     evidence: Evidence,

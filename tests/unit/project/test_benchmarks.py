@@ -72,7 +72,7 @@ def test_a_trillion_parameters_on_drives(lines: Lines) -> None:
     assert together.startswith("together ")
 
 
-@pytest.mark.one_commit_in(7)
+@pytest.mark.one_commit_in(21)
 def test_runs_of_a_study_on_two_workers(lines: Lines) -> None:
     *runs, memory = lines("study", 36, SPEEDS=1)
     assert [line.split(" runs")[0] for line in runs] == ["36"] * 3
@@ -90,7 +90,7 @@ def test_the_page_of_a_study(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> N
     assert found[-1] == "how fast it opens: no chromium here"
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_pipelines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline: Any = import_module("benchmarks.pipeline")
     fork = multiprocessing.get_context("fork")  # which has the constants that are changed here
@@ -102,7 +102,7 @@ def test_pipelines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert clocked.startswith("  by the clock, on ")
 
 
-@pytest.mark.one_commit_in(6)
+@pytest.mark.one_commit_in(18)
 def test_the_search_for_the_best_setting(lines: Lines) -> None:
     narrow = {"zero.emulate": "fsdp2", "zero.stage": 3, "model.layers": 2}
     few = {"SEARCH_OPERATIONS": 10_000, "WORKERS": 1}
@@ -116,7 +116,7 @@ def test_reads_and_writes_beside_adam(lines: Lines, tmp_path: Path) -> None:
 
 
 # ZeroRedundancyOptimizer compiles functions with it.
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_real_steps_beside_those_of_pytorch() -> None:
     real = import_module("benchmarks.real")

@@ -12,7 +12,7 @@ PAGES = [*sorted((DOCS / "how_to").glob("*.md")), DOCS / "tutorial.md"]
 COMMAND_LINE = DOCS / "reference" / "command_line.md"
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("page", [*PAGES, COMMAND_LINE], ids=lambda page: str(page.stem))
 def test_the_commands_of_a_page_print_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,7 @@ def test_every_picture_has_its_command() -> None:
     assert shown == set(PICTURES) == there
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("path", PICTURES)
 def test_a_picture_is_what_its_command_draws(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -49,7 +49,7 @@ def test_a_picture_is_what_its_command_draws(
     assert drawn.read_text("utf-8") == (ROOT / path).read_text("utf-8")
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_the_table_has_what_its_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
     """Percentages are against the last row above that is zsim's own."""
     written, found = [], []

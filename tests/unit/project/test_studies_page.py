@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^```console\n\$ zsim ([^\n]+)\n(.*?)^```$", re.DOTALL | re.
 CONSOLE = dict(BLOCK.findall(PAGE))
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 @pytest.mark.parametrize("command", CONSOLE)
 def test_a_study_answers_what_the_page_shows(
     command: str,

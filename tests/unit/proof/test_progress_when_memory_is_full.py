@@ -99,7 +99,7 @@ def test_ranks_that_communicate_in_one_order_go_on_where_memory_is_full() -> Non
     assert run(schedule, 70 * MIB)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 @given(st.one_of(emulated_jobs(), pipelined_jobs()))
 @settings(max_examples=25)
 def test_what_is_proved_goes_on_if_every_allocation_waits_for_the_device(

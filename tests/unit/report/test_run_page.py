@@ -281,7 +281,7 @@ def test_a_page_of_another_form_is_refused_before_anything_runs(
     assert capsys.readouterr().err == f"zsim: --report: {name}: must end in .html\n"
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_run_that_does_not_fit_says_what_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     words = ["run", "tiny", "--set", "cluster.gpu_memory=2 MB", "--report", str(path)]

@@ -127,7 +127,7 @@ def test_what_is_exposed_can_be_seen() -> None:
     assert exposed / len(points) == pytest.approx(expected, abs=0.02)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("layers", [3, 80])
 def test_units_whose_names_do_not_fit_are_drawn_again_close_up(layers: int) -> None:
     job, trace = run(f"model.layers={layers}")

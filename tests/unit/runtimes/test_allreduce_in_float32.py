@@ -30,7 +30,7 @@ def made_for(strategy: Strategy) -> Schedule:
     return make_schedule(model_of(strategy), strategy)
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(21)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -57,7 +57,7 @@ def made_of(strategy: Strategy, *, sequences: int = 2) -> Schedule:
     return make_schedule(model_of(strategy, sequences=sequences), strategy)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(("shape", "sequences"), [(LLAMA, 1), (LLAMA, 2), (TIED_GPT, 2)])
 @pytest.mark.parametrize(
     "changes",

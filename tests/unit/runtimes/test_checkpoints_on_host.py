@@ -82,7 +82,7 @@ def runs(program: Program, unit: str, action: Action) -> int:
     )
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", MOVING)
 def test_a_step_is_proved_and_copies_what_the_closed_form_says(name: str) -> None:
     strategy = of(MOVING[name], train__gradient_accumulation_steps=3)
@@ -297,7 +297,7 @@ def wrong(program: Program) -> Iterator[tuple[str, Callable[[Operation], Operati
     yield "memory freed while it is copied", carelessly
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("name", MOVING)
 def test_wrong_copies_and_waits_are_found(name: str) -> None:
     model, made, program = written(of(MOVING[name]))

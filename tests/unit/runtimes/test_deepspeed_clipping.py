@@ -14,7 +14,7 @@ SHAPE = GPT(layers=1, hidden_size=8, attention_heads=2, sequence_length=4, vocab
 CPU, NVME = {"device": "cpu"}, {"device": "nvme"}
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("stage", "precision", "said"),
     [

@@ -16,7 +16,7 @@ MANY = ("fsdp1", "fsdp1 shard_grad_op", "fsdp1 no sync")
 """Options that are recorded with replicas in the suite."""
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("options", "ranks"), covering(OPTIONS, {"2 ranks": 2, "64 ranks": 64}))
 def test_a_gpt_is_gathered_and_reduced_as_by_fsdp(options: FSDP1, ranks: int) -> None:
     ours, theirs = of_gpt(
@@ -30,7 +30,7 @@ def test_a_gpt_is_gathered_and_reduced_as_by_fsdp(options: FSDP1, ranks: int) ->
     assert ours == theirs
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fsdp(

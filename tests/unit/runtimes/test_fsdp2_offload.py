@@ -32,7 +32,7 @@ def of_gpt(made: Strategy) -> Schedule:
     return make_schedule(gpt(SHAPE, micro_batch_size=1, precision=made.train.precision), made)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     ("micro_batches", "precision", "pin_memory"),
     [(1, "fp32", True), (2, "bf16", True), (2, "bf16", False)],
@@ -51,7 +51,7 @@ def test_copies_and_collectives_are_issued_as_by_fully_shard(
     assert joined(issued(of_gpt(made))) == theirs
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(
     ("micro_batches", "precision", "policy"),
     [(1, "fp32", "none"), (2, "bf16", "none"), (2, "bf16", "cpu")],
@@ -72,7 +72,7 @@ def test_checkpoints_go_to_the_host_and_come_back_where_offload_wrapper_copies_t
     assert joined(issued(of_gpt(made))) == theirs
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     ("said", "precision"),
     [

@@ -43,7 +43,7 @@ SIZES = {"2 ranks": (2, 1), "8 ranks": (8, 2), "1,024 ranks": (1024, 2)}
 """Ranks and micro-batches."""
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(("options", "size"), covering(OPTIONS, SIZES))
 def test_a_gpt_is_gathered_and_reduced_as_by_fully_shard(
     options: FSDP2, size: tuple[int, int]
@@ -60,7 +60,7 @@ def test_a_gpt_is_gathered_and_reduced_as_by_fully_shard(
     assert ours == theirs
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("ranks", [1, 2, 8, 1024])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fully_shard(
@@ -79,7 +79,7 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fully_sha
     assert ours == theirs
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     "options",
     [
@@ -122,7 +122,7 @@ FROZEN = {
 KEPT_ON_BOTH = FSDP2(reshard_after_forward=2, reshard_after_backward=False)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("options", "patterns", "micro_batches"),
     covering(
@@ -145,7 +145,7 @@ def test_frozen_parameters_are_gathered_and_not_reduced_as_by_fully_shard(
     assert ours == theirs
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(
     ("options", "pipeline", "micro_batches"),
     [

@@ -43,7 +43,7 @@ FREED = KEPT.but(reshard_after_forward=True)
 FOUR = CHUNKS.but(pipeline_stages_per_rank=4)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [

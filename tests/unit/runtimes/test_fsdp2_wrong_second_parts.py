@@ -115,7 +115,7 @@ def freed(step: list[Operation]) -> None:
     assert one in step
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     "edit",
     [

@@ -44,7 +44,7 @@ def model_in_parts(strategy: Strategy, layers: int = 4) -> Model:
     return model_of(strategy, replace(SHAPE, layers=layers, execution=strategy.execution))
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [
@@ -168,7 +168,7 @@ def step_ps(
     return second - first
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 4), (4, 8), (4, 4)])
 @pytest.mark.parametrize("times", [(70, 70, 70), (70, 90, 50)])
 def test_second_parts_fill_the_bubble(

@@ -77,7 +77,7 @@ def made_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Schedule:
     return make_schedule(model_of(strategy, shape), strategy)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("shape", [LLAMA, TIED_GPT], ids=["Llama", "joined, tied"])
 @pytest.mark.parametrize(
     "strategy",

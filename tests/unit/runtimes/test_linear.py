@@ -20,7 +20,7 @@ def work(name: str, layers: int) -> int:
     return lines_run(lambda: make_schedule(model, emulates))
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     "name",
     [

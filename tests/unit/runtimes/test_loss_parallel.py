@@ -40,7 +40,7 @@ def model_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Model:
     return fitting(replace(shape, execution=strategy.execution), strategy)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("shape", [LLAMA, TIED_GPT], ids=["Llama", "padded vocabulary, tied"])
 @pytest.mark.parametrize("loss", [Loss.TORCH, Loss.FUSED, Loss.CHUNKED])
 def test_gathered_logits_train_what_plain_data_parallelism_does(

@@ -33,7 +33,7 @@ CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)
 WAITING = CHUNKS.but(overlap_p2p_comm=False)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [

@@ -145,7 +145,7 @@ UNLIKE = {
 LAYERS = {"chunks of first and last": 8, "chunks counted": 2, "chunks laid out": 6}
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", UNLIKE)
 def test_stages_of_unlike_layers_train_what_one_process_does_and_are_proved(

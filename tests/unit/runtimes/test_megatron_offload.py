@@ -59,7 +59,7 @@ def kept_by_layer(model: Model) -> int:
     return saved + sum(model.values[name].size_bytes for name in inputs)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("layers", [1, 3, LAYERS - 1])
 @pytest.mark.parametrize("sequence_parallel", [False, True])

@@ -38,7 +38,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -177,7 +177,7 @@ TIED = replace(SHAPE, tied_embeddings=True)
 Groups = tuple[Group, ...]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -26,7 +26,7 @@ def of_two(pipeline: int, micro_batches: int, options: Megatron = PARTS) -> Stra
     return strategy_of(pipeline, micro_batches, options).but({"parallel.tensor": 2})
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [

@@ -20,7 +20,7 @@ OVERLAPPED = Megatron(overlap_grad_reduce=True, bucket_size=100)
 WHOLE = {"zero.stage": 0}
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -44,7 +44,7 @@ def model_of(strategy: Strategy, *, tied: bool = False) -> Model:
     return fitting(replace(SHAPE, tied_embeddings=tied), strategy)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("options", [Nanotron(), CUT, KEPT])
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("tied", [False, True])

@@ -55,7 +55,7 @@ def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
     return in_blocks(fitting(shape, strategy))
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     ("strategy", "shape"),
     [
@@ -100,7 +100,7 @@ def test_stages_train_what_one_process_does_and_are_proved(
     proves_and_trains(made, model, strategy)
 
 
-@pytest.mark.one_commit_in(6)
+@pytest.mark.one_commit_in(18)
 @settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_any_pipeline_is_proved_and_carries_the_values_of_one_process(data: st.DataObject) -> None:

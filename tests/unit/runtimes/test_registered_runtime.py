@@ -32,12 +32,12 @@ def settings(*more: str) -> list[str]:
     return [word for each in (*SETTINGS, *more) for word in ("--set", each)]
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_its_schedule_is_simulated_under_its_name(asked: dict[str, Answer]) -> None:
     assert asked["run"].returncode == 0, asked["run"].stderr
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_its_schedule_is_written_read_again_and_proved(
     folder: Path, asked: dict[str, Answer]
 ) -> None:
@@ -55,7 +55,7 @@ def test_an_option_that_it_does_not_have_is_named(asked: dict[str, Answer]) -> N
     assert "zero.mine.color: unknown key; did you mean colour?" in refused.stderr
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_without_it_the_runtimes_that_there_are_are_named(tmp_path: Path) -> None:
     refused = zsim(tmp_path, "check", "tiny", "--set", "zero.emulate=mine")
     assert refused.returncode == 2

@@ -64,7 +64,7 @@ def made_of(strategy: Strategy, shape: Llama | GPT = LLAMA) -> Schedule:
     return make_schedule(fitting(shape, strategy), strategy)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     ("name", "shape"), list(zip(WAYS, cycle([LLAMA, TIED_GPT]), strict=False)), ids=list(WAYS)
 )
@@ -76,7 +76,7 @@ def test_it_trains_what_plain_data_parallelism_does(name: str, shape: Llama | GP
     proves_and_trains(made, model, strategy)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", ["stage 1", "FSDP2", "Megatron-LM"])
 def test_a_norm_that_is_not_summed_over_the_tensor_axis_is_found(name: str) -> None:
     """Each rank has the gradient of its own tokens: what is reduced over data is a summand yet."""

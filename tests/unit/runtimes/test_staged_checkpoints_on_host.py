@@ -52,7 +52,7 @@ def crossing(program: Program, verb: str) -> list[Copy]:
     ]
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [
@@ -211,7 +211,7 @@ def wrong(made: Schedule) -> Iterator[tuple[str, Callable[[], Schedule]]]:
     yield "no wait for what is received", partial(without_first_wait, made, 1)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("options", [KEPT, CHUNKS])
 def test_wrong_copies_are_found(options: FSDP2) -> None:
     model, made = written(moving(2, 2, options), 6)

@@ -60,7 +60,7 @@ def made_of(strategy: Strategy) -> Schedule:
     return make_schedule(model_of(strategy), strategy)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("shape", [LLAMA, TIED_GPT])
 @pytest.mark.parametrize(
     "changes",

@@ -65,7 +65,7 @@ def by_hand(shape: dict[str, Any]) -> int:
     return int(shape["layers"] * block + ends)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_has_the_published_number_of_parameters(name: str) -> None:
     model, count = MODELS[name], counted(f"model.name={name}")

@@ -48,7 +48,7 @@ def state_bytes(program: Program) -> Counter[Kind]:
     return found
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     "zero",
     [

@@ -289,7 +289,7 @@ def smooth(unit: Linear, value: torch.Tensor) -> torch.Tensor:
     return made
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("how", [saving, smooth, given_to_a_checkpoint])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_gets_its_parameters_from_autograd_trains_as_in_a_plain_loop(

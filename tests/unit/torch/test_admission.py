@@ -142,7 +142,7 @@ def test_a_text_that_does_not_serve_the_model_is_refused(tmp_path: Path) -> None
     assert line.startswith(f"data: {short} has 4 bytes, at least 5 are needed")
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(
     ("shape", "micro_batch_size", "field"),
     [

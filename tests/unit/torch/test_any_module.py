@@ -56,7 +56,7 @@ def plain_losses(module: nn.Module, batches: list[Tensor]) -> list[float]:
     return losses
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 @settings(max_examples=15)
 @given(steps=STEPS, stage=st.integers(0, 3), full=st.booleans())
 def test_whatever_stands_between_blocks_trains_as_in_torch(

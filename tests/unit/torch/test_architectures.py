@@ -129,7 +129,7 @@ def pool(pool_of: SharedPools) -> RankPool:
     return pool_of(2)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize("name", SUITE)
 def test_a_model_of_transformers_trains_as_in_plain_torch(name: str) -> None:
     judged(name, outcome(name, 3), ranks=1)

@@ -360,7 +360,7 @@ def alone(case: AxesCase) -> Strategy:
     return on(case.strategy, emulate=runtime)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_ranks_train_as_one_process_and_stages_of_a_pipeline_to_its_bits(
     pool_of: SharedPools, name: str
@@ -377,7 +377,7 @@ def test_two_ranks_train_as_one_process_and_stages_of_a_pipeline_to_its_bits(
         assert torch.equal(parameters[parameter], value), parameter
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("name", FOUR_RANKS)
 def test_four_ranks_on_two_axes_train_as_one_process(pool_of: SharedPools, name: str) -> None:
     assert_as_one_process(pool_of(4), FOUR_RANKS[name])

@@ -63,7 +63,7 @@ def assert_equal(one: AxesEnded, other: AxesEnded) -> None:
         assert torch.equal(value, other.parameters[name]), name
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_steps_and_two_more_from_a_checkpoint_are_four_bit_for_bit(
     pool_of: SharedPools, tmp_path: Path, name: str
@@ -77,7 +77,7 @@ def test_two_steps_and_two_more_from_a_checkpoint_are_four_bit_for_bit(
         assert_equal(rest, complete)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("number", range(len(MOVES)))
 def test_a_training_moves_from_axes_to_others_and_back(
     pool_of: SharedPools, tmp_path: Path, number: int
@@ -110,7 +110,7 @@ def test_a_training_moves_from_axes_to_others_and_back(
             assert torch.equal(value.flatten().float(), expected[name]), name
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_every_axis_evaluates_as_one_process(pool_of: SharedPools, name: str) -> None:
     part = AxesPart(TWO_RANKS[name])

@@ -94,7 +94,7 @@ def test_a_text_is_learned_and_every_rank_is_in_the_trace(pool: RankPool) -> Non
     )
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_ranks_and_micro_batches_share_one_text_and_one_start(pool: RankPool) -> None:
     """Two ranks; one rank with two micro-batches; one rank with a wide one: the same training."""
     shared = TorchBackend(pool=pool).run(job(PLAIN.but({"parallel.data": 2})), seed=5)
@@ -113,7 +113,7 @@ KINDS = (
 )
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("shape", KINDS)
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
 def test_every_kind_of_transformer_trains_as_a_plain_loop_does(
@@ -141,7 +141,7 @@ def test_every_kind_of_transformer_trains_as_a_plain_loop_does(
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_seed_repeats_and_another_differs(pool: RankPool) -> None:
     backend, subject = TorchBackend(pool=pool), job(PLAIN.but({"parallel.data": 2}))
     first = losses(backend.run(subject, seed=1))
@@ -149,7 +149,7 @@ def test_a_seed_repeats_and_another_differs(pool: RankPool) -> None:
     assert losses(backend.run(subject, seed=2)) != first
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_poison_changes_nothing_that_is_right(pool: RankPool) -> None:
     subject = job(PLAIN.but({"parallel.data": 2}))
     plain = TorchBackend(pool=pool).run(subject, seed=1)
@@ -157,7 +157,7 @@ def test_poison_changes_nothing_that_is_right(pool: RankPool) -> None:
     assert losses(poisoned) == losses(plain)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_own_text_is_trained_on(pool: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"a" * 100)

@@ -58,7 +58,7 @@ def pool(pool_of: SharedPools) -> RankPool:
     return pool_of(2)
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(18)
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
 def test_it_trains_as_one_process_does(

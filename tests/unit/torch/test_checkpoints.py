@@ -80,7 +80,7 @@ SOME = ("stage 0 fp32", "momentum", "fp16", "nvme", "deepspeed 3")
 """Ways that the suite draws from; the others are under `long`."""
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     "name",
     [name if name in SOME else pytest.param(name, marks=pytest.mark.long) for name in WAYS],
@@ -102,7 +102,7 @@ def assert_equal(one: Ended, other: Ended) -> None:
         assert torch.equal(value, other.parameters[name]), name
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_four_ranks_of_stage_3_go_on_as_two_of_stage_1_and_back(
     pool_of: SharedPools, pool: RankPool, tmp_path: Path
 ) -> None:
@@ -123,7 +123,7 @@ def test_four_ranks_of_stage_3_go_on_as_two_of_stage_1_and_back(
     assert max(ended.held for (ended,) in first) <= 29
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_fsdp2_goes_on_from_a_checkpoint_of_ours_and_we_from_one_of_fsdp2(
     pool: RankPool, tmp_path: Path
 ) -> None:
@@ -375,7 +375,7 @@ def killed_at(number: int, work: Callable[[], None]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_save_that_is_killed_anywhere_leaves_the_last_complete_checkpoint(tmp_path: Path) -> None:
     with trainer() as one:
         one.step(batch(0))

@@ -69,7 +69,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("plan", PLANS)
 def test_clocks_find_a_dropped_edge_if_and_only_if_check_does(plan: Offloaded) -> None:
     schedule = OffloadedStates(plan).write()
@@ -108,7 +108,7 @@ def offloads(stage: int) -> Iterator[Offload]:
             yield Offload(optimizer=optimizer, parameters=parameters, sub_group_elements=7)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zsims_own_offloaded_stages_have_no_hazard(stage: int) -> None:
     for offload in offloads(stage):

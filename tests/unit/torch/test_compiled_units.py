@@ -63,7 +63,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_compiled_units_train_to_the_bits_of_others(name: str) -> None:
     graphs = CountedGraphs()

@@ -42,7 +42,7 @@ def peak(events: Iterable[tuple[int, int, int]], held: int = 0) -> int:
     return max(accumulate((size for _, _, size in events), initial=held))
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_forward_and_backward_hold_what_torch_s_loss_parallel_holds() -> None:
     done = subprocess.run(
         [sys.executable, composed_loss.__file__],

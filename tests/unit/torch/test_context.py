@@ -49,7 +49,7 @@ CASES = {
 }
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     ("ranks", "name"), [(ranks, name) for ranks, cases in CASES.items() for name in cases]
 )

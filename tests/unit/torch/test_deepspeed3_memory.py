@@ -14,7 +14,7 @@ from zsim_torch.rank_result import state_peak
 CASES = [*product(DEEPSPEED3_OPTIONS, (Precision.FP32, Precision.FP16))]
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_live_storages_peak_at_the_book_to_the_byte(
     pool_of: SharedPools, name: str, precision: Precision

@@ -134,7 +134,7 @@ def test_in_stage_2_a_unit_is_as_large_as_what_it_trains() -> None:
     assert found.zero.bucket_elements == 600**2
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize(
     "named",

@@ -16,7 +16,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
-pytestmark = pytest.mark.matrix(4, together=True)
+pytestmark = pytest.mark.matrix(12, together=True)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 WARM_UPS = (0, 2)
 
@@ -78,7 +78,7 @@ def owners(case: Case) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 def test_losses_and_parameters_are_those_of_a_plain_loop_bit_for_bit(ran: Ran) -> None:
     asked, by_rank = ran
     for number, case in enumerate(asked):

@@ -52,7 +52,7 @@ def moving() -> dict[str, Strategy]:
 MOVING = moving()
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("name", MOVING)
 def test_checkpoints_on_the_host_change_no_bit_and_ranks_train_as_one_process_does(
     pool_of: SharedPools, name: str

@@ -19,7 +19,7 @@ WAYS = ((Precision.BF16, 1, 0.05), (Precision.FP32, 3, None))
 """Formats, micro-batches, and the largest norm."""
 
 
-pytestmark = pytest.mark.matrix(4, together=True)
+pytestmark = pytest.mark.matrix(12, together=True)
 
 
 def without(options: RuntimeOptions) -> RuntimeOptions:
@@ -82,7 +82,7 @@ def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     return [(name, cases[0], one, other) for one, other in by_rank]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 def test_states_on_the_host_or_in_files_change_no_bit(ran: Ran) -> None:
     for name, _, one, other in ran:
         assert one.losses == other.losses, name

@@ -88,7 +88,7 @@ def plain(
     return by_plain_loop(next(iter(cases(data, replicate, sort).values())))
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(("data", "replicate", "sort", "name"), SUITE, ids=id_of)
 def test_every_runtime_trains_as_one_process_does(
     pool_of: SharedPools, data: int, replicate: int, sort: Sort, name: str

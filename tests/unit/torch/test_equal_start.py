@@ -145,7 +145,7 @@ def lines(name: str, stage: int) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(21)
 @pytest.mark.parametrize(
     ("name", "stage"),
     [(name, stage) for name in UNEQUAL for stage in ((0,) if name in OF_NAMES else range(4))],

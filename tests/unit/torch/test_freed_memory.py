@@ -41,7 +41,7 @@ print(library.mallinfo2().fordblks - before)
 """
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 says what it holds free"
 )

@@ -45,7 +45,7 @@ def pool(pool_of: SharedPools) -> RankPool:
     return pool_of(2)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_adapters_train_as_under_fsdp2_and_frozen_parameters_keep_every_bit(pool: RankPool) -> None:
     before = dict(AdaptedNet().named_parameters())
     wanted = pool.run(by_fsdp)

@@ -116,7 +116,7 @@ BOUNDS = {
 }
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     "run", BOUNDS, ids=lambda run: f"{run.sequences}-{run.options.reshard_after_forward}"
 )

@@ -67,7 +67,7 @@ def observed() -> tuple[tuple[str, float], ...]:
     return tuple(each for each in observer.figures() if "wire" in each[0])
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_exchange_has_the_values_of_ranks_in_order_and_of_torch_on_two(
     pool_of: SharedPools, ranks: int

@@ -33,7 +33,7 @@ CASES = {
 }
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("name", CASES)
 def test_hybrid_stages_train_as_one_process_does(pool_of: SharedPools, name: str) -> None:
     case = CASES[name]

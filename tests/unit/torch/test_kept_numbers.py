@@ -57,7 +57,7 @@ def by_zsim(events: list[Event], stage: int) -> tuple[list[float], dict[str, flo
     return losses, numbers(module)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("kind", [each for each in PLACES if each not in NAMED_BY_ALL])
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_number_that_is_counted_and_read_in_one_place_is_that_of_torch(
@@ -85,7 +85,7 @@ def test_a_number_that_is_changed_after_a_block_has_read_it_is_refused(kind: str
         by_zsim([(1, False, kind), (4, True, kind)], stage=3)
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 @settings(max_examples=25)
 @given(st.lists(EVENT, min_size=1, max_size=6), st.integers(0, 3))
 def test_numbers_that_pass_between_blocks_and_code_around_are_those_of_torch_or_refused(

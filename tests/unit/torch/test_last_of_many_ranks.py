@@ -107,7 +107,7 @@ def promised(schedule: Schedule) -> dict[str, float]:
     }
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("stage", range(4))
 def test_live_memory_and_volume_are_those_of_ledger_and_closed_form(
     fake_ranks: int, stage: int

@@ -84,7 +84,7 @@ SHARES = [(1, 5), (2, 1), (3, 5)]
 every format and both ways of checkpointing."""
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize(
     ("ranks", "share"),

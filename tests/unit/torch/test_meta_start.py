@@ -81,7 +81,7 @@ def in_a_checkpoint_of_ours(folder: Path) -> Path:
 STORES = (in_safetensors, in_one_file, in_a_checkpoint_of_torch, in_a_checkpoint_of_ours)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("stage", STAGES)
 def test_values_that_are_loaded_train_as_those_of_a_module_bit_for_bit(
     stage: int, tmp_path: Path, pool: RankPool
@@ -110,7 +110,7 @@ def made_by_hand(seed: int) -> Tied:
     return module
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_values_that_modules_make_depend_on_the_seed_alone(pool: RankPool) -> None:
     alone = begin(Start(3, Initializer(seed=3)))
     starts = [Start(stage, Initializer(seed=3)) for stage in STAGES]
@@ -152,7 +152,7 @@ def test_a_function_of_the_module_fills_it_inner_ones_first() -> None:
 WIDTH, LAYERS = 64, 12
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("how", ["made", "checkpoint", "safetensors"])
 def test_a_rank_begins_with_its_part_and_one_unit(
     pool_of: SharedPools, how: str, tmp_path: Path
@@ -171,7 +171,7 @@ def test_a_rank_begins_with_its_part_and_one_unit(
         assert held.state + held.largest_unit + room < held.whole / 2
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_module_with_values_is_there_once_beside_the_state(stage: int) -> None:
     module = Tied(WIDTH, LAYERS)

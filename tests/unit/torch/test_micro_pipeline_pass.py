@@ -201,7 +201,7 @@ def fused_by_schedule(sequences: int) -> list[Counter[tuple[str, bool]]]:
     ]
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_a_schedule_fuses_what_the_compiler_fuses(sequences: int) -> None:
     assert fused_by_schedule(sequences) == fused_by_torch(sequences)

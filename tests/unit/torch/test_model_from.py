@@ -133,7 +133,7 @@ def test_a_unit_that_is_called_twice_is_two_units_with_one_set_of_parameters() -
     assert model.parameter_count == 20
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("checkpointing", Checkpointing)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_it_can_be_planned_and_proved(stage: int, checkpointing: Checkpointing) -> None:
@@ -204,7 +204,7 @@ LLAMA = Llama(
 )
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     "shape",
     [

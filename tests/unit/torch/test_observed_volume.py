@@ -64,7 +64,7 @@ def trained(pool_of: SharedPools, ranks: int, share: int, stage: int) -> tuple[l
     return trained_on_ranks(pool_of(ranks), of_stage(ranks, share, stage))
 
 
-@pytest.mark.matrix(8, together=True)
+@pytest.mark.matrix(24, together=True)
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize(
     ("ranks", "share"), [(2, 1), (4, 5), pytest.param(4, 1, marks=pytest.mark.long)]
@@ -81,7 +81,7 @@ def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(
             assert seen(result, case.steps) == {one for one in promised if one.bytes}, case
 
 
-@pytest.mark.matrix(4, together=True)
+@pytest.mark.matrix(12, together=True)
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize(("ranks", "share"), [(2, 1)])
 def test_the_trace_lists_what_the_observer_saw(

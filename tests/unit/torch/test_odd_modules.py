@@ -171,14 +171,14 @@ def of_ranks(stage: int, ranks: int) -> Strategy:
     return sgd(stage).but({"parallel.data": ranks})
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("name", WORKS)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_what_is_odd_trains_as_in_torch(name: str, stage: int) -> None:
     assert apart(name, stage) <= 1e-6
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("name", WORKS)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_is_odd_trains_on_ranks_as_under_ddp(

@@ -173,7 +173,7 @@ def test_slots_may_be_given_back_in_every_way(mode: FreeMode) -> None:
         assert torch.equal(found.full_parameters()[name], value)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_reader_that_does_not_wait_for_the_write_before_it_is_seen_with_poison() -> None:
     """A slot is spoiled when it is freed: the write that is still under way writes no numbers."""
     schedule = schedule_of(FILES)

@@ -69,7 +69,7 @@ def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     return [(plan, offloaded)], [*pool_of(ranks).run(all_trained, [plan, *offloaded])]
 
 
-@pytest.mark.matrix(6, together=True)
+@pytest.mark.matrix(18, together=True)
 def test_what_is_offloaded_changes_no_bit(ran: Ran) -> None:
     asked, by_rank = ran
     for found in by_rank:
@@ -83,7 +83,7 @@ def test_what_is_offloaded_changes_no_bit(ran: Ran) -> None:
                     assert torch.equal(parameters[name], value), (plan, each, name)
 
 
-@pytest.mark.matrix(6, together=True)
+@pytest.mark.matrix(18, together=True)
 def test_pools_hold_what_their_book_says_and_files_move_what_the_schedule_says(ran: Ran) -> None:
     asked, by_rank = ran
     for found in by_rank:
@@ -105,7 +105,7 @@ def test_pools_hold_what_their_book_says_and_files_move_what_the_schedule_says(r
                     assert observed["written_bytes/pool/files"] == moved.written * each.steps
 
 
-@pytest.mark.matrix(6, together=True)
+@pytest.mark.matrix(18, together=True)
 def test_threads_and_handles_are_in_the_trace_in_their_order(ran: Ran) -> None:
     asked, by_rank = ran
     place = next(

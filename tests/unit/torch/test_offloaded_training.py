@@ -19,7 +19,7 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 
-pytestmark = pytest.mark.matrix(6, together=True)
+pytestmark = pytest.mark.matrix(18, together=True)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 MOMENTUM = SGD(learning_rate=0.1, momentum=0.9)
 WAYS = tuple(product((Precision.FP32, Precision.BF16), (1, 3), (None, 0.05)))
@@ -129,7 +129,7 @@ def ran(pool_of: SharedPools, request: pytest.FixtureRequest) -> Ran:
     return [(one, rest)], [*trained_on_ranks(pool_of(ranks), [one, *rest])]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 def test_offloading_changes_no_bit_of_parameters_and_losses(ran: Ran) -> None:
     asked, by_rank = ran
     for results in by_rank:

@@ -192,7 +192,7 @@ def test_blocks_of_an_update_end_where_no_bit_shows() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_norm_is_the_nearest_number_however_its_operands_are_cut() -> None:
     values = torch.randn(200_001, generator=torch.Generator().manual_seed(0))
     exact = math.fsum(float(each) ** 2 for each in values)

@@ -8,7 +8,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_module.py"
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_the_example_trains_a_module_and_data_of_its_own() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=False, timeout=120

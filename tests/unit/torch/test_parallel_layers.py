@@ -68,7 +68,7 @@ def _copies(kernels: tuple[Kernel, ...]) -> int:
     return sum(each.kind is KernelKind.ELEMENTWISE and each.shape == shape for each in kernels)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_each_layer_gathers_and_scatters_as_in_eager_pytorch(
     issued: dict[str, dict[str, int]],
 ) -> None:

@@ -196,7 +196,7 @@ def test_several_chunks_go_as_the_interleaved_schedule_of_torch(stages: int, chu
             assert own_actions(place, order) == theirs[index]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5])
 def test_backwards_in_two_parts_go_as_the_zero_bubble_schedule_of_torch(

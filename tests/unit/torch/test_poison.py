@@ -56,7 +56,7 @@ def pool(pool_of: SharedPools) -> RankPool:
     return pool_of(2)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_right_is_the_same_to_the_bit(pool: RankPool, strategy: Strategy) -> None:
     subject = job(strategy)
@@ -81,7 +81,7 @@ def without_waits(schedule: Schedule, gather: str) -> Schedule:
     return replace(schedule, programs=(replace(program, step=step),))
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_wait_that_is_missing_is_seen_whatever_the_timing(pool: RankPool) -> None:
     subject = job(STRATEGIES[0])
     (program,) = subject.schedule.programs

@@ -177,7 +177,7 @@ time.sleep(100)
 """
 
 
-@pytest.mark.one_commit_in(4)
+@pytest.mark.one_commit_in(12)
 def test_nothing_is_left_behind_by_a_process_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", LIVES, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -105,7 +105,7 @@ for name in (None, "cpu:gloo"):
 """
 
 
-@pytest.mark.one_commit_in(7)
+@pytest.mark.one_commit_in(21)
 def test_a_group_that_was_made_without_the_name_of_one_backend_trains(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(

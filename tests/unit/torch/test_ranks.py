@@ -130,7 +130,7 @@ def test_an_error_is_told_with_its_rank_in_one_line(pool: RankPool) -> None:
     assert "in raise_on" in text
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_the_error_of_the_origin_comes_before_those_of_its_peers(pool: RankPool) -> None:
     """The peers see their connections close; whichever is noticed first, rank 1 is to blame."""
     for _ in range(5):
@@ -156,7 +156,7 @@ def test_a_rank_that_calls_exit_has_failed(pool: RankPool) -> None:
     assert "SystemExit: 3" in str(error)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @pytest.mark.timeout(30)
 def test_a_hang_ends_within_the_set_time_and_names_the_rank_the_others_wait_for(
     impatient: RankPool,
@@ -168,20 +168,20 @@ def test_a_hang_ends_within_the_set_time_and_names_the_rank_the_others_wait_for(
     assert "rank 2 was last seen: step 0: before the collective" in text
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_rank_that_was_stopped_is_the_one_that_the_others_wait_for(impatient: RankPool) -> None:
     error, _ = failure(impatient, stop_on, 2)
     assert (error.rank, error.cause) == (2, Cause.HUNG)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_collective_that_one_rank_leaves_out_is_a_hang(impatient: RankPool) -> None:
     error, _ = failure(impatient, hang_in_a_collective, 2)
     assert error.cause is Cause.HUNG
     assert error.rank in (0, 1)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_a_slow_run_that_makes_progress_is_no_hang(impatient: RankPool) -> None:
     assert impatient.run(slow_but_moving, 2 * impatient.timeout_s) == (0, 1, 2)
 
@@ -290,7 +290,7 @@ def script(tmp_path: Path, *arguments: str) -> tuple[str, subprocess.Popen[str]]
     return mark, process
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_script_gives_its_own_functions_to_ranks_and_may_forget_to_close_its_pool(
     tmp_path: Path,
 ) -> None:
@@ -302,7 +302,7 @@ def test_a_script_gives_its_own_functions_to_ranks_and_may_forget_to_close_its_p
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_ranks_end_with_the_program_that_started_them(tmp_path: Path) -> None:
     """Asked to end; a program that is killed is among the struck ranks."""
     mark, process = script(tmp_path, "wait")
@@ -314,7 +314,7 @@ def test_ranks_end_with_the_program_that_started_them(tmp_path: Path) -> None:
     assert none_left(mark)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_an_interrupt_ends_the_run_without_noise(tmp_path: Path) -> None:
     mark, process = script(tmp_path, "interrupt")
     assert process.stdout is not None

@@ -29,7 +29,7 @@ ATTEMPTS = 3
 """A thread of Gloo may hold a tensor for a moment longer than its collective; a leak stays."""
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_that_keep_slices_of_reduced_buckets_train_as_one_process_does(
     pool_of: SharedPools, ranks: int

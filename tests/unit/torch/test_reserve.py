@@ -104,7 +104,7 @@ def pool(pool_of: SharedPools) -> RankPool:
     return pool_of(2)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_memory_that_serves_again_changes_no_bit(pool: RankPool) -> None:
     plain = pool.run(trained, cases(2), LARGE_BYTES)
     again = pool.run(trained, cases(2), 1)
@@ -132,7 +132,7 @@ def witnessed(case: Case) -> Trace:
         return by_schedule(case).trace
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("case", cases(2), ids=lambda case: f"stage {case.strategy.zero.stage}")
 def test_witnesses_see_memory_that_serves_again_as_taken(case: Case, pool: RankPool) -> None:
     """It is taken by no operator of torch."""

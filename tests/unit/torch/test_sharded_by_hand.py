@@ -56,7 +56,7 @@ def flows(data: int, replicate: int = 1, inner: int | None = None) -> list[Flow]
 SHAPE = GPT(layers=1, hidden_size=6, attention_heads=2, sequence_length=4, vocab_size=11)
 MODEL = gpt(SHAPE, micro_batch_size=1)
 CLUSTER = zsim_topologies.load("dgx_a100_infiniband")
-pytestmark = pytest.mark.matrix(3, together=True)
+pytestmark = pytest.mark.matrix(9, together=True)
 GRIDS = [(2, 1, None), (3, 1, None), (2, 2, None), (4, 1, 2), (1, 2, None)]
 
 
@@ -69,7 +69,7 @@ def trained(
     return pool.run(all_by_hand, flows(data, replicate, inner))
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("data", "replicate", "inner"), GRIDS)
 def test_a_flow_of_gathers_in_place_trains_as_one_process_does(
     pool_of: SharedPools, data: int, replicate: int, inner: int | None
@@ -105,7 +105,7 @@ def expected_volume(flow: Flow) -> dict[str, float]:
     return dict(found)
 
 
-@pytest.mark.one_commit_in(6)
+@pytest.mark.one_commit_in(18)
 @pytest.mark.parametrize(("data", "replicate", "inner"), [(2, 2, None), (4, 1, 2)])
 def test_memory_and_volume_are_those_of_the_schedule(
     pool_of: SharedPools, data: int, replicate: int, inner: int | None

@@ -160,7 +160,7 @@ PLANTED: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 }
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_next_job_does_not_see_leftovers(pool: RankPool, name: str) -> None:
     plant, look = PLANTED[name]
@@ -218,7 +218,7 @@ def leave_a_child() -> int:
     return os.getpid()
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("leave", [leave_a_thread, leave_a_child])
 def test_ranks_are_replaced_after_a_thread_or_a_child_that_goes_on(
     pool: RankPool, leave: Callable[[], int]

@@ -79,7 +79,7 @@ def both(
                 yield max(start, other_start), min(end, other_end)
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_reads_updates_and_writes_overlap_in_its_trace(trained: Path) -> None:
     trace = json.loads((trained / "trace.json").read_text("utf-8"))
     reads, writes = spans(trace, "nvme_read"), spans(trace, "nvme_write")

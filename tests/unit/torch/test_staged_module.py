@@ -63,7 +63,7 @@ def loss_of(plain: nn.Sequential, batch: torch.Tensor) -> torch.Tensor:
     return made
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_sequence_of_units_trains_and_is_saved_in_two_stages_as_in_one_process(
     pool_of: SharedPools,
     tmp_path: Path,
@@ -122,7 +122,7 @@ def from_nothing(
         return loss, trainer.full_parameters(), made
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_module_on_meta_starts_in_stages_with_the_values_of_one_process(
     pool_of: SharedPools, tmp_path: Path, stored: bool

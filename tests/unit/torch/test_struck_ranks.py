@@ -155,7 +155,7 @@ def failed(pool: RankPool, phase: Phase, how: signal.Signals) -> tuple[RankFaile
     return caught.value, text
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(21)
 @pytest.mark.parametrize("name", PHASES)
 def test_a_killed_rank_is_named_with_what_it_did(pool: RankPool, name: str) -> None:
     pool.timeout_s = PATIENT_S
@@ -169,7 +169,7 @@ def test_a_killed_rank_is_named_with_what_it_did(pool: RankPool, name: str) -> N
 IN_CI = ("collective", "backward")
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.long) for name in PHASES]
 )
@@ -295,7 +295,7 @@ def test_a_run_whose_rank_is_stopped_ends_after_the_set_time(tmp_path: Path) -> 
     assert re.match(rf"{stopped} \d+; {waits}", line)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_killed_program_leaves_its_losses_and_no_rank_not_even_a_stopped_one(
     tmp_path: Path,
 ) -> None:

@@ -22,7 +22,7 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
 
-pytestmark = pytest.mark.matrix(5, together=True)
+pytestmark = pytest.mark.matrix(15, together=True)
 WAYS: tuple[tuple[Precision, int, Checkpointing], ...] = tuple(
     product((Precision.FP32, Precision.BF16), (1, 3), (Checkpointing.NONE, Checkpointing.FULL))
 )
@@ -124,7 +124,7 @@ def assert_same_bits(case: TiledCase, one: Result, other: Result) -> None:
         assert torch.equal(value, other.parameters[name]), (case, name)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_tiles_gathered_alone_train_the_bits_of_the_tiled_module(ran: Ran) -> None:
     for case, (tiles, whole, *_) in by_five(ran):
         assert_same_bits(case, tiles, whole)

@@ -78,7 +78,7 @@ def torchrun(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_the_command_joins_the_ranks_that_torchrun_started_and_the_first_one_speaks(
     tmp_path: Path,
 ) -> None:
@@ -95,7 +95,7 @@ def test_the_command_joins_the_ranks_that_torchrun_started_and_the_first_one_spe
     assert answer["losses"][1] < answer["losses"][0]
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_under_torchrun_a_failure_is_told_by_the_rank_that_failed_and_then_by_the_others(
     tmp_path: Path,
 ) -> None:

@@ -12,7 +12,7 @@ from zsim_torch.supervise.ranks import RankPool
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_the_example_learns_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def pool(pool_of: SharedPools) -> RankPool:
     return pool_of(2)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stage", [1, 3])
 def test_evaluation_is_that_of_the_module_and_changes_no_bit_of_the_training(
     pool: RankPool, stage: int
@@ -140,7 +140,7 @@ def bytes_a_step(trainer: Trainer, steps: int) -> float:
     return (sizes[1] - sizes[0]) / steps
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_memory_does_not_grow_with_the_steps_unless_the_trace_is_kept() -> None:
     strategy = in_fp64(clip_norm=1.0)
     with Trainer(net(), strategy, batch=batch(0)) as trainer:

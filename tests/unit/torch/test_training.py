@@ -72,7 +72,7 @@ def plain(case: Case) -> Plain:
     return by_plain_loop(case)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(
     ("ranks", "case"),
     [(ranks, case) for ranks, share in SHARES.items() for case in grid(ranks)[share]],
@@ -123,7 +123,7 @@ def drop_a_bias_gradient(made: Schedule) -> Schedule:
     return replace(made, programs=(replace(program, step=step),))
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP64])
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def with_knobs(number: int, *, poison: bool) -> Case:
     return Case(KNOBS[number].but(changes), steps=STEPS, poison=poison)
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(18)
 @pytest.mark.parametrize("number", range(len(KNOBS)))
 def test_no_knob_changes_what_is_trained_and_nothing_reads_poison(
     pool_of: SharedPools, number: int
@@ -234,7 +234,7 @@ def test_a_learning_rate_that_nobody_gives_is_refused() -> None:
         by_schedule(case)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_half_formats_train_near_the_full_one(pool_of: SharedPools, precision: Precision) -> None:
     cases = [

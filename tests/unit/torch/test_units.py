@@ -186,7 +186,7 @@ class Passing(nn.Module):
         return value
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     "first",

@@ -102,7 +102,7 @@ SHAPES: dict[str, Architecture] = {
 }
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_peaks_of_forward_and_backward_are_predicted(name: str, precision: Precision) -> None:

@@ -180,7 +180,7 @@ def simulated(text: str, name: str) -> RunResult:
         return run(placed, check=False)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trace_that_is_read_back_takes_the_same_time(name: str) -> None:
     assert back(name).step_time_s == pytest.approx(ran(name).step_time_s, rel=TOLERANCE)
@@ -357,7 +357,7 @@ def test_what_no_schedule_says_is_one_line(
 SMALL = st.integers(0, 6)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @settings(deadline=None, max_examples=80)
 @given(
     st.lists(

@@ -117,7 +117,7 @@ def test_the_parts_of_any_time_sum_up_to_it(
     assert found.idle_ps == sum(each.idle_ps for each in halves)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("where", [".", "made/by/it/"])
 def test_in_a_folder_every_rank_has_its_file(tmp_path: Path, where: str) -> None:
     folder = tmp_path / where

@@ -109,7 +109,7 @@ def test_a_limit_on_time_holds_while_a_fork_is_waited_for(forks: list[int]) -> N
     assert are_gone(forks)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_fork_has_a_share_of_the_memory_and_none_left_is_told_here() -> None:
     here, most = os.getpid(), used_bytes() * 8 + 2**30
 

@@ -24,7 +24,7 @@ print(resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY)
 """
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(
     "grow",
     ["kept.append({len(kept): object()})", "kept = [kept]", "kept.append(bytearray(2**28))"],

@@ -64,7 +64,7 @@ def statuses(found: dict[str, FinishedRun]) -> dict[str, Status]:
 RIGHT = {str(number): Status.NOT_MODELLED for number in range(1, RUNS + 1)}
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("how", ["kill once", "exit once", "stop once"])
 def test_a_worker_that_is_lost_is_replaced_and_its_runs_run_again(
     runs: dict[str, ResolvedScenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -79,7 +79,7 @@ def test_a_worker_that_is_lost_is_replaced_and_its_runs_run_again(
     assert all(why[how.split(maxsplit=1)[0]] in line for line in told)
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -105,7 +105,7 @@ def test_a_run_that_no_worker_ends_has_failed_and_the_others_have_not(
     assert not found["3"].keep  # it is tried again by the next sweep
 
 
-@pytest.mark.one_commit_in(5)
+@pytest.mark.one_commit_in(15)
 def test_a_worker_that_sleeps_without_a_moment_on_a_core_is_replaced_long_before_its_time(
     runs: dict[str, ResolvedScenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ def test_layers_of_a_group_share_their_parameters() -> None:
     assert found.forward_flops == apart.forward_flops
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("checkpointing", list(Checkpointing)[:2])
 @pytest.mark.parametrize("stage", range(4))
 def test_gradients_of_all_calls_are_added_up_and_reduced_once(

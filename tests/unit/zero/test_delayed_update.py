@@ -71,7 +71,7 @@ WAYS = [
 """A seventh of all stages, formats, largest norms and warm-ups."""
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(("stage", "precision", "clip", "warm_up"), WAYS)
 def test_any_step_is_proved_one_update_late(
     stage: int, precision: str, clip: float | None, warm_up: int
@@ -164,7 +164,7 @@ def the_other_way(operation: Operation) -> Operation:
     return operation
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("change", "family"),
     [

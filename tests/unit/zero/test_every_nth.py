@@ -48,7 +48,7 @@ def run_again(made: Schedule) -> set[str]:
     }
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(15)
 @pytest.mark.parametrize("name", WAYS)
 def test_every_second_block_is_run_again_and_the_step_is_proved(name: str) -> None:
     strategy = WAYS[name]

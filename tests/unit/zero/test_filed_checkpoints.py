@@ -55,7 +55,7 @@ WAYS = [
 """Some of: stage, memory in a row, tensor ranks with what is partitioned, units read ahead."""
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(21)
 @pytest.mark.parametrize(("stage", "contiguous", "tensor", "ahead"), WAYS)
 def test_every_way_is_proved_and_trains_as_one_process_does(
     stage: int,
@@ -77,7 +77,7 @@ def test_every_way_is_proved_and_trains_as_one_process_does(
     assert trained(make_schedule(subject, wanted), subject, expected).is_right
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("partition", [False, True])
 def test_each_link_carries_each_checkpoint_once_each_way(*, partition: bool) -> None:
     wanted = strategy(

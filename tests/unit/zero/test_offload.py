@@ -33,7 +33,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(18)
 @pytest.mark.parametrize(("stage", "optimizer", "parameters"), COMBINATIONS)
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 def test_every_pair_of_tiers_is_proved(

@@ -67,7 +67,7 @@ def most_at_once(schedule: Schedule, *ends: str) -> int:
     return most
 
 
-@pytest.mark.one_commit_in(7)
+@pytest.mark.one_commit_in(21)
 @given(st.sampled_from((2, 4, 8, 16)), st.sampled_from(Checkpointing))
 def test_gathered_parameters_and_their_gradient_are_those_of_one_tile(
     tiles: int, checkpointing: Checkpointing
@@ -122,7 +122,7 @@ def test_tiles_move_what_the_layer_moves_and_run_again_once_more() -> None:
     assert tiled["all_gather"] - plain["all_gather"] == blocks // 2 * 2
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 @given(
     st.sampled_from(FAMILIES),
     st.integers(2, 4),

@@ -64,7 +64,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[MeasurementResul
     return found, path
 
 
-@pytest.mark.one_commit_in(3)
+@pytest.mark.one_commit_in(9)
 def test_every_kind_of_kernel_and_collective_is_measured(
     measured: tuple[MeasurementResult, Path],
 ) -> None:
@@ -131,7 +131,7 @@ def test_kernels_are_timed_once_and_then_until_their_seconds_are_over(
     assert noted == ("kernels", len(timed) // cases, 3)
 
 
-@pytest.mark.one_commit_in(2)
+@pytest.mark.one_commit_in(6)
 def test_a_prediction_stands_beside_a_run_by_class_of_operation(
     measured: tuple[MeasurementResult, Path],
 ) -> None:

@@ -65,7 +65,7 @@ def sharded(*, views: bool) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_ddp_has_no_finding_and_is_proved(micro_batches: int, *, views: bool) -> None:
@@ -135,7 +135,7 @@ def powersgd(module: DistributedDataParallel, *, feedback: bool) -> None:
 HOOKED = (compressed, compressed_by_the_builtin_hook, partial(powersgd, feedback=False))
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("register", HOOKED)
 def test_a_hook_that_chains_futures_has_no_finding(
     register: Callable[[DistributedDataParallel], object],

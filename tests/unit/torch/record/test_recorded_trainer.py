@@ -68,7 +68,7 @@ def trained(stage: int, device: str, *, cuda: bool = True) -> Tape:
     return tape
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("stage", "device"), [(0, "cpu"), (2, "cuda"), (3, "cuda")])
 def test_a_training_with_batch_norm_has_no_finding(stage: int, device: str) -> None:
     tape = trained(stage, device)
@@ -110,7 +110,7 @@ class Planned(nn.Module):
         return loss
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_module_that_is_planned_trains_in_a_recording_and_no_answer_is_invented(
     device: str,

@@ -148,7 +148,7 @@ def test_a_command_that_is_no_script_is_refused() -> None:
         record_script(["python", "absent.py"], world=2, ranks=[0], cuda=False)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_script_is_recorded_in_a_process_and_its_failure_is_told(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -212,7 +212,7 @@ def test_private_names_of_torch_that_a_recording_uses_are_there(name: str) -> No
         found = getattr(found, part)
 
 
-@pytest.mark.one_commit_in(8)
+@pytest.mark.one_commit_in(24)
 def test_a_process_in_which_a_backward_ran_before_cannot_be_recorded() -> None:
     program = """
 import torch
