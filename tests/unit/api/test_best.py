@@ -122,6 +122,7 @@ def test_the_gap_is_closed_where_nothing_is_left(found: BestResult) -> None:
     assert told[0.007] == "nothing among these settings is more than 0.7% better"
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_utilization_above_the_peak_has_the_causal_one_with_it(found: BestResult) -> None:
     best = found.best
     assert best is not None

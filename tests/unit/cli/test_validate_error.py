@@ -40,6 +40,7 @@ def found(validated: ErrorValidation) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.one_commit_in(4)
 def test_every_published_step_time_has_an_interval(found: dict[str, Any]) -> None:
     assert found["runs"] == found["step_time"][0]["rows"] == len(judged_runs())
     assert found["publications"] == len({run.publication for run in judged_runs()})
@@ -74,6 +75,7 @@ def test_tables_are_printed_with_what_their_columns_mean(validated: ErrorValidat
     assert all(word in text for word in ("inside: ", "half-width: ", "Brier score"))
 
 
+@pytest.mark.one_commit_in(4)
 def test_the_table_and_the_rules_are_made_again_from_published_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_fault_has_no_published_error() -> None:
     assert found.explain_error() == []
 
 
+@pytest.mark.one_commit_in(4)
 def test_the_rules_that_ship_are_fitted_to_the_table_that_ships() -> None:
     made, ships = rules_of(judged_runs(), memory_outcomes()), shipped_rules()
     for one, other in zip(asdict(made).values(), asdict(ships).values(), strict=True):

@@ -109,6 +109,7 @@ def test_the_constraints_pin_every_requirement_exactly() -> None:
     assert names <= {pin.partition("==")[0] for pin in pins}
 
 
+@pytest.mark.one_commit_in(4)
 def test_the_wheel_puts_only_our_own_names_into_site_packages(wheel: Wheel) -> None:
     top = {PurePosixPath(name).parts[0] for name in wheel.names}
     assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
@@ -138,6 +139,7 @@ def test_every_entry_point_names_a_module_of_the_wheel(wheel: Wheel) -> None:
             assert {f"{path}.py", f"{path}/__init__.py"} & wheel.names, target
 
 
+@pytest.mark.one_commit_in(4)
 def test_the_installed_packages_import_without_torch(installed: Path, tmp_path: Path) -> None:
     program = """
 import sys, zsim, zsim_des, zsim_null, zsim_scenarios, zsim_topologies

@@ -121,6 +121,7 @@ def test_each_question_of_a_planner_is_asked_in_words_that_the_command_takes() -
         assert question.fleet.gpus >= 4
 
 
+@pytest.mark.one_commit_in(4)
 def test_the_table_of_evidence_is_what_validation_measures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

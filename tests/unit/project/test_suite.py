@@ -148,6 +148,7 @@ def test_always():
 """
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_session_runs_a_sample_and_says_how_to_replay_what_failed(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST, "utf-8")
     (tmp_path / "test_matrix.py").write_text(MATRIX, "utf-8")
@@ -191,6 +192,7 @@ def test_rarely():
 """
 
 
+@pytest.mark.one_commit_in(4)
 def test_the_rest_is_what_the_sample_leaves_out_until_the_time_is_up(tmp_path: Path) -> None:
     (tmp_path / "test_long.py").write_text(LONG, "utf-8")
     (tmp_path / "conftest.py").write_text(REST % 5, "utf-8")
@@ -213,6 +215,7 @@ def test_endless(case):
 """
 
 
+@pytest.mark.one_commit_in(4)
 def test_what_runs_when_the_time_is_up_is_skipped_and_other_files_get_theirs(
     tmp_path: Path,
 ) -> None:
@@ -261,6 +264,7 @@ AFTER = (
 )
 
 
+@pytest.mark.one_commit_in(4)
 def test_failed_cases_are_replayed_on_the_parent_commit(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         named = ["-c", "user.name=a", "-c", "user.email=a@b.example"]

@@ -205,6 +205,7 @@ def test_a_family_says_it_when_what_it_looks_for_is_gone(removal: str) -> None:
     assert set(silent.values()) - {None} == {False}, silent
 
 
+@pytest.mark.one_commit_in(4)
 @settings(max_examples=15, deadline=None)
 @given(
     name=st.sampled_from(JOBS),

@@ -47,6 +47,7 @@ def section(page: Page, title: str) -> Section | None:
     return next((each for each in page.sections if each.title == title), None)
 
 
+@pytest.mark.one_commit_in(4)
 @settings(max_examples=60)
 @given(RESULTS)
 def test_every_run_is_a_row_best_first_and_one_that_failed_has_its_reason(

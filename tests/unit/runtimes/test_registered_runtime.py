@@ -49,6 +49,7 @@ def test_its_schedule_is_written_read_again_and_proved(
     assert "volume" in proved.stdout
 
 
+@pytest.mark.one_commit_in(4)
 def test_an_option_that_it_does_not_have_is_named(asked: dict[str, Answer]) -> None:
     refused = asked["unknown option"]
     assert refused.returncode == 2

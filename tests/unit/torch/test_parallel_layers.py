@@ -77,6 +77,7 @@ def test_each_layer_gathers_and_scatters_as_in_eager_pytorch(
         assert forward[kind] + backward[kind] == issued["eager"][kind]
 
 
+@pytest.mark.one_commit_in(8)
 def test_compiled_layers_gather_scatter_and_copy_as_graphs_of_pytorch_do(
     issued: dict[str, dict[str, int]],
 ) -> None:

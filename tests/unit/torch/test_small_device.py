@@ -87,6 +87,7 @@ def test_reads_updates_and_writes_overlap_in_its_trace(trained: Path) -> None:
     assert list(both(spans(trace, "cpu"), reads + writes))
 
 
+@pytest.mark.one_commit_in(4)
 def test_its_page_is_written(trained: Path) -> None:
     page = (trained / "page.html").read_text("utf-8")
     packed = re.search(r'<script type="text/plain">(.*?)</script>', page)
