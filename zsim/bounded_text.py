@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from zsim.limits import limits
+from zsim.units import format_bytes
 
 BITS_MAX: Final = 14_000
 """Bits of a whole number: Python writes at most 4,300 decimal digits."""
@@ -31,6 +32,10 @@ def bounded_toml(text: str) -> dict[str, Any]:
     Raises:
         ValueError: it is no TOML, or exceeds the budget; one line.
     """
+    most = limits().config_bytes
+    _need(
+        len(text) <= most, f"has {format_bytes(len(text))}, must have at most {format_bytes(most)}"
+    )
     if re.search(LONG_KEY % limits().config_depth, text):
         raise ValueError(DEPTH)
     try:

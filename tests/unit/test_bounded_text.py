@@ -23,6 +23,7 @@ BOMBS = {
     "a quoted key": ("toml", '"a".' * 2_000 + "a = 1", "nested too deeply"),
     "a key of escaped quotes": ("toml", r'"\"".' * 2_000 + "a = 1", "nested too deeply"),
     "a key in a table": ("toml", "x = {y = 1, " + "a." * 2_000 + "a = 1}", "nested too deeply"),
+    "a large text": ("toml", "[]," * 2_000_000, "has 6 MB, must have at most 4.19 MB"),
     "lists in lists": ("toml", "a = " + "[" * 150 + "]" * 150, "nested too deeply"),
     "deeper lists": ("toml", "a = " + "[" * 100_000, "nested too deeply"),
     "many values": ("toml", "a = [" + "1," * 110_000 + "]", "must have at most 100,000 values"),
