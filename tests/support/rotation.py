@@ -12,7 +12,8 @@ of its cases, and those marked `matrix` or `one_commit_in`, which are expensive,
 `--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: file by file,
 in an order that follows from the seed, a quarter of the time at most for each. The cases of a test
 begin at one that the seed chooses, so that the last get their turn too. What runs when the time is
-up is skipped.
+up is skipped. Tests that may take longer than the time of a file, by their own mark `timeout`, are
+left to `make test-all`.
 """
 
 import signal
@@ -107,6 +108,12 @@ def _time_is_up(_number: int, _frame: object) -> None:
     pytest.skip(LEFT)
 
 
+def _timeout_s(item: pytest.Item) -> float:
+    """Return the seconds that a test may take by its own mark; 0 without one."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker is not None and marker.args else 0.0
+
+
 class Rotation:
     """Deselects the cases of matrices that this commit does not run, or those that it has run."""
 
@@ -142,7 +149,12 @@ class Rotation:
             item.nodeid for item in items if {item.nodeid, _test_of(item.nodeid)} & named
         }
         if self.rest_in is not None:
-            kept = {item.nodeid for item in items if item.nodeid not in kept or _is_long(item)}
+            share_s = 60 * self.rest_in / SHARE
+            kept = {
+                item.nodeid
+                for item in items
+                if (item.nodeid not in kept or _is_long(item)) and _timeout_s(item) <= share_s
+            }
             files = shuffled({item.path for item in items}, self.seed)
             places = {path: place for place, path in enumerate(files)}
             items[:] = sorted(begun_elsewhere(items, self.seed), key=lambda item: places[item.path])

@@ -189,6 +189,11 @@ def test_always():
 @pytest.mark.long
 def test_rarely():
     pass
+
+@pytest.mark.long
+@pytest.mark.timeout(76)
+def test_for_hours():
+    pass
 """
 
 
@@ -196,10 +201,10 @@ def test_rarely():
 def test_the_rest_is_what_the_sample_leaves_out_until_the_time_is_up(tmp_path: Path) -> None:
     (tmp_path / "test_long.py").write_text(LONG, "utf-8")
     (tmp_path / "conftest.py").write_text(REST % 5, "utf-8")
-    assert "8 passed, 3 deselected" in _pytest(tmp_path)  # of 8 cases 2, and one
+    assert "8 passed, 4 deselected" in _pytest(tmp_path)  # of 8 cases 2, and two
     (tmp_path / "conftest.py").write_text(REST % 0, "utf-8")
     ran = _pytest(tmp_path, "-rs")
-    assert "8 skipped, 3 deselected" in ran
+    assert "8 skipped, 4 deselected" in ran
     assert "left for the rotation of another commit" in ran
 
 
@@ -223,7 +228,7 @@ def test_what_runs_when_the_time_is_up_is_skipped_and_other_files_get_theirs(
     for name in "ab":
         (tmp_path / f"test_{name}.py").write_text(ENDLESS, "utf-8")
     (tmp_path / "test_c.py").write_text(LONG, "utf-8")
-    assert "8 passed, 6 skipped, 3 deselected" in _pytest(tmp_path, "-p", "timeout")
+    assert "8 passed, 6 skipped, 4 deselected" in _pytest(tmp_path, "-p", "timeout")
 
 
 def test_each_case_is_the_first_of_its_test_for_some_commit() -> None:
