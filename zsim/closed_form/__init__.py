@@ -1,8 +1,9 @@
-"""Bytes that a step must move, from model and strategy alone: a second opinion on schedules.
+"""Bytes that a step must move, from model and strategy alone: an independent check of schedules.
 
 Written without the scheduler, which it may not import. Volumes are ring-equivalent bytes that one
-rank sends in a step, exact integers (Rajbhandari et al. 2020, section 7, extended by micro-batches,
-formats and padding). Parameters and gradients are each runtime's own (`DataVolume`).
+rank sends in a step, exact integers (Rajbhandari et al. 2020, section 7, extended by
+micro-batches, formats and padding). Each runtime has its own volume of parameters and gradients
+(`DataVolume`).
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ __all__ = ["DataVolume", "file_bytes", "host_bytes", "wire_bytes"]
 
 
 def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[WireBytes, ...]:
-    """Return the volume of a step by group and collective, sorted; what is zero is left out.
+    """Return the volume of a step by group and collective, sorted, without zeros.
 
     With a pipeline, by stage.
 
@@ -44,7 +45,9 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
 
 
 def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[HostBytes, ...]:
-    """Return what a rank copies to its host in a step, and from there; with a pipeline, by stage.
+    """Return the bytes that a rank copies to and from its host in a step, per role.
+
+    There is one entry per pipeline stage, or a single one without a pipeline.
 
     Raises:
         ModelError: the units do not fill the stages.
@@ -67,7 +70,7 @@ def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Ho
 
 
 def _added(states: HostBytes, others: Sequence[HostBytes]) -> HostBytes:
-    """Return what is copied of states, and of all `others`."""
+    """Return the sum of the bytes of `states` and of all `others`."""
     return HostBytes(
         to_host=states.to_host + sum(each.to_host for each in others),
         from_host=states.from_host + sum(each.from_host for each in others),
@@ -75,14 +78,14 @@ def _added(states: HostBytes, others: Sequence[HostBytes]) -> HostBytes:
 
 
 def file_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> FileBytes | None:
-    """Return what a rank reads from files in a step, and writes; None if it keeps none."""
+    """Return the bytes that a rank reads and writes in files in a step; None if it uses none."""
     return (volume.files or offloaded.file_bytes)(model, strategy)
 
 
 def _volume(
     model: Model, strategy: Strategy, others: Sequence[WireBytes], norms: int
 ) -> tuple[WireBytes, ...]:
-    """Return the volume of ranks that run all units of `model`, and do `others` as well."""
+    """Return the volume of ranks that run all units of `model`, with `others` added."""
     found = [
         *others,
         *tensor(model, strategy),
@@ -101,10 +104,10 @@ def _volume(
 
 
 def _handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:
-    """Return what a stage sends in a step: what it made, and the gradient of what it was given.
+    """Return the bytes that a stage sends in a step: its outputs, and gradients of its inputs.
 
-    Of both it receives as much. Where ranks of the tensor axis each send a part, those that receive
-    gather the parts of values that can be cut so.
+    It receives as many of both. If ranks of the tensor axis each send a part, the receiving ranks
+    gather the parts of values that can be split evenly.
     """
     sent = gathered = 0
     runtime, ranks = strategy.zero.emulate, strategy.parallel.tensor
@@ -122,9 +125,9 @@ def _handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:
 
 
 def _scalars(strategy: Strategy, norms: int) -> list[WireBytes]:
-    """Return the overflow flag with fp16, over all ranks, and norms.
+    """Return the bytes of the overflow flag with fp16, over all ranks, and of norms.
 
-    A norm is summed over the ranks that hold every gradient once.
+    A norm is summed over the ranks that together hold every gradient once.
     """
     size = strategy.train.precision.optimizer.size_bytes
     overflow = 2 * (strategy.ranks - 1) * size if strategy.train.precision is Precision.FP16 else 0

@@ -1,4 +1,4 @@
-"""Checkpoints that are kept to run units again: their values, sizes, and the way they go."""
+"""Activation checkpoints for recomputation: their values, sizes, and whether they are moved."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,12 @@ from zsim.strategy.strategy import Strategy
 
 
 def goes_back(model: Model, unit: Unit) -> bool:
-    """Tell whether a unit has a backward: not before the first parameter that is trained."""
+    """Return True if a unit has a backward, unlike units before the first trained parameter."""
     return not unit.segments or any(model.runs_backward(each) for each in unit.segments)
 
 
 def recomputed(model: Model, strategy: Strategy) -> set[str]:
-    """Return the names of units that are run again before their backward."""
+    """Return the names of units that are recomputed before their backward."""
     if strategy.activations.checkpointing is not Checkpointing.FULL:
         return set()
     blocks = [units for units in model.checkpointed_together if units[0].checkpoint]
@@ -24,7 +24,7 @@ def recomputed(model: Model, strategy: Strategy) -> set[str]:
 
 
 def run_again_apart(model: Model, strategy: Strategy) -> set[str]:
-    """Return units that are run again before the backward of others of their block."""
+    """Return names of units in recomputed blocks that consist of several units."""
     again = recomputed(model, strategy)
     return {
         unit.name
@@ -35,9 +35,9 @@ def run_again_apart(model: Model, strategy: Strategy) -> set[str]:
 
 
 def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
-    """Yield checkpoints that do not stay where they were made: what one block alone is given.
+    """Yield checkpoints that are moved from the device, in the order of forward.
 
-    In the order of forward.
+    These are the inputs of recomputed blocks that have a gradient and that no other block reads.
     """
     if not strategy.moves_checkpoints:
         return
@@ -56,7 +56,7 @@ def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
 
 
 def kept_bytes(model: Model, strategy: Strategy) -> int:
-    """Return what a rank keeps of all moved checkpoints of a micro-batch; with Pa, its share."""
+    """Return a rank's bytes of all moved checkpoints of a micro-batch; with Pa, its share."""
     parts = strategy.parallel.tensor if strategy.cuts_checkpoints else 1
     return sum(value.size_bytes // parts for value in moved(model, strategy))
 

@@ -1,4 +1,4 @@
-"""Volume of parameters and gradients over the data axes: each runtime has its own."""
+"""Volume of parameters and gradients over the data axes; each runtime has its own formulas."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -11,14 +11,14 @@ from zsim.strategy.strategy import Strategy
 
 
 def clipped_once(model: Model, strategy: Strategy) -> int:
-    """Return 1 where gradients are clipped: one norm is reduced."""
+    """Return 1 if gradients are clipped, the number of norms that are reduced; else 0."""
     del model
     return 0 if strategy.train.clip_norm is None else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedBytes:
-    """Bytes of device memory that copies read and write in a step, at least.
+    """Lower bounds of device memory bytes that copies read and write in a step.
 
     Attributes:
         compute: of copies between the kernels of forward and backward, on their stream.
@@ -31,13 +31,14 @@ class CopiedBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataVolume:
-    """The own part of a runtime: parameters and gradients, and how many norms it reduces.
+    """A runtime's own formulas: volume of parameters and gradients, and number of norms.
 
-    `of_stage` is that of a stage of a pipeline, where it is not as of a model of its units;
-    `messages` is what a stage sends, where it is not all on one communicator.
-    `copied` is what it copies on the device, of parameters and gradients. `host` is what it copies
-    between device and host, `files` what it reads and writes; None is what `[offload]` says of
-    zsim's own stages. `checkpoints` are copied beside that; None is each once out and once back.
+    `of_stage` is the volume of a pipeline stage, if it differs from that of a model of its units.
+    `messages` is the volume that a stage sends, if it uses several communicators. `copied` counts
+    copies of parameters and gradients on the device, `host` copies between device and host,
+    `files` reads and writes; None stands for those of `[offload]` in zsim's own stages.
+    `checkpoints` counts the copies of checkpoints; None means that each is copied out and back
+    once.
     """
 
     data: Callable[[Model, Strategy], list[WireBytes]]
@@ -53,7 +54,7 @@ class DataVolume:
 def all_reduces(
     group: str, elements: Iterable[int], *, ranks: int, size_bytes: int
 ) -> list[WireBytes]:
-    """Return what all-reduces of `elements` over `ranks` send as rings, those of one apart."""
+    """Return the ring volume of all-reduces of `elements`; single elements are listed as scalar."""
     sent = {True: 0, False: 0}
     for count in elements:
         sent[count == 1] += 2 * (ranks - 1) * -(-count // ranks) * size_bytes
@@ -66,10 +67,10 @@ def all_reduces(
 def over_tokens(
     model: Model, *, times: int, ranks: int, size_bytes: int, by_use: bool = True
 ) -> list[WireBytes]:
-    """Return sums of gradients of parameters that ranks have copies of, one by one.
+    """Return the volume of sums of gradients over copies of parameters, one parameter at a time.
 
-    There are some where what flows between units is cut by tokens over `ranks` of the tensor axis.
-    Those that several units use are summed for each, or with `by_use` false once.
+    They exist if values between units are split by tokens over `ranks` of the tensor axis. A
+    parameter that several units use is summed for each of them, or once if `by_use` is False.
     """
     if not any(value.tensor_sharded for value in model.values.values()):
         return []
@@ -83,7 +84,7 @@ def over_tokens(
 
 
 def closed_before(sizes: Iterable[int], limit: int) -> Iterator[int]:
-    """Yield the elements of buckets, each closed before the next size would make it too large."""
+    """Yield the elements of buckets, each closed before the next size would exceed `limit`."""
     filled = 0
     for size in sizes:
         if filled and filled + size > limit:
@@ -94,12 +95,12 @@ def closed_before(sizes: Iterable[int], limit: int) -> Iterator[int]:
 
 
 def use_counts(model: Model) -> Counter[str]:
-    """Return how many units use each parameter."""
+    """Return the number of units that use each parameter."""
     return Counter(parameter.name for unit in model.units for parameter in unit.parameters)
 
 
 def wrapped(model: Model) -> tuple[list[tuple[Unit, list[Parameter]]], list[Parameter]]:
-    """Return blocks with parameters of their own, and the root's: what FSDPs gather as one."""
+    """Return blocks with parameters of their own, and the root's: FSDP gathers each as one."""
     uses = use_counts(model)
     blocks: list[tuple[Unit, list[Parameter]]] = []
     inside: set[str] = set()

@@ -7,10 +7,10 @@ from zsim.strategy.strategy import Strategy
 
 
 def shared_sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Return the volume of exchanges: of a rank's own keys and values, to each other rank.
+    """Return the volume of exchanges: a rank's own keys and values, sent to each other rank.
 
-    They go there in forward, when it is run again, and in backward, whose gradients come back: each
-    rank's own, or around a ring in the format of the optimizer.
+    They are sent in forward, in recomputation, and in backward. Their gradients return in
+    backward: to the rank that owns them, or around a ring in the format of the optimizer.
     """
     ranks, again = strategy.parallel.context, recomputed(model, strategy)
     wide = strategy.train.precision.wide.size_bytes

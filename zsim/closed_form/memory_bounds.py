@@ -1,7 +1,7 @@
-"""Lower bounds of memory from model and strategy alone: what no schedule of them does without.
+"""Lower bounds of memory from model and strategy alone, valid for every schedule of them.
 
-What persists, and the activations that are kept where the last backward begins. Searches leave out
-settings whose bound is more than there is.
+They count persistent state, and the activations that are kept when the last backward starts.
+Searches skip settings whose bound exceeds the memory.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ from zsim.strategy.strategy import Strategy
 
 
 def device_bytes(model: Model, strategy: Strategy) -> int:
-    """Return the bytes of device memory that a rank holds at its peak, at least.
+    """Return a lower bound of the peak bytes of device memory on a rank.
 
-    Where the backward of the last unit begins: parameters where a stage does not cut them, masters
-    and moments as far as they are cut, activations of the micro-batches in flight, and what the
-    last unit works in; in a pipeline also what runtimes keep whole until the last backward. What
-    schedules hold on top (other gradients, buckets, other gathered parameters) is left out.
+    The bound is for the start of the last unit's backward: parameters unless the stage shards
+    them, masters and moments as sharded, activations of the micro-batches in flight, and the
+    working memory of the last unit; in a pipeline also tensors that runtimes keep whole until the
+    last backward. Other gradients, buckets and gathered parameters are not counted.
     """
     if strategy.parallel.pipeline == 1:
         working = _working(model, model.units[-1], strategy)
@@ -31,7 +31,7 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
 
 
 def _of_stage(stage: Stage, strategy: Strategy) -> int:
-    """Return the bytes that a rank of a stage holds where a backward begins, at least."""
+    """Return a lower bound of the bytes that a rank of a stage holds when a backward starts."""
     runtime, precision = strategy.zero.emulate, strategy.train.precision
     kept = [kept_activations(chunk.model, strategy) for chunk in stage.chunks]
     states, gradients = _states(stage.model, strategy), 0
@@ -52,7 +52,7 @@ def _of_stage(stage: Stage, strategy: Strategy) -> int:
 
 
 def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
-    """Return the bytes that the last segment of a unit works in, with its gathered parameters."""
+    """Return the working bytes of a unit's last segment, with its gathered parameters."""
     last = unit.segments[-1]
     gathered = 0
     if strategy.zero.stage == 3:
@@ -63,7 +63,7 @@ def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
 
 
 def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
-    """Return the bytes of parameters as they are gathered."""
+    """Return the bytes of gathered parameters."""
     return sum(
         each.elements * (DType.FP8 if each.float8 else compute).size_bytes for each in parameters
     )
@@ -87,7 +87,7 @@ def _states(model: Model, strategy: Strategy) -> int:
 
 
 def _leaves_device(strategy: Strategy) -> bool:
-    """Tell whether some states are not kept on the device."""
+    """Return True if some states are not kept on the device."""
     runtime, offload = strategy.zero.emulate, strategy.offload
     if runtime is not None:
         return bool(runtime.tiers(stage=strategy.zero.stage))
@@ -95,10 +95,10 @@ def _leaves_device(strategy: Strategy) -> bool:
 
 
 def kept_activations(model: Model, strategy: Strategy) -> int:
-    """Return the bytes that a micro-batch keeps for its backward, at least.
+    """Return a lower bound of the bytes that a micro-batch keeps for its backward.
 
-    What segments save, and their inputs as far as backward reads them; of blocks that are run
-    again, what they are given. Nothing of layers that keep it in host memory.
+    Counted are the saved tensors of segments, and the inputs that backward reads; of recomputed
+    blocks, their inputs. Layers that keep activations in host memory count zero.
     """
     total, inputs, again = 0, set[str](), recomputed(model, strategy)
     away = {unit.name for unit in stored(model, strategy)}
@@ -118,7 +118,7 @@ def kept_activations(model: Model, strategy: Strategy) -> int:
 
 
 def host_state_bytes(model: Model, strategy: Strategy) -> int:
-    """Return the bytes of masters and moments that a rank keeps in host memory, at least."""
+    """Return a lower bound of the bytes of masters and moments that a rank keeps in host memory."""
     if strategy.zero.emulate is None:
         on_host = strategy.offload.optimizer is MemoryTier.HOST
     else:

@@ -1,12 +1,12 @@
 """Bytes of offloaded training, by tier and by link, and the efficiency formulas of ZeRO-Infinity.
 
-A second opinion on schedules, from numbers alone: `shard` is the number of parameters that a rank
-owns, `micro_batches` how often gradients are accumulated before an update, `gradient_bytes` the
-width of the format that they are accumulated in. Sources: ZeRO-Offload (Ren et al. 2021, arXiv
-2101.06840), sections 3 to 5; ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857), sections 3
-to 6; DeepSpeed at edaa722, `runtime/zero/stage_1_and_2.py`, `stage3.py`, `runtime/swap_tensor`;
-PyTorch 2.13.0, `torch/distributed/fsdp/_fully_shard`. Gradients of DeepSpeed that are too small for
-its files stay in host memory: bytes on NVMe are upper bounds there.
+An independent check of schedules, from numbers alone: `shard` is the number of parameters that a
+rank owns, `micro_batches` the number of gradient accumulations before an update, `gradient_bytes`
+the width of the format in which gradients are accumulated. Sources: ZeRO-Offload (Ren et al. 2021,
+arXiv 2101.06840), sections 3 to 5; ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857),
+sections 3 to 6; DeepSpeed at edaa722, `runtime/zero/stage_1_and_2.py`, `stage3.py`,
+`runtime/swap_tensor`; PyTorch 2.13.0, `torch/distributed/fsdp/_fully_shard`. DeepSpeed keeps
+gradients that are too small for its files in host memory, so bytes on NVMe are upper bounds there.
 """
 
 from dataclasses import dataclass, replace
@@ -16,39 +16,39 @@ HALF, FULL = 2, 4
 """Bytes of a 16-bit and of an fp32 element."""
 
 ADAM_STATES = 3 * FULL
-"""fp32 parameter, momentum and variance of one parameter."""
+"""Bytes of the fp32 value, momentum and variance of one parameter."""
 
 ADAM_TRAFFIC = 28
-"""Host memory traffic of Adam: four fp32 tensors read, three written."""
+"""Host memory traffic of Adam per parameter, in bytes: 4 fp32 tensors read, 3 written."""
 
 UNSCALE_TRAFFIC, CAST_TRAFFIC = 8, 6
-"""Host memory traffic of a pass in place over fp32, and of a cast from fp32 to 16 bits."""
+"""Host memory traffic of an in-place pass over fp32, and of a cast from fp32 to 16 bits."""
 
 
 class OffloadScheme(StrEnum):
-    """Schedules of offloaded training whose bytes are published or can be read in source."""
+    """Schedules of offloaded training with bytes from publications or source code."""
 
     PAPER = "paper"
-    """The least that keeps fp32 states with the update: 16 bits out and back, cast on the host."""
+    """The minimum with fp32 states next to the update: 16 bits out and back, cast on the host."""
     PAPER_DELAYED = "paper_delayed"
-    """The same with updates one step late: gradients of two steps and new parameters wait."""
+    """`PAPER` with updates one step late: two steps' gradients and new parameters are held."""
     DEEPSPEED_1_2 = "deepspeed_1_2"
     """DeepSpeed's stages 1 and 2 with the optimizer on the CPU."""
     DEEPSPEED_3 = "deepspeed_3"
     """DeepSpeed's stage 3 with the optimizer on the CPU."""
     DEEPSPEED_3_PARAMETERS = "deepspeed_3_parameters"
-    """The same with parameters on the CPU, too."""
+    """DeepSpeed's stage 3 with optimizer and parameters on the CPU."""
     DEEPSPEED_3_NVME = "deepspeed_3_nvme"
-    """Parameters on the CPU, the optimizer on NVMe."""
+    """DeepSpeed's stage 3 with parameters on the CPU, the optimizer on NVMe."""
     DEEPSPEED_3_ALL_NVME = "deepspeed_3_all_nvme"
-    """Parameters and optimizer on NVMe."""
+    """DeepSpeed's stage 3 with parameters and optimizer on NVMe."""
     FSDP2 = "fsdp2"
     """FSDP2 with CPUOffloadPolicy and fp32 storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierBytes:
-    """Bytes of model states that persist on a rank, by tier; buffers and windows are not in it."""
+    """Bytes of model states that persist on a rank, by tier, without buffers and windows."""
 
     gpu: int = 0
     pinned: int = 0
@@ -57,7 +57,7 @@ class TierBytes:
 
     @property
     def host(self) -> int:
-        """Return all of host memory."""
+        """Bytes of host memory, pinned and pageable."""
         return self.pinned + self.pageable
 
 
@@ -80,11 +80,11 @@ def tier_bytes(
     micro_batches: int = 1,
     gradient_bytes: int = HALF,
 ) -> TierBytes:
-    """Return where the model states of `parameters`, shared by `ranks`, stay on one of them."""
+    """Return one rank's bytes of model states by tier, for `parameters` sharded over `ranks`."""
     shard = parameters // ranks
     sums = gradient_bytes * shard
     match scheme:
-        case OffloadScheme.PAPER:  # 16-bit gradients arrive beside fp32 states: 16 with parameters
+        case OffloadScheme.PAPER:  # 16-bit gradients and fp32 states: with parameters 16 bytes
             return TierBytes(gpu=HALF * parameters, pinned=HALF * shard, pageable=12 * shard)
         case OffloadScheme.PAPER_DELAYED:
             pinned, pageable = 3 * HALF * shard, ADAM_STATES * shard
@@ -110,7 +110,7 @@ def tier_bytes(
 def traffic(
     scheme: OffloadScheme, *, shard: int, micro_batches: int = 1, gradient_bytes: int = HALF
 ) -> OffloadTraffic:
-    """Return what a rank that owns `shard` parameters moves in a step.
+    """Return the bytes that a rank with `shard` parameters moves in a step.
 
     Parameters stay whole through forward and backward: recomputation uses the gather of backward.
     """
@@ -155,9 +155,9 @@ def traffic(
 
 
 def split_gpu_bytes(*, gradients_on_host: bool, update_on_host: bool) -> int:
-    """Return bytes a parameter that a cut of ZeRO-Offload's table 1 leaves on the GPU, of 16.
+    """Return the bytes per parameter, of 16, that remain on the GPU in ZeRO-Offload's table 1.
 
-    fp32 states stay with the update, fp16 parameters with forward and backward.
+    fp32 states are next to the update, fp16 parameters next to forward and backward.
     """
     states = 0 if update_on_host else ADAM_STATES
     return HALF + (0 if gradients_on_host else HALF) + states
@@ -165,7 +165,7 @@ def split_gpu_bytes(*, gradients_on_host: bool, update_on_host: bool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerSize:
-    """A transformer as ZeRO-Infinity counts it: blocks, width, heads, tokens of a sequence."""
+    """Size of a transformer as in ZeRO-Infinity: blocks, width, heads, tokens of a sequence."""
 
     layers: int
     hidden: int
@@ -174,62 +174,62 @@ class TransformerSize:
 
 
 def parameters(size: TransformerSize) -> int:
-    """Return the parameters of the linear layers of all blocks: ZeRO-Infinity, equation 1."""
+    """Return the parameters of the linear layers of all blocks (ZeRO-Infinity, equation 1)."""
     return 12 * size.layers * size.hidden**2
 
 
 def step_flops(size: TransformerSize, tokens: float) -> float:
-    """Return operations for so many tokens: forward, recomputation, and twice that in backward.
+    """Return the FLOPs of a step with `tokens` tokens: forward, recomputation and backward.
 
-    2 x 4 for each parameter and token, before equation 7.
+    2 x 4 for each parameter and token (before equation 7), since backward counts twice.
     """
     return 8 * parameters(size) * tokens
 
 
 def model_state_bytes(size: TransformerSize) -> int:
-    """Return 20 bytes a parameter: 16-bit ones with gradients, four fp32 tensors (equation 2)."""
+    """Return 20 bytes per parameter: 16-bit value and gradient, four fp32 tensors (equation 2)."""
     return 20 * parameters(size)
 
 
 def activation_bytes(size: TransformerSize, sequences: int) -> int:
-    """Return the activations of all blocks for so many sequences, none recomputed.
+    """Return the activation bytes of all blocks for `sequences` sequences, without recomputation.
 
-    Those of `working_activation_bytes`, of every block.
+    It is `working_activation_bytes` times the number of blocks.
     """
     return size.layers * working_activation_bytes(size, sequences)
 
 
 def checkpoint_bytes(size: TransformerSize, sequences: int, *, interval: int = 1) -> int:
-    """Return checkpoints of so many sequences, one for every `interval` blocks (equation 3)."""
+    """Return the bytes of checkpoints of `sequences`, one per `interval` blocks (equation 3)."""
     return 2 * sequences * size.sequence * size.hidden * size.layers // interval
 
 
 def working_state_bytes(size: TransformerSize, *, tiles: int = 1) -> int:
-    """Return the largest operator, hidden to 4 x hidden, with its gradient (equation 4).
+    """Return bytes of the largest operator, hidden to 4 x hidden, and its gradient (equation 4).
 
-    Cut into tiles, there is one of them at once (section 5.1.3).
+    With tiling, only one tile is in memory at a time (section 5.1.3).
     """
     return 4 * size.hidden * 4 * size.hidden // tiles
 
 
 def working_activation_bytes(size: TransformerSize, sequences: int, *, interval: int = 1) -> int:
-    """Return activations between two checkpoints (equation 5)."""
+    """Return the bytes of activations between two checkpoints (equation 5)."""
     each = 16 * size.hidden + 2 * size.heads * size.sequence
     return sequences * size.sequence * interval * each
 
 
 def parameter_intensity(*, sequences: int, sequence: int) -> float:
-    """Return operations for each byte of parameters and gradients moved (equation 9)."""
+    """Return FLOPs per byte of parameters and gradients moved (equation 9)."""
     return float(sequences * sequence)
 
 
 def optimizer_intensity(*, sequences: int, sequence: int) -> float:
-    """Return operations for each byte of optimizer states moved (equation 10)."""
+    """Return FLOPs per byte of optimizer states moved (equation 10)."""
     return sequences * sequence / 4
 
 
 def checkpoint_intensity(*, hidden: int, interval: int = 1) -> float:
-    """Return operations for each byte of checkpoints moved (equation 11)."""
+    """Return FLOPs per byte of checkpoints moved (equation 11)."""
     return 24.0 * hidden * interval
 
 

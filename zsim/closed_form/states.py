@@ -1,9 +1,9 @@
-"""Model states that persist on a rank, by kind, from model and strategy alone: zsim's own stages.
+"""Persistent model states on a rank, by kind, from model and strategy: zsim's own stages only.
 
-Rajbhandari et al. 2020, section 3.1: parameters, and of those that are trained fp32 masters where
-the precision has them, and the optimizer's moments; a stage shards over the data axis what it names
-(section 5). With memory in a row (MD, section 6.3) what gradients collect in and checkpoints lie in
-persists as well.
+Rajbhandari et al. 2020, section 3.1: parameters; for trained ones fp32 masters if the precision
+has them, and the optimizer's moments. The ZeRO stage determines which are sharded over the data
+axis (section 5). With contiguous memory (MD, section 6.3) gradient accumulation buffers and
+checkpoints persist as well.
 """
 
 from zsim.closed_form.checkpoint import kept_bytes
@@ -14,7 +14,7 @@ from zsim.strategy.strategy import Strategy
 
 
 def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None:
-    """Bytes of each kind on one rank; None for runtimes that are emulated."""
+    """Return the bytes of each kind on one rank; None for emulated runtimes."""
     if strategy.zero.emulate is not None:
         return None
     whole = padded_elements(model, strategy, frozen=False)
@@ -33,7 +33,7 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
 
 
 def _gradients(whole: int, strategy: Strategy) -> int:
-    """Elements that persist for gradients, of `whole` parameters with padding."""
+    """Return the number of elements that persist for gradients, of `whole` with padding."""
     if not strategy.zero.contiguous:
         return 0
     collects = strategy.zero.reduce_once and strategy.train.gradient_accumulation_steps > 1

@@ -1,10 +1,10 @@
-"""Lower bounds of a step from model and strategy alone: what no schedule of them can beat.
+"""Lower bounds of the step time from model and strategy alone, valid for every schedule of them.
 
-Compute: kernels of a micro-batch run one after the other on a GPU, each at least as long as alone,
-with copies and those collectives of the tensor axis that are not fused; collectives of the data
-axis slow what they are beside. Bytes: what ranks must exchange passes the narrowest cut around a
-node, or a GPU. Searches leave out settings whose bound is worse than what they have found (branch
-and bound: Land and Doig 1960).
+Compute: kernels of a micro-batch run in sequence on a GPU, each at least as long as alone, with
+copies and those collectives of the tensor axis that are not fused; collectives of the data axis
+slow down the kernels that they overlap. Bytes: data between ranks passes the narrowest cut around
+a node or a GPU. Searches skip settings whose bound is worse than the best found (branch and bound:
+Land and Doig 1960).
 """
 
 from collections import Counter
@@ -23,10 +23,10 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
 ALONE_IN_RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""Laps of a ring for each collective: how often all but a share of the tensor is sent."""
+"""Laps of a ring for each collective: the number of times all but a share is sent."""
 
 SWITCHED = frozenset({"all_reduce"})
-"""Collectives that a switch can do for its GPUs, which then send the tensor once, not twice."""
+"""Collectives that a switch can carry out, so that GPUs send the tensor once, not twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class LinkCut:
         gpus_per_domain: GPUs that reach each other without a NIC.
         gpu: from a GPU to the switch of its domain.
         domain: of all NICs of a domain together.
-        host: from a GPU to host memory, and back; None where none is known.
-        drives_read, drives_write: of the drives of a node together; None where they are not known.
-        adam: that Adam on all cores of a node reads and writes host memory at; None if not known.
+        host: between a GPU and host memory; None if unknown.
+        drives_read, drives_write: of the drives of a node together; None if unknown.
+        adam: host memory traffic of Adam on all cores of a node; None if unknown.
     """
 
     gpus_per_domain: int
@@ -56,7 +56,7 @@ ADAM_MOMENTS = 2
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Seconds that kernels of an operation take alone; in `moving_s` they only move memory."""
+    """Seconds of an operation's kernels alone; in `moving_s` of them they only move memory."""
 
     seconds: float
     moving_s: float
@@ -65,14 +65,14 @@ class KernelTime:
 KernelTimes = Callable[[tuple[Kernel, ...]], KernelTime]
 
 TensorSeconds = Callable[[str, int, int], float]
-"""Seconds that a collective of the tensor axis takes with the links to itself: its name, the bytes
-of the whole tensor, and the ranks."""
+"""Return the seconds of a collective of the tensor axis that has the links alone.
+Arguments: its name, the bytes of the whole tensor, the ranks."""
 
 
 def tensor_s(collective: str, size_bytes: float, ranks: int, bytes_per_s: int) -> float:
-    """Return the least seconds of a collective within a domain whose GPUs have such links.
+    """Return a lower bound of the seconds of a collective within a domain with such links.
 
-    It is that of a ring, or of a switch that does an all-reduce on the way.
+    It holds for a ring, and for a switch that reduces in the network.
     """
     laps = ALONE_IN_RING[collective]
     passed = laps * (ranks - 1) / ranks
@@ -83,13 +83,13 @@ def tensor_s(collective: str, size_bytes: float, ranks: int, bytes_per_s: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpeeds:
-    """What a rank does in which time.
+    """Speeds of a rank.
 
     Attributes:
         kernels: times of the kernels of an operation.
-        tensor: of collectives of the tensor axis.
-        copied_bytes_per_s: bytes that a copy on the device reads and writes in a second.
-        collective_share: part of a GPU that a collective takes from kernels that compute.
+        tensor: times of collectives of the tensor axis.
+        copied_bytes_per_s: bytes that a copy on the device reads and writes per second.
+        collective_share: fraction of a GPU that a collective uses while kernels compute.
     """
 
     kernels: KernelTimes
@@ -100,22 +100,22 @@ class RankSpeeds:
 
 @dataclass(slots=True)
 class _RankWork:
-    """What a rank does in a row: kernels, how often each, and collectives of the tensor axis."""
+    """A rank's sequential work: kernels with their counts, and collectives of the tensor axis."""
 
     kernels: Counter[KernelTime] = field(default_factory=Counter[KernelTime])
     tensor_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """All of it, nothing beside it."""
+        """Total time without overlap."""
         return self.tensor_s + sum(each.seconds * count for each, count in self.kernels.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clock:
-    """Times of what a rank does in a row: kernels, and collectives of the tensor axis.
+    """Times of a rank's sequential work: kernels, and collectives of the tensor axis.
 
-    Runtimes have both on one stream: what follows a collective of the tensor axis reads its result.
+    Runtimes run both on one stream, since the next kernel reads the result of such a collective.
     """
 
     strategy: Strategy
@@ -123,7 +123,7 @@ class _Clock:
     tensor: TensorSeconds
 
     def work(self, model: Model, *, ahead: bool = False) -> _RankWork:
-        """Return what is done for one micro-batch: all, or what other stages wait for at least."""
+        """Return the work of one micro-batch; with `ahead` the part for which other stages wait."""
         found, again = _RankWork(), set[str]()
         if not self.strategy.activations.early_stop:
             again = recomputed(model, self.strategy)
@@ -142,7 +142,7 @@ class _Clock:
         return found
 
     def _forward_s(self, model: Model, segment: Segment, *, is_left: bool) -> float:
-        """Return the seconds in which outputs are summed, and inputs not left whole gathered."""
+        """Return the seconds to sum outputs, and to gather inputs unless they were left whole."""
         if model.tensor == 1 or parts_of(segment.forward):
             return 0.0
         total = 0.0 if is_left else self._read_s(model, segment)
@@ -150,7 +150,7 @@ class _Clock:
         return total + sum(self._summed_s(model, value) for value in made)
 
     def _backward_s(self, model: Model, segment: Segment) -> float:
-        """Return the seconds in which inputs are gathered again and gradients summed."""
+        """Return the seconds to gather inputs again and to sum gradients."""
         if model.tensor == 1:
             return 0.0
         fused = parts_of(segment.backward)
@@ -164,16 +164,16 @@ class _Clock:
         return total
 
     def _read_s(self, model: Model, segment: Segment) -> float:
-        """Return the seconds in which what a segment reads whole is gathered."""
+        """Return the seconds to gather the inputs that a segment reads whole."""
         values = map(model.values.__getitem__, segment.inputs if segment.reads_whole else ())
         return sum(self._gathered_s(model, each, segment) for each in values if each.tensor_sharded)
 
     def _gathered_s(self, model: Model, value: Value, segment: Segment) -> float:
-        own = value.elements if segment.casts_tokens else value.size_bytes  # a byte of each
+        own = value.elements if segment.casts_tokens else value.size_bytes  # cast: a byte each
         return self.tensor("all_gather", own * model.tensor, model.tensor)
 
     def _summed_s(self, model: Model, value: Value) -> float:
-        """Return the seconds of one sum, of which each rank keeps its tokens if they are cut."""
+        """Return the seconds of one sum; a reduce-scatter if the value is sharded by tokens."""
         if value.tensor_sharded:
             return self.tensor("reduce_scatter", value.size_bytes * model.tensor, model.tensor)
         return self.tensor("all_reduce", value.size_bytes, model.tensor)
@@ -181,7 +181,7 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyTime:
-    """Seconds in which a rank computes, copies or sums, and those of kernels and sums alone."""
+    """Seconds in which a rank computes, copies or sums; `kernels_s` without copies."""
 
     seconds: float
     kernels_s: float
@@ -195,11 +195,12 @@ def busy_time(
     *,
     exchanged_s: float,
 ) -> BusyTime:
-    """Return the time in which the busiest rank computes, copies or sums, at least.
+    """Return a lower bound of the time in which the busiest rank computes, copies or sums.
 
-    Collectives of the data axis, which take `exchanged_s` or more, slow kernels beside them. In a
-    pipeline, a stage waits for the first micro-batch to come down, and the first stage for the last
-    one to come back, through one chunk of each (Narayanan et al. 2021, section 2.2).
+    Collectives of the data axis, which take at least `exchanged_s`, slow down overlapping kernels.
+    In a pipeline, a stage waits until the first micro-batch arrives, and the first stage until the
+    last one returns, both through one chunk of each stage in between (Narayanan et al. 2021,
+    section 2.2).
     """
     clock = _Clock(strategy=strategy, kernels=speeds.kernels, tensor=speeds.tensor)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
@@ -213,7 +214,7 @@ def busy_time(
         return BusyTime(seconds=whole, kernels_s=max(kernels))
     work, moved = clock.work(model), copied(model)
     copies_s = moved.compute / speeds.copied_bytes_per_s
-    if not work.tensor_s:  # copies on other streams find no time in which no kernel runs
+    if not work.tensor_s:  # kernels run all the time, so copies on other streams add to it
         copies_s += moved.beside / speeds.copied_bytes_per_s
     tensor_s = times * work.tensor_s
     beside = [(each, times * many) for each, many in work.kernels.items()]
@@ -224,11 +225,11 @@ def busy_time(
 
 
 def _slowed_s(kernels: Iterable[tuple[KernelTime, int]], beside_s: float, share: float) -> float:
-    """Return by how long collectives of `beside_s` seconds slow kernels, at least.
+    """Return a lower bound of the time that collectives of `beside_s` seconds add to kernels.
 
-    A collective takes `share` of the processors from a kernel that computes, and none from one that
-    moves memory, as long as it is under way. So the least is where it is beside those that move
-    most. Each second that a kernel is slowed by may itself be one beside a collective.
+    While it is in flight, a collective takes `share` of the processors from a computing kernel,
+    and none from one that moves memory. The minimum is reached if it overlaps the kernels that
+    move most. Time added to a kernel may itself overlap a collective.
     """
     total, left = 0.0, beside_s
     for each, many in sorted(kernels, key=lambda pair: -pair[0].moving_s / (pair[0].seconds or 1)):
@@ -244,8 +245,8 @@ def _slowed_s(kernels: Iterable[tuple[KernelTime, int]], beside_s: float, share:
 class GroupCollective:
     """A collective over the ranks of a group: its name, the bytes of the whole tensor, the group.
 
-    `ranks` are spread evenly over so many `domains`; 0 where they are not. So many groups as
-    `sharers` are in a domain.
+    `ranks` are spread evenly over `domains` domains; 0 if they are not. A domain contains ranks of
+    `sharers` such groups.
     """
 
     collective: str
@@ -256,15 +257,15 @@ class GroupCollective:
 
 
 CollectiveSeconds = Callable[[GroupCollective], tuple[float, float]]
-"""Seconds that its bytes take at least on the link of a GPU, and on the NICs of a domain.
+"""Return lower bounds of its seconds on the link of a GPU, and on the NICs of a domain.
 
-What leaves a domain need not pass the link of a GPU, so one of the two is 0."""
+Data that leaves a domain need not pass the link of a GPU, so one of the two is 0."""
 
 
 def least_exchange_s(exchange: GroupCollective, cut: LinkCut) -> tuple[float, float]:
-    """Return the same by the bandwidths of links alone, whatever the algorithm.
+    """Return lower bounds of a collective's seconds from bandwidths, for any algorithm.
 
-    Of a tensor that is spread over k domains, each needs all but the k-th part that it has.
+    If a tensor is spread over k domains, each needs all but the k-th part that it has.
     """
     ranks, domains = exchange.ranks, exchange.domains
     if domains == 1:
@@ -278,7 +279,7 @@ def least_exchange_s(exchange: GroupCollective, cut: LinkCut) -> tuple[float, fl
 def exchange_s(
     lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: CollectiveSeconds
 ) -> float:
-    """Return the seconds that the bytes of a step take through the narrowest cut, at least.
+    """Return a lower bound of the seconds that a step's bytes need through the narrowest cut.
 
     `lines` are ring-equivalent bytes of a rank, of a pipeline by stage.
     """
@@ -294,16 +295,16 @@ def exchange_s(
 def data_exchange_s(
     lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: CollectiveSeconds
 ) -> float:
-    """Return the seconds in which a collective over the data axis is under way, at least.
+    """Return a lower bound of the seconds in which a data-axis collective is in flight.
 
-    Those of one communicator are so one after the other.
+    Collectives of one communicator run in sequence.
     """
     found = (_exchange(line, strategy, cut) for line in lines if line.group == "data")
     return sum(max(seconds(exchange)) for exchange in found if exchange is not None)
 
 
 def _exchange(line: WireBytes, strategy: Strategy, cut: LinkCut) -> GroupCollective | None:
-    """Return the collectives of a line as one; None if it has none that counts."""
+    """Return the collectives of a line as one; None if there are none to count."""
     if line.scalar or line.collective not in ALONE_IN_RING:
         return None
     ranks, stride = _group(line.group, strategy)
@@ -321,7 +322,7 @@ def _exchange(line: WireBytes, strategy: Strategy, cut: LinkCut) -> GroupCollect
 
 
 def _group(name: str, strategy: Strategy) -> tuple[int, int]:
-    """Return the ranks of a group, and how far its neighbours are apart in the order of ranks."""
+    """Return the number of ranks of a group, and the distance of its neighbours in rank order."""
     parallel = strategy.parallel
     match name:
         case "tensor":
@@ -337,9 +338,9 @@ def _group(name: str, strategy: Strategy) -> tuple[int, int]:
 
 
 def _domains(ranks: int, stride: int, world: int, domain: int) -> tuple[int, int]:
-    """Return over how many domains of GPUs a group is spread, and how many groups a domain has.
+    """Return the number of GPU domains of a group, and the number of groups per domain.
 
-    (0, 0) where it is not spread evenly.
+    Returns (0, 0) if the group is not spread evenly.
     """
     if ranks * stride <= domain and domain % (ranks * stride) == 0:
         return 1, 1
@@ -366,9 +367,10 @@ def offload_s(
 
 
 def host_update_s(model: Model, strategy: Strategy, cut: LinkCut) -> float:
-    """Return the seconds in which CPUs update the states that are in host memory, at least.
+    """Return a lower bound of the seconds in which CPUs update the states in host memory.
 
-    Runtimes that are emulated do so after the last backward and before the next forward.
+    It is 0 unless the runtime is emulated: those update after the last backward and before the
+    next forward.
     """
     held = host_state_bytes(model, strategy)
     if cut.adam is None or strategy.zero.emulate is None or strategy.moments != ADAM_MOMENTS:
@@ -379,10 +381,10 @@ def host_update_s(model: Model, strategy: Strategy, cut: LinkCut) -> float:
 
 
 def filed_update_s(files: FileBytes | None, strategy: Strategy, cut: LinkCut) -> float:
-    """Return the seconds in which states in files are read for an update and written, at least.
+    """Return a lower bound of the seconds to read and write states in files for an update.
 
     Between the last backward and the next forward DeepSpeed reads each sub-group, updates it and
-    writes it back (runtime/zero/stage3.py, `step`), one after the other but for `pipeline_read` and
+    writes it back (runtime/zero/stage3.py, `step`), in sequence except with `pipeline_read` and
     `pipeline_write`. Gradients and parameters in files may move before and after.
     """
     runtime = strategy.zero.emulate

@@ -1,4 +1,4 @@
-"""What first layers keep for their backward where it is in host memory, from the model alone."""
+"""Activations of the first layers that are kept in host memory until their backward."""
 
 from collections import Counter
 
@@ -7,15 +7,15 @@ from zsim.strategy.strategy import Strategy
 
 
 def stored(model: Model, strategy: Strategy) -> list[Unit]:
-    """Return the layers whose activations are in the host's memory until their backward."""
+    """Return the layers whose activations are in host memory until their backward."""
     layers = [unit for unit in model.units if unit.checkpoint]
     return layers[: strategy.layers_on_host]
 
 
 def stored_bytes(model: Model, strategy: Strategy) -> int:
-    """Return what of a micro-batch is copied out, and back: large tensors that are kept.
+    """Return the bytes of a micro-batch that are copied out, and back: large kept tensors.
 
-    A layer keeps what its segments save, and what their backward reads of values that no other
+    A layer keeps the saved tensors of its segments, and the inputs of their backward that no other
     layer reads.
     """
     readers = Counter(name for unit in model.units for name in _read(unit))
@@ -31,5 +31,5 @@ def stored_bytes(model: Model, strategy: Strategy) -> int:
 
 
 def _read(unit: Unit) -> set[str]:
-    """Return the names of values that a unit reads, its own among them."""
+    """Return the names of values that a unit reads, its own outputs included."""
     return {name for segment in unit.segments for name in segment.inputs}

@@ -1,4 +1,4 @@
-"""Summands inside units, partitioned checkpoints and cut hidden states, over the tensor axis."""
+"""Volume over the tensor axis: sums inside units, partitioned checkpoints, token shards."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from zsim.strategy.strategy import Strategy
 
 
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Return the volume of summands inside units, and of partitioned checkpoints."""
+    """Return the volume of all-reduces inside units, and of partitioned checkpoints."""
     again = recomputed(model, strategy)
     reduced = sum(
         _unit_all_reduce(model, unit, recomputed=unit.name in again) for unit in model.units
@@ -29,7 +29,7 @@ def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
-    """Return bytes that a rank sends in the unit's all-reduces for one micro-batch."""
+    """Return the bytes that a rank sends in the unit's all-reduces for one micro-batch."""
     total = 0
     for segment in unit.segments:
         if segment.reduces_output:
@@ -46,15 +46,15 @@ def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
 
 
 def _ring(model: Model, value: str) -> int:
-    """Return bytes that a rank sends when `value` is all-reduced over the tensor axis."""
+    """Return the bytes that a rank sends when `value` is all-reduced over the tensor axis."""
     whole = model.values[value]
     return 2 * (model.tensor - 1) * -(-whole.elements // model.tensor) * whole.dtype.size_bytes
 
 
 def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Return the volume of hidden states cut by tokens: of a rank's own, to each other rank.
+    """Return the volume of hidden states sharded by tokens: a rank's own, sent to each other rank.
 
-    Of what is cast before it is gathered, a byte of each element, and one number to scale it by.
+    A state that is cast before the gather counts one byte per element, and a number for its scale.
     """
     gathered = scattered = scales = 0
     again = recomputed(model, strategy)
@@ -82,19 +82,19 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def _bytes(values: Iterable[Value], *, narrow: bool = False) -> int:
-    """Return the bytes of values on a rank, or of their elements in 8-bit floats."""
+    """Return the bytes of values on a rank; with `narrow` those of 8-bit floats."""
     if narrow:
         return sum(value.elements for value in values) * DType.FP8.size_bytes
     return sum(value.size_bytes for value in values)
 
 
 def _scales(values: Iterable[Value]) -> int:
-    """Return the bytes of a number for each of the values, in its format."""
+    """Return the bytes of one number for each value, in its format."""
     return sum(value.dtype.size_bytes for value in values)
 
 
 def _made(model: Model, segment: Segment) -> list[Value]:
-    """Return what the segment makes that is cut by tokens after it was summed."""
+    """Return the outputs of the segment that are sharded by tokens when they are summed."""
     if not segment.reduces_output:
         return []
     values = [model.values[value.name] for value in segment.outputs]
@@ -102,7 +102,7 @@ def _made(model: Model, segment: Segment) -> list[Value]:
 
 
 def _read(model: Model, segment: Segment, *, differentiable: bool = False) -> list[Value]:
-    """Return what it reads whole that is cut before; or what is summed after."""
+    """Return sharded inputs to gather; with `differentiable`, those whose gradients are summed."""
     if not (segment.reduces_input_gradient if differentiable else segment.reads_whole):
         return []
     values = [model.values[name] for name in segment.inputs]

@@ -1,4 +1,4 @@
-"""Parameters and gradients of zsim's own stages: f x padded elements, so many times."""
+"""Volume of parameters and gradients in zsim's own stages: a multiple of padded elements."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from zsim.strategy.zero_knobs import Keep
 class BucketSize:
     """Parameters that are gathered as one: their elements, without padding.
 
-    Those that are not `frozen` are reduced and updated, too. `again` says how often some are read
-    after forward: by backward, and before that where their unit is run again apart from it; `first`
-    where among all parameters the first of them is used.
+    Buckets that are not `frozen` are also reduced and updated. `again` is the number of reads
+    after forward: by backward, and before it if their unit is recomputed separately. `first` is
+    the place of the first of them among all parameters, in order of use.
     """
 
     elements: int
@@ -30,23 +30,23 @@ class BucketSize:
     first: int
 
     def padded(self, ranks: int) -> int:
-        """Elements, up to a multiple of the ranks."""
+        """Return the elements, rounded up to a multiple of the ranks."""
         return -(-self.elements // ranks) * ranks
 
 
 def padded_elements(model: Model, strategy: Strategy, *, frozen: bool) -> int:
-    """Elements of all buckets of frozen or of trained parameters on one rank of the tensor axis."""
+    """Return the elements of all frozen or all trained buckets on one rank of the tensor axis."""
     ranks = strategy.parallel.data
     return sum(each.padded(ranks) for each in buckets(model, strategy) if each.frozen is frozen)
 
 
 def buckets(model: Model, strategy: Strategy) -> tuple[BucketSize, ...]:
-    """Every bucket; those of frozen parameters are filled apart.
+    """Return every bucket; frozen parameters have their own buckets.
 
-    Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
-    would make it too large, and in stage 3 at the end of its unit. The first of trained parameters
-    may have a limit of its own. A unit that is called again is taken once. The last ones of a model
-    are kept while it is alive: each volume asks for them.
+    Buckets are filled from the last unit to the first. A bucket is closed when the next parameter
+    would make it too large, and in stage 3 at the end of its unit. The first bucket of trained
+    parameters may have its own limit. A unit that is called several times counts once. The result
+    of the latest call is cached while the model is alive, since each volume needs it.
     """
     known = _LATEST.get(id(model))
     if known is None:
@@ -61,7 +61,7 @@ def buckets(model: Model, strategy: Strategy) -> tuple[BucketSize, ...]:
 
 
 _LATEST: dict[int, tuple[Strategy, tuple[BucketSize, ...]]] = {}
-"""Strategy and buckets of models that are alive, by identity."""
+"""Strategy and buckets of models that are alive, by `id`."""
 
 
 def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[BucketSize]:
@@ -106,9 +106,9 @@ def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucke
 
 
 def kept_back(model: Model, strategy: Strategy) -> int:
-    """Return elements, with padding, of the first buckets, which the device updates by itself.
+    """Return the elements, with padding, of the first buckets, which the device updates itself.
 
-    As many as are no more than the share of all.
+    These are as many buckets as fit in the device's share of all elements.
     """
     ranks, share = strategy.parallel.data, Fraction(str(strategy.offload.device_share))
     trained = sorted(
@@ -119,7 +119,7 @@ def kept_back(model: Model, strategy: Strategy) -> int:
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Volume over the data axis, its inner part, and the replicas."""
+    """Return the volume over the data axis, its inner part, and the replicas."""
     ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
     size = strategy.train.precision.compute.size_bytes
     once = padded_elements(model, strategy, frozen=False) // ranks * (ranks - 1) * size
@@ -145,7 +145,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
-    """Bytes that stage 3 gathers, over the data axis and its inner part: frozen parameters too."""
+    """Return the bytes that stage 3 gathers over the data axis and over its inner part."""
     ranks, size = strategy.parallel.data, strategy.train.precision.compute.size_bytes
     found = inner = 0
     for each in buckets(model, strategy):
@@ -157,14 +157,14 @@ def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
 
 
 def gathers(bucket: BucketSize, strategy: Strategy) -> tuple[int, int]:
-    """Return how often stage 3 gathers a bucket in a step: over the data axis, its inner part."""
+    """Return the number of gathers of a bucket in a step: over the data axis, its inner part."""
     keeps = strategy.zero.keep_after_forward is Keep.EVERYTHING
     times = strategy.train.gradient_accumulation_steps * (1 if keeps else 1 + bucket.again)
     return (times, 0) if strategy.zero.secondary is None else (1, times - 1)
 
 
 def _replicas(model: Model, strategy: Strategy, *, ranks: int) -> list[WireBytes]:
-    """All-reduces over the replicas, once a step, of what each of `ranks` owns of every bucket."""
+    """Return the all-reduces over replicas, once a step, of each rank's part of every bucket."""
     parts = [
         each.padded(strategy.parallel.data) // ranks
         for each in buckets(model, strategy)

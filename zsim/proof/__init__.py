@@ -1,8 +1,9 @@
-"""Proofs of a schedule before it runs: order first, then values, then what is promised.
+"""Proofs of a schedule before it runs: order first, then values, then promises.
 
-The families of order say that every execution comes to what the order of issue comes to; each has
-a file of its own, with what it proves, under which assumptions, and what it costs. Only then is one
-step run on exact numbers (`values`). What numbers cannot show is compared with the contract.
+The families of order prove that every execution has the same result as the order of issue. Each
+family has its own file, which states the claim, its assumptions, and its cost. Only then is one
+step run on exact numbers (`values`). Properties that numbers cannot show are compared with the
+contract.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ ORDER = {
     races.INVARIANT: races.examine,
     host_order.INVARIANT: host_order.examine,
 }
-"""Families without whose word a run in the order of issue shows nothing; progress has two names."""
+"""Families that a run in the order of issue relies on; progress has two names."""
 
 VALUES = {
     values.INVARIANT: values.examine,
@@ -57,7 +58,7 @@ PROMISES = {
     volume.INVARIANT: volume.examine,
     alignment.INVARIANT: alignment.examine,
 }
-"""Families that compare with what the contract promises."""
+"""Families that compare with the promises of the contract."""
 
 FAMILIES = {**ORDER, **VALUES, **PROMISES}
 """Every family by name."""
@@ -65,13 +66,13 @@ FAMILIES = {**ORDER, **VALUES, **PROMISES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Findings of a schedule, what is proved of it, and what nobody promised or showed.
+    """Findings of a schedule, the properties proved, and those not promised or not shown.
 
     Attributes:
-        findings: what is wrong, in order of families.
-        values: what was shown of values; None where the order of operations is refuted.
-        proved: families without findings, with what they hold for.
-        not_shown: what was not looked at, and why.
+        findings: faults, in order of families.
+        values: results of the proof of values; None if the order of operations is refuted.
+        proved: families without findings, with their scope.
+        not_shown: properties that were not checked, and why.
     """
 
     findings: tuple[Finding, ...]
@@ -81,9 +82,9 @@ class Proof:
 
 
 def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = True) -> Proof:
-    """Prove `schedule`: values only where the order of operations is proved.
+    """Prove `schedule`: values only if the order of operations is proved.
 
-    Without `compares` only what times and memory depend on is proved: order, and what is promised.
+    Without `compares`, prove only order and promises, on which times and memory depend.
     """
     with uncollected():
         context = Context.of(schedule, model)
@@ -107,8 +108,8 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
 def check(
     schedule: Schedule, model: Model | None = None, *, compares: bool = True
 ) -> tuple[Finding, ...]:
-    """Return everything that is wrong with `schedule`; nothing if it is proved.
+    """Return all findings of `schedule`; none if it is proved.
 
-    Without `compares` only what times and memory depend on is proved: order, and what is promised.
+    Without `compares`, check only order and promises, on which times and memory depend.
     """
     return prove(schedule, model, compares=compares).findings

@@ -1,17 +1,17 @@
-"""Refinement: what a trace says happened is one of the runs that the schedule allows.
+"""Refinement: a trace is one of the executions that the schedule allows.
 
-Proved of every rank that is traced, for setup and all steps, whole: it ran what its program says,
-nothing else, once each, on their streams, in their order there; the communicators were handed what
-the program says, in the order of the host; nothing started before what it had to wait for had
-ended (`traced_time`); the allocator's book is one that the host could have written (`traced_book`)
-and stays within the promised peak. Of all ranks together: each role is there as often as it has
-ranks, all took the same way through every branch, steps end after what is in them, and their
-clocks can be set so that nobody had what nobody had begun to send (`traced_clocks`).
+Proved for every traced rank, for setup and all steps: it ran exactly the operations of its
+program, once each, on their streams and in their order; its communicators got the operations of
+the program, in the order of the host; nothing started before its dependencies had ended
+(`traced_time`); the host could have written the allocator's log (`traced_book`), which stays
+within the promised peak. Proved for all ranks together: each role has its number of ranks, all
+took the same list of every branch, steps end after their operations, and clocks can be set so that
+no data arrived before its transfer had started (`traced_clocks`).
 
-That is what a run says of itself. Where ranks were watched (`zsim.trace.witness`), memory, accesses
-and collectives are compared as torch saw them (`witnessed_memory`, `witnessed_elements`,
-`witnessed_collectives`); where not, `says` lists it as not shown. How long anything took is not
-looked at. Costs as much as the trace is long; clocks at worst that times the number of ranks.
+This is a rank's own report. With witnesses (`zsim.trace.witness`), memory, accesses and
+collectives are compared as torch saw them (`witnessed_memory`, `witnessed_elements`,
+`witnessed_collectives`); without, `says` lists them as not shown. Durations are not checked. The
+cost is linear in the length of the trace; for clocks, at worst times the number of ranks.
 """
 
 from collections import Counter
@@ -47,11 +47,11 @@ from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
 
 SHOWN = 8
-"""Lines of a disorder that a witness shows of each side."""
+"""Maximum number of lines that a finding shows of each of two orders."""
 
 
 def examine(schedule: Schedule, trace: Trace) -> list[Finding]:
-    """Find everything in which `trace` is no run of `schedule`."""
+    """Find everything in which `trace` is not an execution of `schedule`."""
     result = [*_head(schedule, trace)]
     if result:
         return result
@@ -69,7 +69,7 @@ def examine(schedule: Schedule, trace: Trace) -> list[Finding]:
 
 
 def says(trace: Trace, found: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is proved of the run of `trace`, and what is not shown."""
+    """Return the properties proved of the run of `trace`, and those not shown."""
     total = sum(one.stands_for for one in trace.ranks)
     ranks = f"{total} rank{'s' if total > 1 else ''}"
     unseen = [str(one.rank) for one in trace.ranks if one.witness is None]
@@ -83,7 +83,7 @@ def says(trace: Trace, found: Sequence[Finding]) -> tuple[tuple[str, ...], tuple
 
 
 def _witnesses(schedule: Schedule, ranks: Sequence[TracedRank]) -> Iterator[Finding]:
-    """Compare what torch was seen to do, on the ranks where somebody watched."""
+    """Compare torch's recorded behaviour with the schedule, on ranks with a witness."""
     seen: list[WitnessedRank] = []
     for rank in ranks:
         if rank.trace.witness is None:
@@ -99,7 +99,7 @@ def _witnesses(schedule: Schedule, ranks: Sequence[TracedRank]) -> Iterator[Find
 
 
 def _head(schedule: Schedule, trace: Trace) -> Iterator[Finding]:
-    """Check that it is a trace of such ranks at all; if not, nothing else can be told."""
+    """Check that the trace has the ranks of the schedule, without which no other check applies."""
     size = schedule.mesh.size
     if any(one.rank not in range(size) for one in trace.ranks):
         worst = max(trace.ranks, key=lambda one: abs(one.rank)).rank
@@ -140,7 +140,7 @@ def _uniform(ranks: Sequence[TracedRank]) -> Iterator[Finding]:
 
 
 def _events(rank: TracedRank) -> Iterator[Finding]:
-    """Check what ran on each stream, and in which order."""
+    """Check the operations of each stream, and their order."""
     expected: dict[str, list[Item]] = {}
     for step, operation in rank.entries:
         expected.setdefault(operation.stream, []).append(((step, operation.id), None))
@@ -157,7 +157,7 @@ def _events(rank: TracedRank) -> Iterator[Finding]:
     for stream in dict.fromkeys([*expected, *there]):
         for each in differences(expected.get(stream, []), there.get(stream, [])):
             if isinstance(each, Missing) and each.key in astray:
-                continue  # told where it ran instead
+                continue  # another finding names the stream on which it ran
             yield _ran_otherwise(rank, stream, each, belongs)
 
 
@@ -185,7 +185,7 @@ def _in(step: int) -> str:
 
 
 def _disorder(rank: TracedRank, each: Disordered, where: str) -> Finding:
-    """Return a finding that names what stands first where it should not, with both orders."""
+    """Return a finding that names the first operation out of order, with both orders."""
     name = str(_names(each.found)[0])
     lines = [f"the schedule: {each_name}" for each_name in _names(each.expected)[:SHOWN]]
     lines += [f"the trace: {each_name}" for each_name in _names(each.found)[:SHOWN]]
@@ -222,7 +222,7 @@ def _times(rank: TracedRank, timed: Times, trace: Trace) -> Iterator[Finding]:
 
 
 def _transfers(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
-    """Check what communicators were handed, in the order of the host."""
+    """Check the operations given to communicators, in the order of the host."""
     sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
     expected: list[Item] = [
         (
@@ -250,7 +250,7 @@ def _transfers(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
 
 
 def _book(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
-    """Check the allocator's book, and the peak that is promised of it."""
+    """Check the allocator's log, and its peak against the promise."""
     book = Book(rank)
     for each in differences(book.expected, found(rank.trace.book)):
         yield _otherwise(rank, each, "line of the book", ("pool", "kind", "bytes"))
@@ -269,7 +269,7 @@ def _book(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
 
 
 def _otherwise(rank: TracedRank, each: Difference, what: str, words: tuple[str, ...]) -> Finding:
-    """Return a finding about a line that a rank noted down otherwise than it is to."""
+    """Return a finding about a difference between a line of the log and the schedule."""
     match each:
         case Missing(key=(int(step), str(name), *rest)):
             why = f"its {what}{_of(rest)}{_in(step)} is missing"
@@ -290,7 +290,7 @@ def _otherwise(rank: TracedRank, each: Difference, what: str, words: tuple[str, 
 
 
 def _of(rest: Sequence[object]) -> str:
-    """Say of which buffer a line is, and which way it goes."""
+    """Return text that names the buffer of a line, and whether it was allocated or freed."""
     if not rest:
         return ""
     buffer, frees = rest

@@ -1,14 +1,14 @@
-"""Alignment: shards, and what collectives send and receive, begin where layouts promise.
+"""Alignment: shards, and the data of collectives, start where layouts promise.
 
 Proved for every layout that promises an alignment of more than one element: each rank's segment
-begins at a multiple of it, and so does each rank's part of every block; and every view of a buffer
-of that layout that a collective takes begins at a multiple on every rank, slots of gathers and
-reduce-scatters included. A contract that names its strategy promises what its runtime does.
+starts at a multiple of it, and so does each rank's part of every block; and every view of a buffer
+of that layout in a collective starts at a multiple on every rank, slots of gathers and
+reduce-scatters included. A contract that names its strategy promises the alignment of its runtime.
 
-Assumed: the allocator begins blocks at larger multiples, as CUDA's (512 bytes) does. Sends and
-copies of elements by kernels are not judged: they are slower, no more.
+Assumed: the allocator starts blocks at larger multiples, as CUDA's does (512 bytes). Unaligned
+sends and copies of elements by kernels are allowed: they are only slower.
 
-Cost: a look at each cut of such a layout, and at each collective.
+Cost: linear in the number of cuts of such layouts, and of collectives.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ INVARIANT = "alignment"
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find every layout that breaks its promise, or promises too little, and every such view."""
+    """Find every layout that breaks its promise or promises too little, and unaligned views."""
     schedule = context.schedule
     found = [finding for layout in schedule.layouts for finding in _layout(schedule.mesh, layout)]
     found += _contract(schedule)
@@ -44,7 +44,7 @@ def _finding(role: str, where: str, why: str) -> Finding:
 
 
 def _layout(mesh: Mesh, layout: Layout) -> Iterator[Finding]:
-    """Find the first rank of a layout whose part of something begins elsewhere."""
+    """Find the first rank with an unaligned part of the layout."""
     least = layout.alignment
     if least == 1 or layout.axis is None:
         return
@@ -52,7 +52,7 @@ def _layout(mesh: Mesh, layout: Layout) -> Iterator[Finding]:
     starts: Iterable[tuple[int, int]]
     if layout.cuts is not None:
         starts = enumerate(layout.cuts[:-1])
-    else:  # of equal parts the first two tell of all others
+    else:  # with equal parts, the first two determine all others
         ends = pairwise((*(layout.blocks or (0,)), layout.elements))
         ranks = range(min(2, count))
         starts = (
@@ -84,7 +84,7 @@ def _contract(schedule: Schedule) -> Iterator[Finding]:
 
 
 def _views(schedule: Schedule, program: Program, member: Communication) -> Iterator[Finding]:
-    """Find views of a collective that begin elsewhere on some rank."""
+    """Find views of a collective that are unaligned on some rank."""
     for view, step in _taken(member):
         name = program.by_name[view.buffer].layout
         least = 1 if name is None else schedule.layout_by_name[name].alignment
@@ -96,7 +96,7 @@ def _views(schedule: Schedule, program: Program, member: Communication) -> Itera
 
 
 def _taken(member: Communication) -> Iterator[tuple[View, int]]:
-    """Yield views, and how far it is in them from one rank's slot to the next one's, 0 for none."""
+    """Yield views, and the distance in them from one rank's slot to the next, 0 for none."""
     match member:
         case CollectiveOperation(part=View() as part, whole=whole):
             yield part, 0 if part.axis is None else part.size

@@ -1,4 +1,4 @@
-"""Accesses that overlap, view by view: the slow and exact part of `races`."""
+"""Overlapping accesses, view by view: the slow and exact part of `races`."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,10 @@ from zsim.schedule.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two accesses that no order keeps apart.
+    """Two accesses without an order between them.
 
-    `earlier` is the number of an operation, less the number of all if it is of the step before.
+    `earlier` is the number of an operation, minus the number of operations if it is of the
+    previous step.
     """
 
     later: int
@@ -31,12 +32,12 @@ class Race:
 Marks = dict[int, tuple[int, ...]]
 """On each stream the last operation that read a view, or wrote it.
 
-Of earlier steps every one that may be the last, since what is behind it stands in a branch.
+For earlier steps, all operations that may be the last, since later ones are in a branch.
 """
 
 
 class AccessesByBuffer:
-    """Accesses of operations, found once for those that touch the very same views."""
+    """Accesses of operations, cached for operations that touch the same views."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, ...], dict[str, list[Access]]] = {}
@@ -90,9 +91,10 @@ class Collisions:
         self.writes: list[Marks] = []
 
     def find(self, way: Way, *, lasts: bool) -> list[Race]:
-        """Find races on one way; with the step before, if the buffer `lasts`.
+        """Find races on one path; with the step before, if the buffer `lasts`.
 
-        Every access that does not know another one that it overlaps; of each stream the last.
+        A race is an overlapping pair of accesses without an order; of each stream only the last is
+        found.
         """
         self.way = way
         self._clear()
@@ -111,7 +113,7 @@ class Collisions:
             if stream != entered:
                 entered, turn = stream, turn + 1
             same = (stream, id(self.touched[number]))
-            if ordered.get(same) != turn:  # since then only its own stream has touched the buffer
+            if ordered.get(same) != turn:  # else only its own stream touched the buffer since
                 races = self._unknown(number)
                 found += races
                 if not races:
@@ -125,7 +127,7 @@ class Collisions:
 
     def _enter(self, number: int) -> None:
         stream = self.numbered.stream[number]
-        if stream == HOST:  # the host goes on when it has read
+        if stream == HOST:  # the host continues only after its read
             return
         for view, reads, writes in self.touched[number]:
             if reads:
@@ -134,7 +136,7 @@ class Collisions:
                 self.writes[view][stream] = (number,)
 
     def _enter_earlier(self) -> None:
-        """Enter what steps before may have done last: of each stream, and each list of a branch."""
+        """Enter the possible last accesses of earlier steps, by stream and list of a branch."""
         count = len(self.numbered.operations)
         for number, touched in self.touched.items():
             stream = self.numbered.stream[number]
@@ -171,7 +173,7 @@ class Collisions:
         return list(worst.values())
 
     def _knows(self, number: int, mark: int) -> bool:
-        """Return whether operation `number` starts after the one marked has finished."""
+        """Return True if operation `number` starts after the marked one has finished."""
         numbered, known = self.numbered, self.way.known[number]
         assert known is not None
         if mark >= 0:
@@ -201,7 +203,7 @@ def _meeting(views: Sequence[View], overlap: Overlap) -> Iterator[tuple[int, int
 
 
 def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
-    """Return, for each view, those that it overlaps, itself among them."""
+    """Return, for each view, the views that it overlaps, itself included."""
     found = [[number] for number in range(len(views))]
     for one, other in _meeting(views, overlap):
         found[one].append(other)
@@ -212,7 +214,7 @@ def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
 def inside(
     schedule: Schedule, operation: Operation, overlap: Overlap
 ) -> Iterator[tuple[Access, Access]]:
-    """Yield views of one operation that overlap, one of them written, if that is not in place."""
+    """Yield overlapping views of one operation, one of them written, unless in place."""
     by_buffer: dict[str, list[tuple[Operation, Access]]] = defaultdict(list)
     for member in touching((operation,)):
         for access in accesses(member):
@@ -228,7 +230,7 @@ def inside(
 
 
 def _in_place(schedule: Schedule, operation: Operation, overlap: Overlap) -> bool:
-    """Return whether an operation from a buffer into itself is legal."""
+    """Return True if an operation from a buffer into itself is legal."""
     match operation:
         case Copy():
             return operation.source == operation.target

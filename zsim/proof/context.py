@@ -1,4 +1,4 @@
-"""The context of a proof: a schedule, its programs numbered, and their order, found once."""
+"""The context of a proof: a schedule, its numbered programs, and their cached order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SETUP, STEP = "setup", "step"
 
 
 class NumberedProgram:
-    """One role's program: setup and step numbered, and what happens before what in them."""
+    """One role's program: setup and step with numbers, and happens-before in them."""
 
     def __init__(self, program: Program, setup: Numbered, step: Numbered) -> None:
         self.program = program
@@ -23,38 +23,38 @@ class NumberedProgram:
 
     @property
     def parts(self) -> tuple[tuple[str, Numbered], tuple[str, Numbered]]:
-        """Return both parts with their names."""
+        """Both parts with their names."""
         return ((SETUP, self.setup), (STEP, self.step))
 
     @cached_property
     def crowded(self) -> dict[str, int]:
-        """Return how many ways lead through parts whose branches have too many outcomes."""
+        """The number of paths through each part whose branches have too many outcomes."""
         ways = {part: outcomes(numbered, numbered.items) for part, numbered in self.parts}
         return {part: count for part, count in ways.items() if count > OUTCOMES_MAX}
 
     @cached_property
     def setup_order(self) -> Timeline:
-        """Return happens-before of setup."""
+        """Happens-before of setup."""
         return Timeline(self.setup, drained(self.setup))
 
     @cached_property
     def step_order(self) -> Timeline:
-        """Return happens-before of a step; of its past only the order of streams is known."""
+        """Happens-before of a step, given only the order of streams for earlier steps."""
         return Timeline(self.step, unknown(self.step))
 
     @cached_property
     def settled_order(self) -> Timeline:
-        """Return happens-before of a step with all that is known of the steps before it."""
+        """Happens-before of a step, given everything known of earlier steps."""
         return settled(self.step)
 
     def proved(self, examine: Callable[[Timeline], list[Finding]]) -> list[Finding]:
-        """Return what `examine` finds in a step; what is known of the step before may help."""
+        """Return the findings of `examine` in a step, with `settled_order` if needed."""
         return examine(self.step_order) and examine(self.settled_order)
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A schedule, its programs with numbers, and the model that it trains where it is known."""
+    """A schedule, its programs with numbers, and the model that it trains if known."""
 
     schedule: Schedule
     programs: tuple[NumberedProgram, ...]

@@ -1,4 +1,4 @@
-"""A finding of a check: one fault, where, why, and what shows it."""
+"""A finding of a check: one fault, with its place, reason and evidence."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,11 @@ class Finding:
 
     Attributes:
         invariant: the family that found it: "lifetime", "matching", ...
-        role: whose program it is about, or the roles that disagree; empty for the whole schedule.
+        role: the role whose program it concerns, or the roles that disagree; empty for the whole
+            schedule.
         operation: the id of the operation that breaks it, or the name of the layout or pool.
         why: one sentence.
-        witness: lines that show it: a cycle, two accesses, two sequences side by side.
+        witness: lines of evidence: a cycle, two accesses, two sequences to compare.
     """
 
     invariant: str
@@ -23,5 +24,5 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """Return role and operation in one."""
+        """Role and operation in one text."""
         return f"{self.role}: {self.operation}" if self.role else self.operation

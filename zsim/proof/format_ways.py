@@ -1,15 +1,14 @@
-"""Formats of data on its way to an update or a segment: never narrower than at the reader.
+"""Formats of data on the path to an update or a segment: never narrower than at the reader.
 
 A master that is cast to bf16 and back has lost its last bits, though both ends are in fp32. From
-the operands that updates and segments read, data are followed backwards through copies, reads and
-writes of files and communication of any step, to the buffers that they come from. Each of these has
-to be as wide as the operand: states of updates as the optimizer's format, parameters of segments as
-that of the computations, gradients as the narrower one of the computations and the reductions.
+the operands that updates and segments read, data is followed backwards through copies, reads and
+writes of files and communication of any step, to the source buffers. Each of these must be as wide
+as the operand: states of updates as the optimizer's format, parameters of segments as that of the
+computations, gradients as the narrower one of the computations and the reductions. Buffers are
+followed as a whole: if parts of one have several uses, the widest counts. Setup is not checked,
+since training starts from its result.
 
-Buffers are followed as a whole: where parts of one are used for several things, the widest counts.
-Setup is not looked at: training starts from its result.
-
-Cost: one look at each operation that no other micro-batch repeats.
+Cost: linear in the number of operations, without those that micro-batches repeat.
 """
 
 from collections import defaultdict
@@ -48,7 +47,7 @@ BITS = {
 assert set(BITS) == set(DType)
 
 Node = tuple[int, str]
-"""A buffer of a program, by the number of that."""
+"""A buffer: the number of its program, and its name."""
 
 WORDS = {
     Role.MASTER: "a master",
@@ -57,10 +56,10 @@ WORDS = {
     Role.GRADIENT: "a gradient",
     Role.INPUT: "a norm",
 }
-"""Operands that are followed."""
+"""Operands that are followed, with their names in messages."""
 
 SUMMED = (Role.GRADIENT, Role.INPUT)
-"""Operands that ranks add up, each in a format of its own, which `zsim.proof.formats` compares."""
+"""Operands that ranks add up in their own formats, which `zsim.proof.formats` compares."""
 
 OF_OPTIMIZER = {
     Action.UPDATE: (Role.MASTER, Role.MOMENT, Role.PARAMETER, Role.GRADIENT),
@@ -70,12 +69,12 @@ OF_OPTIMIZER = {
 
 @cache
 def is_narrower(one: DType, other: DType) -> bool:
-    """Return whether a format holds numbers of another one less exactly, or not all of them."""
+    """Return True if format `one` has less precision or less range than `other`."""
     return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))
 
 
 class Narrower(Protocol):
-    """Returns whether a buffer is narrower than a format; some may be `gathered` in 8 bits."""
+    """Returns True if a buffer is narrower than a format; some may be `gathered` in 8 bits."""
 
     def __call__(self, program: Program, name: str, dtype: DType, /, *, gathered: bool) -> bool:
         """Return True if it is."""
@@ -91,10 +90,10 @@ class NarrowPassage(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """An operation of a role that fills a buffer, and the buffer that it takes it from.
+    """An operation of a role that fills a buffer, and its source buffer.
 
     Attributes:
-        added: the format in which it adds up what ranks have; None if it adds nothing.
+        added: the format in which it sums over ranks; None if it does not sum.
     """
 
     source: Node
@@ -120,7 +119,7 @@ def passages(
     ways.meet()
     least = min(wanted.compute, wanted.reduction, key=lambda each: each.size_bytes)
     found: set[tuple[str, str]] = set()
-    for need in sorted(ways.starts, key=lambda each: each.gathered):  # states before what is cast
+    for need in sorted(ways.starts, key=lambda each: each.gathered):  # states, then casts
         dtype = least if need.role is Role.GRADIENT else wanted.optimizer
         dtype = wanted.compute if need.gathered else dtype
         seen = set(ways.starts[need])
@@ -146,13 +145,13 @@ def passages(
 
 
 def _added(operation: Copy | CollectiveOperation) -> DType | None:
-    """Return the format in which a collective adds up; None if it adds nothing."""
+    """Return the format in which a collective sums; None if it does not sum."""
     return operation.accumulate if isinstance(operation, ReducingOperation) else None
 
 
 @dataclass(slots=True)
 class _Ways:
-    """The edges between buffers, and those from which they are followed backwards."""
+    """The edges between buffers, and the buffers from which they are followed backwards."""
 
     several: bool
     into: dict[Node, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
@@ -163,7 +162,7 @@ class _Ways:
     )
 
     def enter(self, index: int, program: Program) -> None:
-        """Go through what a program does in a step."""
+        """Add the edges of a program's step."""
         role = program.role
         read: dict[int, tuple[Operand, ...]] = {}
         known: set[tuple[str, str, DType | None]] = set()
@@ -200,13 +199,13 @@ class _Ways:
                 self.starts[_Need(operand.role, gathered=False)][index, operand.view.buffer] = None
 
     def _meets(self, operation: CollectiveOperation, source: Node, target: Node, role: str) -> None:
-        """Remember a collective: other roles bring to it what they have under the same id."""
+        """Record a collective: other roles contribute to it under the same id."""
         key = (type(operation), operation.id)
         self.sent[key].append(source)
         self.received.append((key, target, role, operation.id))
 
     def meet(self) -> None:
-        """Add edges from what others send: messages by group and size, collectives by id."""
+        """Add edges from other roles' data: messages by group and size, collectives by id."""
         for key, target, role, operation in self.received:
             for source in self.sent.get(key, ()):
                 if source[0] != target[0] or not isinstance(key[0], type):

@@ -1,11 +1,11 @@
-"""Formats: numbers on the way from a gradient to an update are as wide as the strategy says.
+"""Formats: numbers on the path from a gradient to an update are as wide as the strategy says.
 
-Exact numbers do not see rounding. Compared with `zsim.specification.strategy_formats` are what
-reductions over ranks with different data send and add in, what gradients are summed in over
-micro-batches, before and after their reduction, what norms are added up in, what updates read
-and write, and what parameters are kept in. Parameters that the contract says are gathered in 8-bit
-floats may be cast to them, gathered and read so; they are kept as wide as the others.
-Nothing is said of a schedule whose contract names no strategy.
+Exact numbers do not show rounding. Compared with `zsim.specification.strategy_formats` are the
+formats in which reductions over ranks with different data send and add, in which gradients are
+summed over micro-batches, before and after their reduction, in which norms are summed, which
+updates read and write, and in which parameters are kept. Parameters that the contract allows to be
+gathered in 8-bit floats may be cast to them, gathered and read; they are kept as wide as the
+others. A schedule whose contract names no strategy is not checked.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find each operation that is narrower than the strategy says."""
+    """Find each operation with a narrower format than the strategy says."""
     strategy = context.schedule.contract.strategy
     if strategy is None:
         return []
@@ -65,7 +65,7 @@ def _width(dtype: DType) -> int:
 
 
 class _Narrow:
-    """One program."""
+    """Checks one program."""
 
     def __init__(self, schedule: Schedule, program: Program, wanted: Formats) -> None:
         self.schedule = schedule
@@ -81,7 +81,7 @@ class _Narrow:
         self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
 
     def examine(self) -> Iterator[Finding]:
-        """Go through what is kept, and through the step."""
+        """Check persistent buffers, and then the step."""
         role, wanted = self.program.role, self.wanted.compute
         for name in self.program.persistent:
             buffer = self.program.by_name[name]
@@ -98,7 +98,7 @@ class _Narrow:
         return self.program.by_name[name].dtype
 
     def _computes(self, name: str) -> bool:
-        """Return whether a buffer is as wide as what is computed with the parameters in it."""
+        """Return True if a buffer is as wide as the computations with its parameters."""
         return not self.holds_narrower(name, self.wanted.compute, gathered=True)
 
     def holds_narrower(self, name: str, wanted: DType, *, gathered: bool) -> bool:
@@ -109,7 +109,7 @@ class _Narrow:
         return not (gathered and self._may_be_float8(buffer))
 
     def _may_be_float8(self, buffer: Buffer) -> bool:
-        """Return True if a buffer has nothing but parameters that may be gathered in 8 bits."""
+        """Return True if a buffer has only parameters that may be gathered in 8 bits."""
         if buffer.dtype is not DType.FP8 or buffer.layout is None:
             return False
         layout = self.schedule.layout_by_name[buffer.layout]
@@ -151,7 +151,7 @@ class _Narrow:
         return ""
 
     def _parameters(self, compute: Compute) -> str:
-        """Return what is wrong with what a segment reads, the same in each micro-batch."""
+        """Return the fault in a segment's parameters, cached for all micro-batches."""
         key = id(compute.operands)
         found = self._reading.get(key)
         if found is None:
@@ -175,7 +175,7 @@ class _Narrow:
         return ""
 
     def _scaled(self, compute: Compute) -> str:
-        """Return findings about gradients that are unscaled or clipped, and their norm."""
+        """Return the fault in gradients that are unscaled or clipped, or in their norm."""
         verb, wanted = f"{compute.action}s", self.wanted.optimizer
         for each in compute.operands:
             dtype = self._dtype(each.view.buffer)
@@ -185,7 +185,7 @@ class _Narrow:
         return ""
 
     def _spread(self, operation: AllGather | Broadcast) -> str:
-        """Follow data that ranks pass on unchanged; return findings about its format."""
+        """Follow data that ranks pass on unchanged; return the fault in its format."""
         source, target = operation.source.buffer, operation.target.buffer
         self._follow_norm(source, target)
         if source in self.gradients:
@@ -255,7 +255,7 @@ class _Narrow:
         least = self._sum(source)
         if is_one:  # autograd adds up the uses of a parameter
             least = min(least, self.wanted.compute, key=_width)
-        if not copy.accumulate:  # what is reduced in a narrower format may be cast to it before
+        if not copy.accumulate:  # a cast to a narrower format of the reduction is allowed
             least = min(self.wanted.compute, self.wanted.reduction, key=_width)
         dtype = self._dtype(target)
         if is_narrower(dtype, least):
@@ -268,8 +268,8 @@ class _Narrow:
         return self.micro_batches.get(name, frozenset())
 
     def _sum(self, name: str) -> DType:
-        """Return in which format what a buffer holds is added to other micro-batches."""
-        if not self.data:  # nothing is reduced, so that both sums look alike
+        """Return the format in which the content of a buffer is added to other micro-batches."""
+        if not self.data:  # nothing is reduced, so both sums are allowed
             return min(self.wanted.whole, self.wanted.reduced, key=_width)
         axes = self.reduced.get(name)
         if axes is None:

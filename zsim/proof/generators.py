@@ -1,16 +1,17 @@
-"""Generators: every application of a segment that draws has a mask of its own, and keeps it.
+"""Generators: every run of a segment with random numbers has its own mask, and keeps it.
 
-Proved for every step: a forward draws with the next state of its generator; running it again
-restores that state; and no other operation on any rank draws with it, but those of tensor ranks
-that hold copies, which do. States of one generator on one rank differ from draw to draw, so this
-is a matter of which states are restored, and along which axes generators are seeded apart: along
-all that ranks see other data or run other units on, and along the tensor axis where segments say.
+Proved for every step: a forward draws with the next state of its generator; a recomputation
+restores that state; and no other operation on any rank draws with it, except those of tensor ranks
+that hold copies, which must. States of one generator on one rank differ from draw to draw. So the
+proof checks which states are restored, and along which axes generators have different seeds: along
+all axes on which ranks see other data or run other units, and along the tensor axis if segments
+require it.
 
-Assumed: seeds and states of different draws give independent numbers; the model says what draws.
-Without a model a segment that draws once is one that draws, in every micro-batch and when it is run
-again.
+Assumed: seeds and states of different draws give independent numbers; the model says which
+segments draw. Without a model, a segment that draws once must draw in every micro-batch and
+recomputation.
 
-Cost: a look at each computation; one more for each pair of roles that share states.
+Cost: linear in the number of computations; again for each pair of roles that share states.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ Segments = dict[tuple[str, int], Segment]
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find draws with a state that is another one's, and copies that do not share theirs."""
+    """Find draws with the state of another draw, and copies that do not share a state."""
     segments: Segments = {}
     if context.model is not None:
         segments = {
@@ -54,7 +55,7 @@ def _finding(role: str, operation: str, why: str) -> Finding:
 
 
 def _drawing(context: Context) -> frozenset[tuple[str, int]]:
-    """Return the segments that draw in some micro-batch of some role: then they do in each."""
+    """Return the segments that draw in some micro-batch of some role, so must in each."""
     return frozenset(
         (compute.unit, compute.segment)
         for each in context.programs
@@ -108,12 +109,12 @@ def _unit_computes(part: Iterable[Operation]) -> Iterator[Compute]:
 
 
 def _which(compute: Compute) -> tuple[str, int, int]:
-    """Return what an operation runs: the unit, the segment and the micro-batch."""
+    """Return unit, segment and micro-batch of an operation."""
     return compute.unit, compute.segment, compute.micro_batch
 
 
 def _restored(compute: Compute, drawn: dict[str, Compute]) -> str:
-    """Return what is wrong with the state that an operation draws with, if something is."""
+    """Return the fault in the state with which an operation draws, or ""."""
     assert compute.draw is not None
     name = compute.draw.restores
     before = [each for each in drawn.values() if _which(each) == _which(compute)]
@@ -135,7 +136,7 @@ def _restored(compute: Compute, drawn: dict[str, Compute]) -> str:
 
 
 def _alike(context: Context, generator: Generator, draws: Draws | None) -> str:
-    """Return along which axis ranks share states, or do not, against what they hold."""
+    """Return the fault in sharing of states between ranks along some axis, or ""."""
     for axis in context.schedule.mesh.axes:
         if axis.size == 1:
             continue
@@ -151,7 +152,7 @@ def _alike(context: Context, generator: Generator, draws: Draws | None) -> str:
 
 
 def _roles(context: Context) -> Iterator[Finding]:
-    """Find roles that share states of a generator and do not draw with them in one order."""
+    """Find roles that share states of a generator and draw with them in different orders."""
     schedule = context.schedule
     by_name = {each.program.role: each for each in context.programs}
     for generator in schedule.generators:
@@ -168,7 +169,7 @@ def _roles(context: Context) -> Iterator[Finding]:
 
 
 def _share(mesh: Mesh, generator: Generator, one: RankRole, other: RankRole) -> bool:
-    """Return whether some rank of each has the same states."""
+    """Return True if a rank of one role and a rank of the other have the same states."""
     return any(
         mesh.boxes_meet(
             tuple(span for span in first if span.axis in generator.axes),
@@ -180,7 +181,7 @@ def _share(mesh: Mesh, generator: Generator, one: RankRole, other: RankRole) -> 
 
 
 def _order(each: NumberedProgram, generator: Generator) -> list[Iterable[object]]:
-    """Return what draws with the next state of a generator, in order."""
+    """Return the operations that draw with the next state of a generator, in order."""
     return [
         _which(compute)
         for part in (each.program.setup, each.program.step)

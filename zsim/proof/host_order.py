@@ -1,15 +1,15 @@
-"""Host order: what a device waits for of the host, the host has waited for before.
+"""Host order: if a device needs a result of the host, the host has waited for that result before.
 
 A stream of a GPU can wait for another stream, and a thread of the host can wait for the event of a
-stream. The other way there is nothing: a kernel or a copy that needs what a thread of the host or
-an I/O handle makes may be issued only once it is made. So each edge from an operation of the device
+stream. The reverse does not exist: a kernel or a copy that needs the result of a host thread or an
+I/O handle may be issued only once the result exists. So each edge from an operation of the device
 to one of a thread or a handle needs a `HostWait` (or a branch, or a free that the host waits for)
 between the two. FSDP2 and Megatron-LM lacked such waits (pytorch #180666, Megatron-LM #7398).
 
-Proved for every role, any number of steps and every way through the branches, by clocks of what the
-host knows when it issues (`zsim.schedule.happens_before`).
+Proved for every role, any number of steps and every path through the branches, by the host's
+clocks when it issues (`zsim.schedule.happens_before`).
 
-Cost: one look at each edge; nothing where a schedule has no threads and no files.
+Cost: linear in the number of edges; nothing for schedules without threads and files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ TRANSFERS = (Read, Write)
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find operations of the device that wait for the host without the host having waited."""
+    """Find operations of the device that depend on the host without a wait of the host."""
     found: dict[tuple[str, str], Finding] = {}
     threads = context.schedule.host_threads
     for each in context.programs:
@@ -40,12 +40,12 @@ def examine(context: Context) -> list[Finding]:
 
 
 def _examine_part(each: NumberedProgram, away: frozenset[int], order: Timeline) -> list[Finding]:
-    """Find them in setup or in a step, on any way through its branches."""
+    """Find them in setup or in a step, on any path through its branches."""
     return [finding for way in order.ways for finding in _of(each, way, away, order.ways)]
 
 
 def _away(each: NumberedProgram, threads: tuple[str, ...]) -> frozenset[int]:
-    """Return the streams, by number, that are threads of the host or I/O handles."""
+    """Return the numbers of streams that are threads of the host or I/O handles."""
     names = set(threads)
     for operation in each.program.patterns:
         if isinstance(operation, TRANSFERS):
@@ -59,7 +59,7 @@ def _of(
     numbered = way.numbered
     operations, edges, previous = numbered.operations, numbered.edges, numbered.previous
     host: Clock | None = None
-    for number in range(way.since, len(operations)):  # before that a way before was the same
+    for number in range(way.since, len(operations)):  # an earlier path has the same start
         known = way.known[number]
         if known is None:
             continue
@@ -86,10 +86,10 @@ def _of(
 
 
 def _awaited(way: Way, number: int, ways: Sequence[Way]) -> Iterator[tuple[int, int, str]]:
-    """Yield stream, position and name of what an operation waits for by an edge.
+    """Yield stream, position and name of each operation for which an edge waits.
 
-    An operation that does not run on this way is not waited for, nor is a previous instance that
-    the host knows of whenever its step ends.
+    Excluded are operations that do not run on this path, and previous instances that the host
+    knows to have ended whenever a step ends.
     """
     numbered = way.numbered
     for edge in numbered.edges[number]:
@@ -106,7 +106,7 @@ def _awaited(way: Way, number: int, ways: Sequence[Way]) -> Iterator[tuple[int, 
 
 
 def _is_known(number: int, ways: Sequence[Way]) -> bool:
-    """Return whether the host knows, at the end of each step, that an operation of it finished."""
+    """Return True if the host knows at the end of each step that an operation has finished."""
     return all(
         way.left.host[way.numbered.stream[number]] >= way.numbered.position[number]
         for way in ways

@@ -1,24 +1,24 @@
 """Lifetime: memory is used between its allocation and its free, and is free when it is reused.
 
-Proved for every role, every step and every way through the branches, from host order and
+Proved for every role, every step and every path through the branches, from host order and
 happens-before (`zsim.schedule.happens_before`):
 
 * every access to a buffer is issued between its `Allocate` and its `Free`, one free each;
 * every use on a stream other than the home stream has finished when the home stream (deferred: the
-  allocator) takes the memory back: it is in `Free.uses`, or ordered before the free by other means;
-* *reuse*: every use on a stream other than the home stream is ordered after all that the home
-  stream held when the buffer was allocated, since that may still use the same block;
+  allocator) gets the memory back: it is in `Free.uses`, or ordered before the free by other means;
+* *reuse*: every use on a stream other than the home stream is ordered after everything on the home
+  stream when the buffer was allocated, since that may still use the same block;
 * after setup and after every step exactly the persistent buffers are alive, whichever lists of
   branches were taken.
 
 Together with `races`, which orders the accesses to one buffer, this orders all accesses to a block
-of memory, whichever buffers it holds one after the other.
+of memory, whichever buffers it holds in turn.
 
 Assumed: a block returns to the home stream of its buffer, as in PyTorch's allocator.
 
-Cost: a regular expression for each buffer that stays on its home stream; for the others one look at
-each operation that names them, for each way through the branches. Twice where a first pass, with
-nothing known of the steps before, does not suffice.
+Cost: a regular expression for each buffer that is used only on its home stream. For others, linear
+in the operations that name them, for each path through the branches. Twice if a first pass,
+without knowledge of earlier steps, does not suffice.
 """
 
 import re
@@ -34,7 +34,7 @@ from zsim.schedule.program_index import ALLOCATE, FREE, HOST, History, Numbered
 INVARIANT = "lifetime"
 
 TRANSIENT = re.compile(rb"(?:A[^AF]*F)*").fullmatch
-"""The history of a buffer that is allocated and freed, again and again."""
+"""The history of a buffer that is repeatedly allocated and freed."""
 TAKEN = re.compile(rb"A[^AF]*").fullmatch
 """The history of a persistent buffer in setup."""
 
@@ -64,7 +64,7 @@ def _examine_program(each: NumberedProgram) -> list[Finding]:
 def _examine_part(
     each: NumberedProgram, part: str, order: Timeline, alive: set[str]
 ) -> list[Finding]:
-    """Find breaches in setup, or in a step that finds the buffers `alive`."""
+    """Find breaches in setup, or in a step at whose start the buffers `alive` are alive."""
     numbered = order.numbered
     found = _Found(each, part, numbered)
     for name in each.program.persistent:
@@ -91,13 +91,14 @@ def _examine_part(
 
 
 PERSISTENT, REPORTED = -1, -2
-"""Instead of the number of an `Allocate`: alive from before, and not alive but reported already."""
+"""In place of the number of an `Allocate`: alive from before; not alive but already reported."""
 
 
 def _carried(history: History, numbered: Numbered) -> tuple[int, dict[int, int]]:
-    """Return what the next step knows a buffer by that this one allocates and leaves alive.
+    """Return the uses that the next step knows of a buffer left alive by this one.
 
-    The last entry of the home stream when it was allocated, and the last use on each other stream.
+    These are the last entry of the home stream at its allocation, and the last use on each other
+    stream.
     """
     tail, last = NEVER, dict[int, int]()
     for number, code in zip(history.numbers, history.codes, strict=True):
@@ -111,13 +112,13 @@ def _carried(history: History, numbered: Numbered) -> tuple[int, dict[int, int]]
 
 
 def _follow(found: "_Found", way: Way, name: str, *, was_alive: bool) -> None:
-    """Go along what happens to one buffer on one way, and note what breaks a rule."""
+    """Follow the history of one buffer on one path, and record what breaks a rule."""
     numbered = way.numbered
     history = numbered.history[name]
     home, known_at = history.home, way.known
     allocated: int | None = None
     tail = NEVER
-    last: dict[int, int] = {}  # many times faster than to make one of its type
+    last: dict[int, int] = {}  # many times faster than dict[int, int]()
     if was_alive:
         allocated = PERSISTENT
         tail, last = _carried(history, numbered)
@@ -151,7 +152,7 @@ def _follow(found: "_Found", way: Way, name: str, *, was_alive: bool) -> None:
 
 
 class _Found:
-    """Notes what was found in one part, each fault once."""
+    """Collects the findings of one part, each fault once."""
 
     def __init__(self, each: NumberedProgram, part: str, numbered: Numbered) -> None:
         self.program = each.program
@@ -161,11 +162,11 @@ class _Found:
         self._findings: dict[tuple[str, str], tuple[int, Finding]] = {}
 
     def in_order(self) -> list[Finding]:
-        """Return what was found, in the order of the operations."""
+        """Return the findings in the order of the operations."""
         return [finding for _, finding in sorted(self._findings.values(), key=lambda each: each[0])]
 
     def end(self, name: str, allocated: int | None) -> None:
-        """Judge `name` at the end of the part: it is alive since `allocated`, or not."""
+        """Check buffer `name` at the end of the part; it is alive since `allocated`, or dead."""
         persistent = name in self.persistent
         if persistent and allocated is None:
             number = len(self.numbered.operations)
@@ -176,17 +177,17 @@ class _Found:
             self._note(allocated, why, ("it is not among the persistent buffers",))
 
     def twice(self, number: int, name: str, allocated: int | None) -> None:
-        """Note an allocation of what is alive."""
+        """Record an allocation of a buffer that is alive."""
         why = f"allocates {name}, which is alive: no free gives the first memory back"
         self._note(number, why, self._since(name, allocated))
 
     def freed_dead(self, number: int, name: str) -> None:
-        """Note a free of what is not alive."""
+        """Record a free of a buffer that is not alive."""
         why = f"frees {name}, which is not alive"
         self._note(number, why, self._before(number, name))
 
     def dead(self, number: int, name: str) -> None:
-        """Note a use outside the lifetime."""
+        """Record a use outside the lifetime."""
         before = self._before(number, name)
         state = "after it was freed" if before else "before it is allocated"
         numbered = self.numbered
@@ -202,7 +203,7 @@ class _Found:
     def reused(
         self, number: int, name: str, allocated: int | None, tail: int, *, known: int
     ) -> None:
-        """Note a use that may come before the home stream has let go of the memory."""
+        """Record a use that may come before the home stream has stopped using the memory."""
         numbered = self.numbered
         home, stream = numbered.home[name], numbered.stream[number]
         holder, user = self._entry(home, tail), numbered.operations[number].id
@@ -218,7 +219,7 @@ class _Found:
         self._note(number, why, witness)
 
     def still_used(self, number: int, stream: int, position: int) -> None:
-        """Note a free that does not wait for a use."""
+        """Record a free that does not wait for a use."""
         free, user = self.numbered.operations[number], self._entry(stream, position)
         assert isinstance(free, Free)
         why = f"gives {free.buffer} back while {user} may still use it"
@@ -240,7 +241,7 @@ class _Found:
         return (f"{self.numbered.operations[allocated].id} took memory for {buffer}",)
 
     def _before(self, number: int, buffer: str) -> tuple[str, ...]:
-        """Return the last free of `buffer` before `number`, if there is one."""
+        """Return the last free of `buffer` before `number`, if any."""
         history = self.numbered.history.get(buffer)
         frees: Iterator[int] = iter(())
         if history is not None:

@@ -1,14 +1,16 @@
-"""Matching: whoever shares a communicator issues the same operations on it, in the same order.
+"""Matching: ranks that share a communicator issue the same operations on it, in the same order.
 
 Proved for every communicator: its members issue equal sequences of collectives, in kind, elements,
 wire and accumulate dtype, reduction, root and grouping (`Together`); the k-th send to a member
-meets the k-th receive from there, of equal size and dtype; ranks outside a group issue nothing on
-it. Sequences are compared list by list where they stand in branches.
+matches the k-th receive from there, of equal size and dtype; ranks outside a group issue nothing
+on it. Sequences in branches are compared list by list.
 
-Assumed: all members take the same way through a branch. Not examined: in which order operations of
-different communicators come (progress), and of which tensors the views are (values).
+Assumed: all members take the same list of a branch.
 
-Cost: nothing but a look at sends and receives while all members play one role; where roles share
+Not checked: the order of operations of different communicators (progress), and the tensors of the
+views (values).
+
+Cost: only sends and receives are checked while all members have one role; if roles share
 communicators, one comparison for each pair of roles. Independent of the number of ranks.
 """
 
@@ -36,7 +38,7 @@ from zsim.schedule.schedule import Program
 
 INVARIANT = "matching"
 MIDDLE_MAX = 400
-"""Up to so many entries between equal ends are aligned; longer stretches differ as a whole."""
+"""Up to this number of entries between equal ends are aligned; more differ as a whole."""
 COMMUNICATES = (Communication, Together)
 
 Key = tuple[object, ...]
@@ -44,7 +46,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """An operation as its communicator sees it: where it stands, and what it is."""
+    """An operation as its communicator sees it: a key to compare, its id, and a description."""
 
     key: Key
     operation: str
@@ -52,7 +54,7 @@ class Issue:
 
 
 Side = tuple[str, list[Issue]]
-"""A role, and an operation that it issues."""
+"""A role, and operations that it issues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Issues:
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find every disagreement, and operations of ranks on groups that they are outside of."""
+    """Find every mismatch, and operations on groups to which a rank does not belong."""
     schedule = context.schedule
     alike = len(schedule.roles) == 1 and not any(group.where for group in schedule.groups)
     kinds = Send | Receive | Together if alike else Communication | Together
@@ -101,10 +103,10 @@ def examine(context: Context) -> list[Finding]:
 
 
 def _mixed(context: Context) -> Iterator[Finding]:
-    """Find what is issued as one and of several kinds; sends and receives are one kind.
+    """Find operations issued as one with several kinds; sends and receives are one kind.
 
-    Runtimes coalesce collectives of one kind alone (torch.distributed's coalescing manager), and
-    what a group of several kinds would cost or do is not defined here.
+    Runtimes coalesce only collectives of one kind (torch.distributed's coalescing manager); cost
+    and effect of a group of several kinds are not defined here.
     """
     for each in context.programs:
         for operation in chain(each.program.setup_work, each.program.step_work):
@@ -127,7 +129,7 @@ def _mixed(context: Context) -> Iterator[Finding]:
 
 
 def _issues(program: Program, group: str, count: int) -> Issues:
-    """Return what `program` issues on `group`, in setup and then in one step."""
+    """Return the operations of `program` on `group`, in setup and then in one step."""
     found = Issues([], defaultdict(list), defaultdict(list))
 
     def go(operations: Iterable[Operation], path: Key) -> None:
@@ -158,7 +160,7 @@ def _issues(program: Program, group: str, count: int) -> Issues:
             key = (path, grouped, *whats)
             found.collectives.append(Issue(key, operation.id, says))
 
-    # Where nothing branches, operations that take memory need no look.
+    # Without branches, allocations and frees can be skipped.
     go(program.setup if program.branches else program.setup_work, ("setup",))
     go(program.step if program.branches else program.step_work, ("step",))
     return found
@@ -172,7 +174,7 @@ def _uses(branch: Branch, group: str) -> bool:
 
 
 def _describe(operation: Communication) -> tuple[Key, str]:
-    """Return what has to agree, and the same in words."""
+    """Return the key that must agree, and its description."""
     key: Key = (operation.size, operation.wire, *operation.agreed)
     if not isinstance(operation, PointToPoint):
         key = (operation.name, *key)
@@ -195,7 +197,7 @@ def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
 
 
 def _unequal(roles: str, ours: Side, theirs: Side, why: str) -> Iterator[Finding]:
-    """Yield the stretches in which two sequences differ."""
+    """Yield a finding for each part in which two sequences differ."""
     (one, mine), (other, yours) = ours, theirs
     keys = [each.key for each in mine], [each.key for each in yours]
     for low, high, their_low, their_high in _differences(*keys):
@@ -210,7 +212,7 @@ def _unequal(roles: str, ours: Side, theirs: Side, why: str) -> Iterator[Finding
 
 
 def _differences(ours: list[Key], theirs: list[Key]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield stretches in which two sequences differ; one equal entry between does not end one."""
+    """Yield the ranges in which two sequences differ, joined across one equal entry."""
     if ours == theirs:
         return
     start = 0
@@ -270,7 +272,7 @@ def _pair(communicator: AlikeCommunicators, issues: dict[str, Issues]) -> Iterat
 
 
 def _reaches(communicator: AlikeCommunicators, sender: str, offset: int, receiver: str) -> bool:
-    """Return whether `offset` places on from a member that plays `sender` one plays `receiver`."""
+    """Return True if some `sender` has a `receiver` at `offset` places further."""
     count = communicator.count
     targets = communicator.intervals(receiver)
     for low, high in communicator.intervals(sender):

@@ -1,21 +1,21 @@
-"""Memory: no execution holds more than is promised, and what is held is used.
+"""Memory: no execution holds more than promised, and all memory held is used.
 
-Proved for every role and pool for which the contract promises a peak, or that has a capacity: in
-every execution that the schedule allows, over any number of steps and whichever ways branches take,
-the book never shows more. The book follows the order in which the host issues, so waited and host
-frees come back at their place in it however fast host and devices are. A deferred free may come
-back as late as the host knows that its uses have finished: at the first allocation behind a wait of
-the host that is ordered after them (`zsim.schedule.happens_before`), in that step or a later one.
-If nothing ever makes the host wait for them, memory grows with every step.
+Proved for every role and pool with a promised peak or a capacity: in every execution that the
+schedule allows, over any number of steps and all paths through branches, the bytes in use never
+exceed it. Bytes are counted in the order of issue, so waited and host frees return at their place
+in it however fast host and devices are. A deferred free may return as late as the host knows that
+its uses have finished: at the first allocation after a wait of the host that is ordered after them
+(`zsim.schedule.happens_before`), in that step or a later one. If the host never waits for them,
+memory grows with every step.
 
-Proved of workspaces and what is saved: accesses reach all of the buffer, so one that is larger than
-what is done with it is named wherever it stands. What updates train or keep is of the kind that
-they use it as. With model and strategy of zsim's own stages given: persistent model states are as
-large as the closed form says, kind by kind. Buffers with a layout are as large as it; that holds of
-every schedule that exists.
+Proved of workspaces and saved tensors: accesses reach every element of the buffer, so a buffer
+larger than its use is found wherever it is. Operands that updates train or keep have a matching
+kind of buffer. With model and strategy of zsim's own stages given: persistent model states have
+the sizes of the closed form, kind by kind. Buffers with a layout have its size in every valid
+schedule.
 
-Cost: one look at each allocation and free, for each way through the branches; with deferred frees
-as often as it takes until a step leaves what it found.
+Cost: linear in allocations and frees, for each path through the branches; with deferred frees,
+repeated until a step leaves the state in which it started.
 """
 
 from collections import Counter, defaultdict
@@ -35,27 +35,27 @@ from zsim.schedule.schedule import Kind
 
 INVARIANT = "memory"
 SIZED = (Kind.SAVED, Kind.WORKSPACE)
-"""Kinds of buffers that are made for what they hold; what is for communication may have room."""
+"""Kinds of buffers whose size must match their use; communication buffers may have room."""
 
 KINDS = {
     Role.PARAMETER: (Kind.PARAMETER, Kind.MASTER),
     Role.MASTER: (Kind.MASTER,),
     Role.MOMENT: (Kind.MOMENT,),
 }
-"""Kinds of what updates train or keep, by which memory is reported and states are read back."""
+"""Kinds of operands that updates train or keep; memory is reported, and states read, by them."""
 
 STEPS_MAX = 6
-"""Steps after which memory that still comes back later and later is taken to grow for ever."""
+"""Number of steps after which memory that returns ever later counts as growing forever."""
 
 PartNumbers = dict[int, list[int]]
-"""Numbers of allocations and frees, by the identity of their part."""
+"""Numbers of allocations and frees, by the `id` of their part."""
 
 Pending = tuple[tuple[int, int], ...]
-"""Deferred frees that have not come back: the free, and how many steps ago."""
+"""Deferred frees whose memory has not returned: the free, and its age in steps."""
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find pools that may hold too much, buffers never used in part, states too large."""
+    """Find pools that may exceed their limit, partly unused buffers, and wrong states."""
     found: list[Finding] = []
     promises = {(role, pool): size for role, pool, size in context.schedule.contract.peak_bytes}
     overlap = Overlap(context.schedule)
@@ -80,9 +80,10 @@ def examine(context: Context) -> list[Finding]:
 
 
 def _by_pool(each: NumberedProgram) -> dict[str, PartNumbers]:
-    """Return the allocations and frees that the book of each pool has to look at.
+    """Return the allocations and frees to count for each pool.
 
-    Deferred frees come back at any allocation; without them none of another pool counts.
+    With deferred frees all are needed, since memory may return at any allocation; otherwise only
+    those of the pool.
     """
     pools = {buffer.name: buffer.pool for buffer in each.program.buffers}
     found: defaultdict[str, PartNumbers] = defaultdict(
@@ -97,7 +98,7 @@ def _by_pool(each: NumberedProgram) -> dict[str, PartNumbers]:
 
 @dataclass(slots=True)
 class _PoolPeak:
-    """The largest book: at which allocation of which way, and what was pending before it."""
+    """The peak of a pool: its allocation and path, and the frees pending at the part's start."""
 
     size: int = 0
     at: int = -1
@@ -141,7 +142,7 @@ def _at(peak: _PoolPeak) -> str:
 
 
 def _witness(peak: _PoolPeak, sizes: dict[str, int], numbers: PartNumbers) -> Iterator[str]:
-    """Yield what is alive at the peak, the largest first, and what was freed and is not back."""
+    """Yield buffers alive at the peak, the largest first, and frees whose memory is not back."""
     if peak.way is None:
         return
     yield f"{_at(peak)} brings it to {peak.size} bytes"
@@ -159,7 +160,7 @@ def _witness(peak: _PoolPeak, sizes: dict[str, int], numbers: PartNumbers) -> It
 def _worst(
     each: NumberedProgram, sizes: dict[str, int], numbers: PartNumbers
 ) -> tuple[_PoolPeak, bool]:
-    """Return the largest book of any execution, and whether it grows with every step."""
+    """Return the peak over all executions, and whether memory grows with every step."""
     book = _Book(sizes, numbers)
     for way in each.setup_order.ways:
         book.alive = dict.fromkeys(sizes, 0)
@@ -182,7 +183,7 @@ def _worst(
 
 
 class _Book:
-    """Bytes that are alive in one pool, and the most there were."""
+    """Bytes in use in one pool, and their peak."""
 
     def __init__(self, sizes: dict[str, int], numbers: PartNumbers) -> None:
         self.sizes = sizes
@@ -191,9 +192,9 @@ class _Book:
         self.peak = _PoolPeak()
 
     def follow(self, way: Way, pending: Pending, until: int | None = None) -> Pending:
-        """Go along one part, from what is alive and `pending`; what is left pending.
+        """Count one part from `alive` and `pending`; return the frees pending at its end.
 
-        With `until`, only up to that operation.
+        With `until`, stop after that operation.
         """
         numbered, known_at = way.numbered, way.known
         operations, sizes, alive = numbered.operations, self.sizes, self.alive
@@ -201,7 +202,7 @@ class _Book:
         late = list(pending)
         total = sum(alive.values()) + sum(_size(numbered, number, sizes) for number, _ in late)
         largest, at = self.peak.size, -1
-        asked, host = 0, None  # how many of `late` have been asked for with the host knowing that
+        asked, host = 0, None  # number of `late` tested so far with this clock of the host
         for number in self.numbers[id(numbered)]:
             if known_at[number] is None:
                 continue
@@ -241,13 +242,13 @@ def _size(numbered: Numbered, free: int, sizes: dict[str, int]) -> int:
 
 
 def _is_back(way: Way, item: tuple[int, int], allocate: int) -> bool:
-    """Return whether the host knows, at an allocation, that a deferred free's uses are over."""
+    """Return True if the host knows, at an allocation, that a deferred free's uses have ended."""
     free, ago = item
     numbered, known = way.numbered, way.known[allocate]
     assert known is not None
     for use in numbered.edges[free]:
         if ago == 0 and way.known[use] is None:
-            continue  # it stands in a list that was not taken
+            continue  # it is in a list that was not taken
         stream = numbered.stream[use]
         if known[stream] < numbered.position[use] - ago * len(numbered.entries[stream]):
             return False
@@ -255,7 +256,7 @@ def _is_back(way: Way, item: tuple[int, int], allocate: int) -> bool:
 
 
 def _unused(each: NumberedProgram, overlap: Overlap) -> Iterator[Finding]:
-    """Find buffers of which some part is neither read nor written."""
+    """Find buffers with a part that is neither read nor written."""
     whole = {
         name
         for _, numbered in each.parts
@@ -292,7 +293,7 @@ def _unused(each: NumberedProgram, overlap: Overlap) -> Iterator[Finding]:
 
 
 def _gap(spans: list[Span], elements: int) -> Span | None:
-    """Return the first elements that are in no span; nothing if each is in one."""
+    """Return the first range of elements in no span; None if the spans cover all."""
     end = 0
     for low, high in sorted(spans):
         if end < low < high:
@@ -302,7 +303,7 @@ def _gap(spans: list[Span], elements: int) -> Span | None:
 
 
 def _kinds(each: NumberedProgram) -> Iterator[Finding]:
-    """Find model states that are called another kind than updates use them as."""
+    """Find buffers of model states with another kind than their role in updates."""
     for operation in each.program.patterns:
         if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
             continue

@@ -1,10 +1,11 @@
 """A test for two views of a buffer that share an element on some rank.
 
-A view can depend on the rank: the own part along an axis, or what the rank's segment of a layout
-has of a window. Nothing here goes from rank to rank: the own parts of two views are compared by two
-inequalities in the coordinate, and of segments only those count that a window begins in, covers, or
-ends in. Where two views depend on the rank in different ways, they meet if the elements that all
-ranks together have of each meet; along two axes that is exact, since coordinates are independent.
+A view can depend on the rank: the own part along an axis, or the part of a window in the rank's
+segment of a layout. The test does not iterate over ranks. The own parts of two views are compared
+by two inequalities in the coordinate; of segments, only those matter that contain the start or end
+of a window or are covered by it. If two views depend on the rank in different manners, the test
+compares the union over ranks of each; for two axes that is exact, since coordinates are
+independent.
 """
 
 from bisect import bisect_right
@@ -16,11 +17,11 @@ from zsim.schedule.operation import View
 from zsim.schedule.schedule import Schedule
 
 Span = tuple[int, int]
-"""From the first element, up to and without the second."""
+"""First element and end (exclusive)."""
 
 
 def says(view: View) -> str:
-    """Return in words which elements of its buffer `view` is."""
+    """Return a description of the elements of a view."""
     if view.axis is not None:
         return f"the rank's own {view.size} elements along {view.axis} from {view.start} on"
     which = f"elements {view.start} to {view.start + view.size}"
@@ -28,7 +29,7 @@ def says(view: View) -> str:
 
 
 class Overlap:
-    """Answers for the views of one schedule."""
+    """Tests overlap for the views of one schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.mesh: Mesh = schedule.mesh
@@ -43,7 +44,7 @@ class Overlap:
         return self._sizes[axis]
 
     def meet(self, one: View, other: View) -> bool:
-        """Return whether some rank has an element that is in both views of one buffer."""
+        """Return True if some rank has an element that is in both views of one buffer."""
         if not one.size or not other.size:
             return False
         (low, high), (start, end) = self.hull(one), self.hull(other)
@@ -64,7 +65,7 @@ class Overlap:
         )
 
     def hull(self, view: View) -> Span:
-        """Return the first and the end of the elements that some rank has of `view`."""
+        """Return the first and the end of the elements of `view` over all ranks."""
         if view.axis is not None:
             return view.start, view.start + self.ranks(view.axis) * view.size
         if view.layout is None:
@@ -75,7 +76,7 @@ class Overlap:
         return min((low for low, _ in parts), default=0), max((h for _, h in parts), default=0)
 
     def _parts(self, window: View) -> list[Span]:
-        """Return what segments have of a window, from where each begins: one of each class."""
+        """Return the parts of a window in segments, relative to each segment: one of each class."""
         found = self._known.get(window)
         if found is None:
             assert window.layout is not None
@@ -96,7 +97,7 @@ class Overlap:
         return found
 
     def _own_parts_meet(self, one: View, other: View) -> bool:
-        """Return whether own parts, whose hulls meet, meet at some coordinate."""
+        """Return True if own parts, whose hulls meet, meet at some coordinate."""
         if one.axis is None and other.axis is None:
             return True
         if one.axis is not None and other.axis is not None and one.axis != other.axis:
@@ -118,9 +119,9 @@ class Overlap:
         return first <= last
 
     def is_own_slot(self, part: View, whole: View, group: Group) -> bool:
-        """Return whether `part` is, on every rank, its slot of `whole` by its place in the group.
+        """Return True if `part` is, on every rank, its slot of `whole` by its place in the group.
 
-        That is how a gather or a reduce-scatter works in place.
+        Then a gather or a reduce-scatter works in place.
         """
         if part.layout is not None or whole.layout is not None or whole.axis is not None:
             return False
@@ -135,12 +136,12 @@ class Overlap:
 
 
 def _frame(window: View) -> int | None:
-    """Return what tells windows of a layout apart that stand at different places of a buffer."""
+    """Return a key that differs for windows of a layout at different places of a buffer."""
     return None if window.origin is None else window.origin - window.start
 
 
 def _parts(cuts: "tuple[int, ...] | range", start: int, end: int) -> list[Span]:
-    """Return what segments with these cuts have of [start, end), from where each begins."""
+    """Return the parts of [start, end) in segments with these cuts, relative to each segment."""
     start, end = max(start, cuts[0]), min(end, cuts[-1])
     found: list[Span] = []
     if start >= end:
@@ -154,11 +155,11 @@ def _parts(cuts: "tuple[int, ...] | range", start: int, end: int) -> list[Span]:
 
 
 def _cuts(layout: Layout, count: int) -> "tuple[int, ...] | range":
-    """Return where segments begin, and where the last one ends."""
+    """Return the starts of segments, and the end of the last one."""
     return _even(layout.elements, count) if layout.cuts is None else layout.cuts
 
 
 def _even(elements: int, count: int) -> "tuple[int, ...] | range":
-    """Return where equal segments begin, and where the last one ends."""
+    """Return the starts of equal segments, and the end of the last one."""
     size = elements // count
     return range(0, elements + 1, size) if size else (0,) * (count + 1)

@@ -1,10 +1,10 @@
-"""Places: each operation runs on a processor that has all that it touches in its own memory.
+"""Places: each operation runs on a processor that has all its operands in its own memory.
 
-Exact numbers do not see where a buffer is. Segments and communication run on the device, as NCCL
-asks. An update, a norm, a fill or another pass over elements runs on the device if its stream is
-one of the device, and on the host's processors if it is a thread of the host. Copies cross between
-device and host on streams of the device, sums do not. Files are read and written on streams that do
-nothing else: they stand for I/O handles.
+Exact numbers do not depend on the place of a buffer. Segments and communication run on the device,
+as NCCL requires. An update, a norm, a fill or another pass over elements runs on the device if its
+stream is one of the device, and on the host's processors if it is a thread of the host. Copies
+cross between device and host on streams of the device; sums do not cross. Files are read and
+written on streams with no other operations, which represent I/O handles.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ TRANSFERS = (Read, Write)
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find operations whose operands are not where their stream runs."""
+    """Find operations whose operands are not in the memory of their stream's processor."""
     schedule = context.schedule
     threads = frozenset(schedule.host_threads)
     place_of = {pool.name: pool.place for pool in schedule.pools}
@@ -66,7 +66,7 @@ def _of(program: Program, place_of: dict[str, Place], threads: frozenset[str]) -
 def _wrong(
     operation: StreamOperation, places: set[Place], *, on_host: bool, on_handle: bool
 ) -> str:
-    """Return what does not go together; nothing if all does."""
+    """Return the conflict between an operation, its stream and its places, or ""."""
     name = type(operation).__name__
     if isinstance(operation, TRANSFERS):
         return "is on a thread of the host, not on an I/O handle" if on_host else ""

@@ -1,33 +1,34 @@
-"""Progress: no rank ever waits for something that waits for it.
+"""Progress: no rank ever waits for an operation that waits for it (no deadlock).
 
-Proved for setup and two steps, and for every way through the branches: the graph of what waits for
-what has no cycle. A rank waits in host order, on streams first-in-first-out, by `after`, at waits
-of the host and of frees, for the communicator (one operation at a time, in issue order), and for
-its partners: a collective ends when every member has started it, a send when its receive has
-started and the reverse, so a lone send is a rendezvous. An edge to what the same step issues later
-is a fault of its own: nothing exists yet that could be waited for.
+Proved for setup and two steps, and for every path through the branches: the graph of waits has no
+cycle. A rank waits in host order, on streams first-in-first-out, by `after`, at waits of the host
+and of frees, for the communicator (one operation at a time, in issue order), and for its partners:
+a collective ends when every member has started it, a send when its receive has started and the
+reverse, so a lone send is a rendezvous. An edge to an operation that the same step issues later is
+a fault of its own, since it does not exist yet.
 
 Proved of order across communicators: there is no cycle either if each rank runs its communications
-one after the other, in the order of its host, whatever their streams and communicators. NCCL asks
-for that where kernels of several communicators share a GPU: one that has started holds it until its
+in sequence, in the order of its host, whatever their streams and communicators. NCCL requires that
+if kernels of several communicators share a GPU: a kernel that has started occupies it until its
 peers have started too, and two that wait for each other on two ranks never end. Sends and receives
-count, those that are issued as one as one.
+count too; those that are issued as one count as one.
 
-That proves progress where memory is full as well. PyTorch's allocator may then give its cache back
-at any `Allocate`, and the host waits for all that it has issued. With communications in the order
-of hosts, what it waits for depends only on what ranks issue before, so such a wait always ends.
+That proves progress with full memory as well. PyTorch's allocator may then return its cache at any
+`Allocate`, and the host waits for everything that it has issued. With communications in the order
+of hosts, such a wait depends only on operations that ranks issued before, so it always ends.
 
-While all members of every communicator play one role and no one sends, all waits point to what was
-issued before, and only such edges are left to look for. Otherwise the graph is built on classes of
-ranks that nothing tells apart. That is exact: a cycle over classes is one over ranks, since from
-any rank of a class its edges lead to some rank of the next class, and ranks are finite. Where
-several classes send within one group, its axes are taken rank by rank (a pipeline's ends are unlike
-its middle), and the cost grows with their sizes. On one rank all waits point to what was issued
-before: with communications in the order of hosts, a cycle leads from communication to
-communication. So a graph of these alone, each behind the one before, tells whether there is one.
+While all members of every communicator have one role and there are no sends, all waits point to
+operations issued before, and only edges to later ones have to be found. Otherwise the graph is
+built on classes of ranks that nothing distinguishes. That is exact: a cycle over classes is one
+over ranks, since from any rank of a class its edges lead to some rank of the next class, and ranks
+are finite. If several classes send within one group, its axes are expanded rank by rank (a
+pipeline's ends differ from its middle), and the cost grows with their sizes. On one rank all waits
+point to operations issued before: with communications in the order of hosts, a cycle leads from
+communication to communication. So a graph of these alone, each after the previous one, shows
+whether there is one.
 
-Operations on groups that do not match (a finding of matching) are not waited for here. Each further
-step adds the same waits as the second one.
+Operations on groups that do not match (a finding of matching) are not waited for here. Each
+further step adds the same waits as the second one.
 """
 
 from collections import defaultdict
@@ -60,7 +61,7 @@ IN_HOST_ORDER = "the host issues that first, on another communicator"
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find edges to what is issued later, and cycles of waits."""
+    """Find edges to operations issued later, and cycles of waits."""
     found = [
         finding
         for each in context.programs
@@ -109,7 +110,7 @@ def _forward_edges(role: str, numbered: Numbered) -> Iterator[Finding]:
 
 
 def _exclude_each_other(numbered: Numbered, one: int, other: int) -> bool:
-    """Return whether two operations stand in different lists of a branch: one runs at most."""
+    """Return True if two operations are in different lists of a branch, so that only one runs."""
     for then, otherwise in numbered.sides.values():
         first, second = _within(numbered, then), _within(numbered, otherwise)
         if (one in first and other in second) or (one in second and other in first):
@@ -126,7 +127,7 @@ def _within(numbered: Numbered, items: list[int]) -> set[int]:
 
 
 def _pairing_groups(context: Context) -> set[str]:
-    """Return the groups over which something is sent."""
+    """Return the groups that have sends or receives."""
     return {
         numbered.group[number]
         for each in context.programs
@@ -148,7 +149,7 @@ def _peers(numbered: Numbered, number: int) -> list[tuple[bool, int]]:
 
 
 def _rank_classes(context: Context) -> list[RankBox]:
-    """Return classes to build the graph on; none if waits can only point back."""
+    """Return classes on which to build the graph; none if waits can only point back."""
     schedule = context.schedule
     pairing = _pairing_groups(context)
     if len(schedule.roles) == 1 and not pairing:
@@ -165,7 +166,7 @@ def _rank_classes(context: Context) -> list[RankBox]:
 
 
 class _Issued(NamedTuple):
-    """An operation of a group as the ranks of a class issued it, with its nodes in the graph."""
+    """An operation of a group as issued by the ranks of a class, with its nodes in the graph."""
 
     numbered: Numbered
     number: int
@@ -174,7 +175,7 @@ class _Issued(NamedTuple):
 
 
 class _Walker:
-    """Adds what the ranks of one class issue, as far as it does not concern other classes."""
+    """Adds the operations of one class to the graph, without waits for other classes."""
 
     def __init__(
         self, graph: WaitGraph, role: str, taken: set[str], stream_count: int, *, in_order: bool
@@ -199,7 +200,7 @@ class _Walker:
             self.previous[numbered.operations[number].id] = node
 
     def drain(self, everything: int) -> None:
-        """End setup: `everything` waits for it, and what is issued from now on for that."""
+        """End setup: node `everything` waits for it, and later operations wait for that node."""
         for node in (self.host, *self.tails):
             self.graph.wait(everything, node, "setup ends when all streams are drained")
         self.host = everything
@@ -250,7 +251,7 @@ class _Walker:
 
 
 class CommunicationWalker(_Walker):
-    """Adds communications alone, each behind the one that the host issued before."""
+    """Adds only communications, each after the one that the host issued before."""
 
     def _issue(self, numbered: Numbered, items: list[int]) -> None:
         group_of, sides = numbered.group, numbered.sides
@@ -269,9 +270,9 @@ class CommunicationWalker(_Walker):
 
 
 class RankWaits:
-    """The graph of setup and the steps, for one way through the branches.
+    """The graph of setup and the steps, for one path through the branches.
 
-    With `in_order`, a rank's communications run one after the other, whatever their communicators.
+    With `in_order`, a rank's communications run in sequence, whatever their communicators.
     """
 
     def __init__(
@@ -316,7 +317,7 @@ class RankWaits:
         receives: dict[tuple[int, int], list[_Issued]] = defaultdict(list)
         alone = len(communicator.members) == 1
         for (_, intervals), one in zip(communicator.members, issued, strict=True):
-            # Of a class that is the whole communicator, one member speaks for all.
+            # If one class is the whole communicator, one member represents all.
             member = 0 if alone else intervals[0][0]
             for each in one:
                 for sending, offset in _peers(each.numbered, each.number):
@@ -339,7 +340,7 @@ class RankWaits:
             self.graph.wait(each.done, node, "its partners must start it")
 
     def cycles(self) -> Iterator[tuple[frozenset[str], Finding]]:
-        """Yield each cycle with the operations that it consists of."""
+        """Yield each cycle with the operations in it."""
         label = self.graph.label
         for cycle in self.graph.cycles():
             names = [label[node] for node, _ in cycle]

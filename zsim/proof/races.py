@@ -1,28 +1,29 @@
-"""Races: two accesses to the same bytes, of which one writes, never happen at once.
+"""Races: two accesses to the same bytes, one of which writes, never overlap in time.
 
-Proved for every role, any number of steps, and every way through the branches: any two accesses to
-overlapping elements of a buffer, one of them a write, are ordered by happens-before
+Proved for every role, any number of steps, and every path through the branches: any two accesses
+to overlapping elements of a buffer, one of them a write, are ordered by happens-before
 (`zsim.schedule.happens_before`). A collective reads and writes its views from its start to its
 completion. Views that depend on the rank are compared for every rank at once
-(`zsim.proof.overlap`). Within one operation, and between the members of a `Together`, what is
-written overlaps nothing else, but for a collective in place: an all-reduce or a broadcast from a
+(`zsim.proof.overlap`). Within one operation, and between the members of a `Together`, written
+elements overlap nothing else, except in a collective in place (an all-reduce or a broadcast from a
 view into itself, a gather from the own slot of its target, a reduce-scatter into the own slot of
-its source, and a copy of a view to itself.
+its source) and in a copy of a view to itself.
 
-Buffers that hold one block of memory one after the other are `lifetime`'s matter: its rules order
-the last use of the first before the first use of the second.
+Buffers that use one block of memory in turn belong to `lifetime`: its rules order the last use of
+the first before the first use of the second.
 
-Everything that a step may do to a persistent buffer counts for the next one, and what stands in a
-list of a branch for all that come after; `zsim.proof.step_boundary` tells exactly what a step knows
-of all steps before it.
+All possible effects of a step on a persistent buffer count for the next one, and those in a list
+of a branch for all later steps; `zsim.proof.step_boundary` computes exactly what a step knows of
+all steps before it.
 
-Assumed: what orders operations lies in the program of the rank itself: a schedule that is ordered
-only through what another role does is refused. A branch may go either way in any step, but goes as
-an earlier one of its step that read the same value, if nothing wrote to that buffer in between.
+Assumed: the order of operations follows from the rank's own program; a schedule that is ordered
+only through another role's program is refused. A branch may take either list in any step, but
+takes the same as an earlier one of its step on the same value, without a write to that buffer in
+between.
 
-Cost: buffers that stay on one stream cost nothing. For the others, one comparison for each
-operation that names them, with the last write and read of each stream; where that does not
-suffice, one for each two views that overlap.
+Cost: none for buffers that stay on one stream. For the others, one comparison of each operation
+that names them with the last write and read of each stream; if that does not suffice, one for each
+two overlapping views.
 """
 
 from collections.abc import Iterable
@@ -42,7 +43,7 @@ INVARIANT = "races"
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find every two accesses that no order keeps apart; of a chain of such, the first."""
+    """Find every two unordered accesses; of a chain of such, the first."""
     overlap = Overlap(context.schedule)
     found: list[Finding] = []
     for each in context.programs:
@@ -80,16 +81,16 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
 
 
 def _is_ordered(way: Way, history: History, boundary: StepBoundary | None) -> bool:
-    """Return whether each access knows the last of every stream, as if all views overlapped.
+    """Return True if each access is ordered after the last of every stream, for any views.
 
-    With a `boundary`, also those of the steps before.
+    With a `boundary`, include those of the steps before.
     """
     numbered, known_at = way.numbered, way.known
     streams, positions = numbered.stream, numbered.position
     touched: dict[int, int] = {}
     written: dict[int, int] = {}
-    before: dict[int, int] = {}  # the last of each stream in the step before, if that is one
-    knowing: set[tuple[int, int]] = set()  # streams that know those of another one
+    before: dict[int, int] = {}  # the last of each stream in the step before, if any
+    knowing: set[tuple[int, int]] = set()  # streams ordered after those of another one
     if boundary is not None:
         for number, code in zip(history.numbers, history.codes, strict=True):
             stream = streams[number]
@@ -113,7 +114,7 @@ def _is_ordered(way: Way, history: History, boundary: StepBoundary | None) -> bo
                 continue
             if position > 0 or boundary is None or numbered.sides or stream == HOST:
                 return False
-            # Of the step before: what a stream knows once, it knows from then on.
+            # Of the step before: a stream ordered after it once stays ordered after it.
             if (stream, other) not in knowing:
                 if not boundary.knows(way, number, before[other]):
                     return False
@@ -126,7 +127,7 @@ def _is_ordered(way: Way, history: History, boundary: StepBoundary | None) -> bo
 
 
 def _roots(way: Way, races: Iterable[Race]) -> list[Race]:
-    """Return races that would remain if all others were put in order by an edge."""
+    """Return races that would remain if all others were ordered by an edge."""
     kept: list[Race] = []
     for race in sorted(races, key=lambda race: (race.later, -race.earlier)):
         if not any(_explains(way, root, race) for root in kept):
@@ -135,14 +136,14 @@ def _roots(way: Way, races: Iterable[Race]) -> list[Race]:
 
 
 def _explains(way: Way, root: Race, race: Race) -> bool:
-    """Return whether an edge between the two of `root` would order `race`."""
+    """Return True if an edge between the two accesses of `root` would order `race`."""
     numbered = way.numbered
     on_host = numbered.stream[root.later] == HOST
     if not (on_host or root.later == race.later or way.is_before(root.later, race.later)):
         return False
     count = len(numbered.operations)
     ahead, behind = root.earlier, race.earlier
-    if behind < 0 <= ahead:  # of an earlier step, and of this one
+    if behind < 0 <= ahead:  # `race` with an earlier step, `root` within this one
         number = behind + count
         stream = numbered.stream[number]
         known = way.known[ahead]
@@ -196,7 +197,7 @@ def _entry(way: Way, stream: int, position: int) -> str:
 def _within(
     context: Context, each: NumberedProgram, operation: Operation, overlap: Overlap
 ) -> list[Finding]:
-    """Find views of one operation that overlap, one of them written."""
+    """Find overlapping views of one operation, one of them written."""
     found: list[Finding] = []
     for one, other in inside(context.schedule, operation, overlap):
         name = one.view.buffer

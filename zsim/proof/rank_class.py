@@ -1,8 +1,8 @@
-"""Classes of ranks that no role and no group tells apart, and the communicators that they form.
+"""Classes of ranks that roles and groups do not distinguish, and the communicators they form.
 
-Every axis is cut where a box of a role or of a group begins or ends; a class is a box of the grid
-that arises. All ranks of a class run one program and belong to the same groups. Communicators of a
-group come in classes, too: those of one have members of the same classes of ranks. The number of
+Every axis is cut at the ends of all boxes of roles and groups; a class is a box of the resulting
+grid. All ranks of a class run one program and belong to the same groups. Communicators of a group
+form classes, too: those of one class have members of the same classes of ranks. The number of
 classes depends on the boxes that the schedule names, not on the number of ranks.
 """
 
@@ -14,7 +14,7 @@ from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.schedule import Schedule
 
 Interval = tuple[int, int]
-"""From the first, up to and without the second."""
+"""Start and end (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class RankBox:
 class AlikeCommunicators:
     """Communicators of a group that consist of the same classes of ranks.
 
-    `members` has, for each class, the intervals of its ranks' indexes in the communicator. One role
-    may have several classes, and one class several intervals.
+    `members` has, for each class, the intervals of its ranks' indexes in the communicator. One
+    role may have several classes, and one class several intervals.
     """
 
     group: Group
@@ -39,11 +39,11 @@ class AlikeCommunicators:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Return the roles of the members, each once."""
+        """The roles of the members, each once."""
         return tuple(dict.fromkeys(rank_class.role for rank_class, _ in self.members))
 
     def intervals(self, role: str) -> list[Interval]:
-        """Return indexes of the members that play `role`."""
+        """Return the indexes of the members with `role`."""
         return [
             each for rank_class, found in self.members if rank_class.role == role for each in found
         ]

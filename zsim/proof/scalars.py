@@ -1,10 +1,10 @@
-"""Scalars: hosts count updates and move the loss scale as training does, from any state.
+"""Scalars: hosts count updates and change the loss scale as training does, from any state.
 
-Changes of host scalars are piecewise linear, so they are run as floats from every combination of
-values at and beside each of their clamps and of the multiples of each counter, on both ways of a
-step, and compared with `zsim.specification.host`. What a scalar is follows from who reads it:
-updates the number of the update, kernels that scale gradients the loss scale, branches the steps
-that are left of a warm-up.
+Changes of host scalars are piecewise linear. So they are run as floats from every combination of
+values at and next to each of their clamps and of the multiples of each counter, with and without
+overflow, and compared with `zsim.specification.host`. The readers of a scalar define its meaning:
+updates read the number of the update, kernels that scale gradients the loss scale, branches the
+remaining steps of a warm-up.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -39,18 +39,18 @@ from zsim.strategy.train import LossScale
 INVARIANT = "scalars"
 
 SCALERS = (Action.UNSCALE, Action.CLIP)
-"""Kernels that are given the loss scale."""
+"""Actions that read the loss scale."""
 
 SILENT = frozenset({Allocate, Free, HostWait, Copy, Read, Write})
-"""Operations that have nothing to do with scalars: most of a step."""
+"""Operations without scalars, the majority of a step."""
 
 STEPS, SCALE, SINCE = 1_000_003.0, 12_289.0, 17.0
-"""A state like no other: not at a clamp, and no number equal to another."""
+"""A generic state: not at a clamp, and with different numbers."""
 
 
 @dataclass(slots=True)
 class Uses:
-    """Scalars by what a program reads them as, with the first operation that does."""
+    """Scalars of a program by their meaning, with the first operation that reads each."""
 
     updates: dict[str, str] = field(default_factory=dict[str, str])
     scale: dict[str, str] = field(default_factory=dict[str, str])
@@ -59,12 +59,12 @@ class Uses:
 
     @property
     def first(self) -> dict[str, str]:
-        """Return the first operation that reads each scalar."""
+        """The first operation that reads each scalar."""
         return self.warm_up | self.updates | self.scale | self.counters
 
     @classmethod
     def of(cls, program: Program) -> "Uses":
-        """Go through a step."""
+        """Find the uses of scalars in a step."""
         found = cls()
         changes: list[SetScalar] = []
         for operation in program.step_work:
@@ -92,7 +92,7 @@ class Uses:
 
 
 def generic(schedule: Schedule) -> dict[str, float]:
-    """Return a state of the host in which every number differs from what it is at a clamp."""
+    """Return a generic state of the host, in which no number is at a clamp."""
     found: dict[str, float] = {"updates": STEPS}
     uses = [Uses.of(program) for program in schedule.programs]
     for place, scalar in enumerate(schedule.scalars):
@@ -134,7 +134,7 @@ def examine(context: Context) -> list[Finding]:
 
 
 class _Counted:
-    """The scalars of one program."""
+    """Checks the scalars of one program."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Counted:
         )
 
     def examine(self) -> Iterator[Finding]:
-        """Yield the first thing that is wrong with each scalar."""
+        """Yield the first fault of each scalar."""
         uses = self.uses
         if not uses.first:
             return
@@ -193,7 +193,7 @@ class _Counted:
         yield from self._steps()
 
     def _conditions(self) -> Iterator[Finding]:
-        """Yield changes that depend on multiples of which training knows nothing."""
+        """Yield changes that depend on multiples that training does not have."""
         uses = self.uses
         for change in self.changes:
             if change.counter is None or change.every == 1:
@@ -206,13 +206,13 @@ class _Counted:
                 yield self._finding(change.id, why, "the strategy says otherwise")
 
     def _is_off(self, change: SetScalar) -> bool:
-        """Return whether the loss scale is moved at multiples of another interval."""
+        """Return True if the loss scale changes at multiples of another interval."""
         if self.law is None or change.scalar not in self.uses.scale:
             return False
         return change.every != self.law.interval
 
     def _steps(self) -> Iterator[Finding]:
-        """Run a step from every state at and beside a clamp or a multiple."""
+        """Run a step from every state at or next to a clamp or a multiple."""
         seen: set[str] = set()
         ways = (False, True) if self.law is not None else (False,)
         for state in self._states():
@@ -223,7 +223,7 @@ class _Counted:
                         yield self._finding(operation, why, *witness)
 
     def _points(self, name: str, generic: float) -> list[float]:
-        """Return values of a scalar at which something may change, and beside them."""
+        """Return values of a scalar at which its changes may differ, and values next to them."""
         found = {generic}
         for change in self.changes:
             if change.scalar == name:
@@ -253,7 +253,7 @@ class _Counted:
     def _differences(
         self, state: HostState, *, overflows: bool
     ) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-        """Yield scalars that a step from `state` leaves, or lets kernels read, otherwise."""
+        """Yield scalars with wrong values after a step from `state`, or when kernels read them."""
         uses = self.uses
         scalars = dict.fromkeys(self.initial, 1009.0)
         scalars |= dict.fromkeys(uses.updates, state.updates)
@@ -297,10 +297,10 @@ class _Counted:
 
 
 def _counting(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Return branches, and what reads or changes a scalar.
+    """Return branches, and operations that read or change a scalar.
 
-    Of those that read it alike, with no change between, the first stands for all: it is right in
-    every state where they are, and of the wrong ones it is reported.
+    Of equal reads without a change between them, only the first is kept: if it is right in every
+    state, so are the others, and if not, one finding is enough.
     """
     found: list[Operation] = []
     read: set[tuple[object, ...]] = set()
@@ -321,7 +321,7 @@ def _counting(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 
 
 def _reads(operation: Operation) -> tuple[object, ...] | None:
-    """Return which scalars an operation reads, and for what; None if it reads none."""
+    """Return the scalars that an operation reads, and their use; None if it reads none."""
     match operation:
         case Fill(scalar=str(name)):
             return Fill, name

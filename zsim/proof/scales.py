@@ -1,14 +1,16 @@
 """Scales: 8-bit floats are scaled by the largest magnitudes of the weights that are cast to them.
 
-Exact numbers are not scaled, so that a run with values does not see what scales are made of. Proved
-for every role, and for every weight that a step casts to 8 bits: its largest magnitude is measured
-in set-up and in the step, behind all that writes the weight there; it is reduced to the largest of
-all ranks that have other elements of the weight; and the cast comes behind that. Of tokens that are
-cast before they are gathered over the tensor axis the same is proved on the stream of the cast.
+Exact numbers are not scaled, so the proof of values does not check how scales are made.
 
-Assumed: a cast reads what was measured last, as no operand says.
+Proved for every role, and for every weight that a step casts to 8 bits: its largest magnitude is
+measured in setup and in the step, after all writes to the weight there; it is reduced to the
+maximum over all ranks that have other elements of the weight; and the cast comes after that. For
+tokens that are cast before they are gathered over the tensor axis, the same is proved on the
+stream of the cast.
 
-Cost: one look at each operation where something is cast to 8 bits; nothing elsewhere.
+Assumed: a cast reads the latest measurement, which no operand states.
+
+Cost: linear in the number of operations if any casts to 8 bits, else none.
 """
 
 from bisect import bisect_left
@@ -39,7 +41,7 @@ TENSOR = "tensor"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight that is cast: the buffer of a rank's shard, and its place in the layout of that."""
+    """A weight that is cast: the buffer of a rank's shard, its layout, and its piece there."""
 
     buffer: str
     layout: Layout
@@ -47,7 +49,7 @@ class Weight:
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find the first thing that is wrong with the scale of each weight that is cast."""
+    """Find the first fault in the scale of each weight that is cast."""
     return [
         finding
         for each in context.programs
@@ -57,7 +59,7 @@ def examine(context: Context) -> list[Finding]:
 
 
 class _Scales:
-    """The scales of one program."""
+    """Checks the scales of one program."""
 
     def __init__(self, schedule: Schedule, each: NumberedProgram) -> None:
         self.schedule = schedule
@@ -66,7 +68,7 @@ class _Scales:
         self.several = {name for name, size in sizes.items() if size > 1}
 
     def examine(self) -> Iterator[Finding]:
-        """Go through all weights that are cast, and through their casts."""
+        """Check all weights that are cast, and their casts."""
         yield from self._tokens()
         ready: dict[str, int] = {}
         refuted: set[str] = set()
@@ -88,7 +90,7 @@ class _Scales:
         return Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
 
     def _tokens(self) -> Iterator[Finding]:
-        """Go through casts of tokens, and of all else whose weights no layout names."""
+        """Check casts of tokens, and of anything else whose weights no layout names."""
         buffers, numbered = self.each.program.by_name, self.each.step
         for number, copy in enumerate(numbered.operations):
             if type(copy) is not Copy or buffers[copy.target.buffer].dtype is not DType.FP8:
@@ -101,7 +103,7 @@ class _Scales:
                 yield self._finding(copy.id, why)
 
     def _token_cast(self, numbered: Numbered, number: int, copy: Copy) -> str:
-        """Return what is wrong with the scale of tokens that are cast."""
+        """Return the fault in the scale of tokens that are cast, or ""."""
         stream, measure = numbered.stream[number], None
         for before, code in _back(numbered, copy.source.buffer, number):
             operation = numbered.operations[before]
@@ -128,7 +130,7 @@ class _Scales:
         return f"its largest magnitude is not reduced over ranks of {TENSOR}" if left else ""
 
     def _casts(self) -> Iterator[tuple[Copy, list[Weight]]]:
-        """Yield the casts of what is kept, with the weights in each."""
+        """Yield the casts of parameters, with the weights in each."""
         buffers = self.each.program.by_name
         for operation in self.each.program.step_work:
             if type(operation) is not Copy:
@@ -164,7 +166,7 @@ class _Scales:
         ]
 
     def _measured(self, weight: Weight, ready: dict[str, int]) -> tuple[str, str]:
-        """Return where the scale of a weight is made wrong, and how; else note what makes it."""
+        """Return part and fault of a weight's scale; without a fault, add its source to `ready`."""
         each = self.each
         orders = (each.setup_order, each.settled_order)
         for (part, numbered), order in zip(each.parts, orders, strict=True):
@@ -192,7 +194,7 @@ class _Scales:
         return found
 
     def _covers(self, views: list[View], weight: Weight) -> bool:
-        """Return whether one of the views has what the first rank, and the last, has of it."""
+        """Return True if views cover the weight's elements on the first and on the last rank."""
         layout, piece = weight.layout, weight.piece
         count = 1 if layout.axis is None else self.schedule.mesh.axis_size(layout.axis)
         for rank in {0: None, count - 1: None}:
@@ -208,7 +210,7 @@ class _Scales:
         return True
 
     def _reduced(self, numbered: Numbered, measure: int, weight: Weight) -> tuple[int, str]:
-        """Return the last reduction of what was measured, and what is wrong with them."""
+        """Return the last reduction of a measurement, and the fault in them, or ""."""
         (made,) = _made(numbered, measure)
         own = {weight.layout.axis, TENSOR}.difference(weight.piece.copies)
         left = sorted(self.several.intersection(own))
@@ -228,14 +230,14 @@ class _Scales:
 
 
 def _made(numbered: Numbered, measure: int) -> list[View]:
-    """Return where an operation that measures puts what it finds."""
+    """Return the views to which a measuring operation writes."""
     compute = numbered.operations[measure]
     assert isinstance(compute, Compute)
     return [each.view for each in compute.operands if each.role is Role.OUTPUT]
 
 
 def _is_maximum(operation: Operation, made: View) -> bool:
-    """Return whether an operation makes what was measured the largest of all ranks, in place."""
+    """Return True if an operation reduces the measurement to the maximum over ranks, in place."""
     match operation:
         case AllReduce(reduction=Reduction.MAX, source=source, target=target):
             return source == target == made
@@ -244,14 +246,14 @@ def _is_maximum(operation: Operation, made: View) -> bool:
 
 
 def _back(numbered: Numbered, buffer: str, number: int) -> Iterator[tuple[int, int]]:
-    """Yield what touches a buffer before an operation, the last first, and how."""
+    """Yield (number, effect) of accesses to a buffer before an operation, the last first."""
     history = numbered.history[buffer]
     for place in range(bisect_left(history.numbers, number) - 1, -1, -1):
         yield history.numbers[place], history.codes[place]
 
 
 def _after_writers(way: Way, measure: int, buffer: str) -> bool:
-    """Return whether all that writes the shard, on a way, happens before it is measured."""
+    """Return True if all writes to the shard, on a path, happen before the measurement."""
     numbered, known = way.numbered, way.known[measure]
     history = numbered.history[buffer]
     for number, code in zip(history.numbers, history.codes, strict=True):
@@ -265,7 +267,7 @@ def _after_writers(way: Way, measure: int, buffer: str) -> bool:
 
 
 def _waits(order: Timeline, cast: str, reduced: int) -> bool:
-    """Return whether a cast comes behind a reduction of the step before, on every way."""
+    """Return True if a cast comes after a reduction of the step before, on every path."""
     numbered = order.numbered
     stream, number = numbered.stream[reduced], numbered.index[cast]
     before = numbered.position[reduced] - len(numbered.entries[stream])

@@ -1,30 +1,30 @@
-"""Two sequences side by side: what one lacks, has too much of, says otherwise, or has elsewhere."""
+"""Differences between two sequences: missing, unexpected, different or misplaced items."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 Item = tuple[Hashable, Hashable]
-"""What it is, and what is said of it."""
+"""A key and a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An item that is expected and is not there."""
+    """An item that is expected and absent."""
 
     key: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Unexpected:
-    """An item that is there, or once more than it may be."""
+    """An item that is not expected, or occurs too often."""
 
     key: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """An item of which something else is said than is expected."""
+    """An item with another value than expected."""
 
     key: Hashable
     expected: Hashable
@@ -33,7 +33,7 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Disordered:
-    """Items next to each other that stand in another order; those around them stand right."""
+    """Adjacent items in another order; items around them are in order."""
 
     expected: tuple[Hashable, ...]
     found: tuple[Hashable, ...]
@@ -43,7 +43,7 @@ Difference = Missing | Unexpected | Differs | Disordered
 
 
 def differences(expected: Sequence[Item], found: Sequence[Item]) -> list[Difference]:
-    """Return every difference by itself. Keys may repeat. Takes time linear in the lengths."""
+    """Return every difference by itself. Keys may repeat. The time is linear in the lengths."""
     if expected == found:
         return []
     wanted, there = Counter(key for key, _ in expected), Counter(key for key, _ in found)
@@ -63,7 +63,7 @@ def differences(expected: Sequence[Item], found: Sequence[Item]) -> list[Differe
 
 
 def _first(items: Sequence[Item], counts: Counter[Hashable]) -> Iterator[Item]:
-    """Yield, of each key, the first so many."""
+    """Yield, of each key, the first `counts[key]` items."""
     left = counts.copy()
     for item in items:
         if left[item[0]]:
@@ -72,7 +72,7 @@ def _first(items: Sequence[Item], counts: Counter[Hashable]) -> Iterator[Item]:
 
 
 def _disorders(expected: list[Hashable], found: list[Hashable]) -> Iterator[Disordered]:
-    """Yield the shortest stretches of which the rest is in order."""
+    """Yield the shortest ranges such that the rest is in order."""
     balance: Counter[Hashable] = Counter()
     open_items = begin = 0
     for place, (ours, theirs) in enumerate(zip(expected, found, strict=True)):

@@ -1,4 +1,4 @@
-"""The answer of a proof in words: what it holds for, and what it does not show."""
+"""The result of a proof as text: its scope, and what it does not show."""
 
 from collections.abc import Iterator, Set
 
@@ -23,11 +23,11 @@ from zsim.units import format_bytes
 def says(
     schedule: Schedule, shown: Shown | None, broken: Set[str], *, ordered: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is proved, and what is not shown.
+    """Return the properties proved, and those not shown.
 
     Args:
-        schedule: what was looked at.
-        shown: what was shown of values, if they were looked at.
+        schedule: the schedule that was checked.
+        shown: result of the proof of values, if it was run.
         broken: families with findings.
         ordered: whether order is proved.
     """
@@ -65,7 +65,7 @@ def says(
 
 
 def _casts(schedule: Schedule) -> bool:
-    """Tell whether weights or tokens are cast to 8-bit floats before they are gathered."""
+    """Return True if weights or tokens are cast to 8-bit floats before they are gathered."""
     strategy = schedule.contract.strategy
     tokens = strategy is not None and strategy.casts_tokens
     return tokens or any(each.float8 for each in schedule.contract.parameters)
@@ -120,7 +120,7 @@ def _unpromised(schedule: Schedule) -> Iterator[str]:
 
 
 def _of_no_precision(schedule: Schedule) -> Iterator[str]:
-    """Yield what depends on the precision, which no strategy names, and on tests of gradients."""
+    """Yield properties that depend on the unknown precision, and on tests of gradients."""
     computes = [
         each
         for program in schedule.programs
@@ -139,7 +139,7 @@ def _of_no_precision(schedule: Schedule) -> Iterator[str]:
 
 
 def _without_peak(schedule: Schedule) -> Iterator[str]:
-    """Yield where no peak is promised: at all, or of a pool in which a role has buffers."""
+    """Yield missing promises of peaks: of all, or of a pool in which a role has buffers."""
     promised = {(role, pool) for role, pool, _ in schedule.contract.peak_bytes}
     if not promised:
         yield "memory: the contract promises no peak"

@@ -1,17 +1,16 @@
 """Order across steps: whether an operation starts after all earlier instances of another one.
 
-A stream runs in order, so what knows the last instance of an operation that ran knows them all.
-What can know it when a step begins are the host, each stream, the last instance of an operation
-that others wait for, and the last operation on each communicator: its holders. A step hands the
-knowledge on from holder to holder, in a way that depends on the lists that it takes alone. So a
-set of holders is all that the past of one operation comes to; every set that some steps can leave,
-each taking any way, is found, and asked. That is exact: an answer holds for any number of steps and
-all their ways, and where it is no, some of them leave the two without an order.
+A stream runs in order, so whatever is ordered after the last instance of an operation is ordered
+after all. At the start of a step, the following may be ordered after it (its holders): the host,
+each stream, the last instance of an operation that others wait for, and the last operation on each
+communicator. A step passes this knowledge from holder to holder, depending only on the lists that
+it takes. So a set of holders summarizes the past of one operation. Every set that some sequence of
+steps, each on any path, can leave is computed and tested. That is exact: an answer holds for any
+number of steps and all their paths, and if it is no, some of them leave the two without an order.
+Sets that contain another set are skipped: more holders pass on more.
 
-Sets that contain another one are left out: who knows more hands on more.
-
-Cost: one pass over each way; for an operation, the sets that differ, mostly one or two, at most
-`SETS_MAX`. A program with more is taken as if nothing were known.
+Cost: one pass over each path; for an operation, its different sets, mostly one or two, at most
+`SETS_MAX`. With more, nothing counts as known.
 """
 
 from bisect import bisect_left
@@ -25,18 +24,19 @@ from zsim.schedule.operation import Allocate, Free, FreeMode
 from zsim.schedule.program_index import HOST, Numbered
 
 SETS_MAX = 1000
-"""Sets of holders that are gone through for one operation."""
+"""Maximum number of sets of holders for one operation."""
 
 Holders = int
-"""A set of holders: bit 0 is the host, then come the streams, the awaited, the communicators."""
+"""A set of holders: bit 0 is the host, then streams, awaited operations, communicators."""
 
 
 @dataclass
 class StepSummary:
-    """State that one way through a step hands on.
+    """The effect of one path through a step on holders.
 
-    `known` has of each operation that runs the holders whose knowledge it starts with. When the
-    step ends, each holder has the knowledge of `sources`, and of this step what `clocks` say.
+    `known` holds, for each operation that runs, the holders whose knowledge it has at its start.
+    At the end of the step, each holder has the knowledge of `sources`, and of this step that of
+    `clocks`.
     """
 
     known: list[Holders]
@@ -49,7 +49,7 @@ class StepSummary:
 
     @cached_property
     def _kept(self) -> tuple[Holders, list[tuple[Holders, Holders]]]:
-        """Return which holders know what they knew, and of the others who knows which sources."""
+        """Holders that keep only their own knowledge, and the other holders by their sources."""
         kept, by_sources = 0, dict[Holders, Holders]()
         for at, sources in enumerate(self.sources):
             if sources == 1 << at:
@@ -59,7 +59,7 @@ class StepSummary:
         return kept, list(by_sources.items())
 
     def handed_on(self, holders: Holders) -> Holders:
-        """Return the holders that know what `holders` knew when the step began."""
+        """Return the holders that have, at the end, the knowledge of `holders` at the start."""
         found = self._handed.get(holders)
         if found is None:
             kept, by_sources = self._kept
@@ -71,7 +71,7 @@ class StepSummary:
         return found
 
     def knowing(self, stream: int, position: int) -> Holders:
-        """Return the holders that know of this step what a stream has done up to a position."""
+        """Return the holders that know this step's operations on a stream up to a position."""
         if stream not in self._knowing:
             upto: dict[int, Holders] = {}
             for at, clock in enumerate(self.clocks):
@@ -86,7 +86,7 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """Knowledge of the way that came to a branch last: of operations, host, streams and groups."""
+    """Knowledge on the last path to a branch: of operations, host, streams and groups."""
 
     known: list[Holders]
     host: Holders
@@ -111,18 +111,18 @@ class StepBoundary:
         self._forks: dict[int, _Fork] = {}
 
     def knows(self, way: Way, number: int, earlier: int) -> bool:
-        """Return whether `number`, on `way`, starts after `earlier` of every earlier step."""
+        """Return True if `number`, on `way`, starts after `earlier` of every earlier step."""
         known = self._summaries[id(way)].known[number]
         return all(known & holders for holders in self._of(earlier))
 
     def is_followed(self, one: int, other: int) -> bool:
-        """Return whether every step that runs `one` runs `other` too, which comes later."""
+        """Return True if every step that runs `one` runs `other` too, which comes later."""
         within, around = self._lists.get(one, ()), self._lists.get(other, ())
         return within[: len(around)] == around
 
     @cached_property
     def _lists(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Return the lists of branches around each operation, outermost first: branch, side."""
+        """The lists of branches around each operation, outermost first: branch, side."""
         found: dict[int, tuple[tuple[int, int], ...]] = {}
         for branch, sides in sorted(self.numbered.sides.items()):
             for side, numbers in enumerate(sides):
@@ -139,7 +139,7 @@ class StepBoundary:
         if earlier in self._sets:
             return self._sets[earlier]
         found: list[Holders] = []
-        ahead = [(1 << self._count) - 1]  # before the first step there is nothing to know
+        ahead = [(1 << self._count) - 1]  # before the first step all know everything
         seen = set(ahead)
         while ahead:
             holders = ahead.pop()
@@ -158,7 +158,7 @@ class StepBoundary:
         return found
 
     def _after(self, way: Way, holders: Holders, earlier: int) -> Holders:
-        """Return the holders that know the last instance once a step has gone `way`."""
+        """Return the holders that know the last instance after a step on path `way`."""
         handed = self._summaries[id(way)]
         stream, position = self.numbered.stream[earlier], self.numbered.position[earlier]
         if way.known[earlier] is None:
@@ -166,13 +166,13 @@ class StepBoundary:
         return handed.knowing(stream, position) | 2 << stream
 
     def _beginning(self) -> "_Fork":
-        """Return what is known when a step begins: whatever is issued knows what the host knew."""
+        """Return the knowledge at the start of a step; all streams have that of the host."""
         tails = [1 | 2 << stream for stream in range(len(self.numbered.streams))]
         latest = {group: 1 << holder for group, holder in self._groups.items()}
         return _Fork([], 1, tails, latest)
 
     def _summarize(self, way: Way) -> StepSummary:
-        """Go through one way, from where it is another one than those before."""
+        """Follow one path, from the branch at which it leaves earlier paths."""
         numbered, count = self.numbered, len(self.numbered.operations)
         fork = self._forks[way.since] if way.since else self._beginning()
         known = fork.known[: way.since] + [0] * (count - way.since)

@@ -1,9 +1,9 @@
-"""The allocator's book of a rank of a trace: the one that its program allows, for what it ran.
+"""The allocator log of a traced rank: the lines that its program allows, for what it ran.
 
-Allocations and frees are booked as the host issues them. A deferred free comes back at any later
-allocation, but not before its uses have ended, and no later than when the host has waited for
-something that comes after them. Lines without bytes are left out: which of them allocates and which
-frees cannot be told.
+Allocations and frees are logged as the host issues them. A deferred free returns memory at any
+later allocation, but not before its uses have ended, and no later than after a wait of the host
+for an operation that follows them. Lines without bytes are skipped, since they do not show whether
+they allocate or free.
 """
 
 from collections import Counter, defaultdict, deque
@@ -18,16 +18,16 @@ from zsim.schedule.schedule import Kind
 from zsim.trace.trace import BookEntry
 
 Key = tuple[int, str, str, bool]
-"""Step, operation, buffer, and whether memory comes back."""
+"""Step, operation, buffer, and whether memory returns."""
 
 
 Line = tuple[Key, tuple[str, Kind, int]]
-"""One of them, with its pool, kind and bytes."""
+"""A key, with its pool, kind and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooEarly:
-    """A deferred free that was booked back at an allocation before `use` had ended."""
+    """A deferred free that returned memory at an allocation before `use` had ended."""
 
     key: Key
     free: Instance
@@ -35,7 +35,7 @@ class TooEarly:
 
 
 class Book:
-    """Entries that the book of `rank` should have, and those that came back too early."""
+    """Lines that the allocator log of `rank` should have, and frees that returned too early."""
 
     def __init__(self, rank: TracedRank) -> None:
         self._lines: list[Line] = []
@@ -66,9 +66,9 @@ class Book:
         return key
 
     def _come_back(self, place: int, step: int, allocate: Allocate) -> None:
-        """Book what comes back: when the trace says so, at the latest when it is sure.
+        """Log deferred frees: where the trace has them, at the latest once their uses have ended.
 
-        Of several that were freed of one buffer, the first come back first.
+        Several frees of one buffer return in order.
         """
         still: list[tuple[int, Free]] = []
         counted: Counter[str] = Counter()
@@ -88,7 +88,7 @@ class Book:
         self._pending = still
 
     def _first_starts(self) -> list[int]:
-        """Return, by place, when the host was there at the latest: something later has started."""
+        """Return, by place, an upper bound of its issue time: the start of a later operation."""
         found = [0] * len(self._rank.issued)
         first = max((event.end_ps for event in self._rank.trace.events), default=0)
         for place in range(len(found) - 1, -1, -1):
@@ -101,7 +101,7 @@ class Book:
 
 
 def found(entries: tuple[BookEntry, ...]) -> list[Item]:
-    """Return the book of a trace, in the form of `expected`."""
+    """Return the log of a trace, in the form of `expected`."""
     return _in_order(
         [
             (_key(each), (each.pool, each.kind, abs(each.change_bytes)))
@@ -112,9 +112,9 @@ def found(entries: tuple[BookEntry, ...]) -> list[Item]:
 
 
 def _in_order(lines: list[Line]) -> list[Item]:
-    """Return the lines with what comes back at one allocation by name.
+    """Return lines with the frees at one allocation sorted by name.
 
-    In which order uses of what is freed end is nobody's matter.
+    The order in which uses of freed buffers end is not determined.
     """
     made: list[Item] = []
     for _, together in groupby(lines, key=lambda line: line[0][:2]):
@@ -129,7 +129,7 @@ def _place(line: Line) -> tuple[bool, str]:
 
 
 def freed_at(entries: tuple[BookEntry, ...]) -> dict[tuple[int, str, str], Instance]:
-    """Return where the book frees what it allocates, by step, `Allocate` and buffer."""
+    """Return the operation that frees each allocation, by step, `Allocate` and buffer."""
     alive: defaultdict[str, deque[Instance]] = defaultdict(deque)
     freed: dict[tuple[int, str, str], Instance] = {}
     for entry in entries:

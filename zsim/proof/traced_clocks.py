@@ -1,11 +1,13 @@
-"""Clocks of ranks, which nothing relates but data: what a rank received was on its way by then.
+"""Clocks of ranks, related only by data: received data must have been in flight by then.
 
-Ranks may have begun to count at different moments. Shifts of their clocks are looked for under
-which no collective ends on a rank before all whose data it takes could have started it; there are
-none if and only if, from rank to rank, something ended before it began.
+Ranks may have started their clocks at different times. The search is for shifts of the clocks
+under which no collective ends on a rank before all ranks whose data it needs could have started
+it. There are none if and only if, along a cycle of ranks, each ended an operation before the next
+started it.
 
-A rank cannot have started a collective before what it computed before had ended; when it really did
-is not asked, since backends may note a start late. Relaxation as of Bellman and Ford, over ranks.
+A rank cannot have started a collective before its earlier computations had ended. The recorded
+start is not used, since backends may record a start late. Relaxation of Bellman and Ford, over
+ranks.
 """
 
 from collections import defaultdict
@@ -20,7 +22,7 @@ from zsim.schedule.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """Places in the list of ranks: who gave data to an operation, not before; who had it by then.
+    """Places in the list of ranks that gave data to an operation, and that received data from it.
 
     `gave` has place, operation and earliest start, `took` place, operation and end.
     """
@@ -31,7 +33,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """A cycle of ranks: each ended an operation before the next could have begun it."""
+    """A cycle of ranks: each ended an operation before the next could have started it."""
 
     steps: tuple[tuple[str, Instance, str, Instance], ...]
 
@@ -39,7 +41,7 @@ class Impossible:
 def impossible(
     schedule: Schedule, ranks: Sequence[TracedRank], times: Sequence[Times]
 ) -> Impossible | None:
-    """Return what no shifts of clocks explain; None if some do."""
+    """Return a cycle that no shifts of clocks explain; None if the clocks can be shifted."""
     met = list(_met(schedule, ranks, times))
     shift_ps = [0] * len(ranks)
     because: list[tuple[int, Instance, Instance] | None] = [None] * len(ranks)
@@ -79,7 +81,7 @@ def _cycle(
 
 
 def _met(schedule: Schedule, ranks: Sequence[TracedRank], times: Sequence[Times]) -> Iterator[Met]:
-    """Yield every operation in which several ranks took part, matched as communicators do."""
+    """Yield every operation with several ranks, matched as communicators do."""
     queues: dict[tuple[str, tuple[int, ...]], list[tuple[int, list[_Part]]]] = defaultdict(list)
     for place, (rank, timed) in enumerate(zip(ranks, times, strict=True)):
         coordinates = schedule.mesh.coordinates(rank.trace.rank)
@@ -97,7 +99,7 @@ def _met(schedule: Schedule, ranks: Sequence[TracedRank], times: Sequence[Times]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Times of a rank for one operation of a communicator; without an event, none."""
+    """Times of a rank for one operation of a communicator; without an event, no end."""
 
     operation: Communication
     instance: Instance
@@ -158,7 +160,7 @@ def _sends(
 def _known(
     gave: Sequence[tuple[int, Instance, int]], took: Sequence[tuple[int, _Part]]
 ) -> Iterator[Met]:
-    """Yield what is known of an operation: who has no event has no end."""
+    """Yield the known times of an operation: a rank without an event has no end."""
     begun = tuple(each for each in gave if each[2] > LONG_AGO)
     ended = tuple(
         (place, part.instance, part.end_ps) for place, part in took if part.end_ps is not None

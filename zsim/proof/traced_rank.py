@@ -1,4 +1,4 @@
-"""One rank of a trace and what it must have done: its program, with the branches it took."""
+"""One rank of a trace with its program, and the lists of branches it took."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def refuted(operation: str, why: str, *witness: str, role: str = "") -> Finding:
 
 
 def in_words(instance: Instance) -> str:
-    """Return an operation with its step; what has no id is the end of the step."""
+    """Return text for an operation with its step; an empty id is the end of the step."""
     step, operation = instance
     operation = operation or "the end"
     return operation if step == SETUP else f"{operation} of step {step}"
@@ -30,7 +30,7 @@ def in_words(instance: Instance) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BranchOutcome:
-    """The list of a branch that ran in a step; `torn` if what ran belongs to both lists."""
+    """The list of a branch that ran in a step; `torn` if operations of both lists ran."""
 
     step: int
     branch: str
@@ -39,10 +39,10 @@ class BranchOutcome:
 
 
 class TracedRank:
-    """One rank of a trace beside the program that it was to run for so many steps.
+    """One rank of a trace with its program for `steps` steps.
 
-    A branch is taken to have run the list of which more operations ran; if of neither any did, the
-    one that has none on streams, or else `otherwise`.
+    A branch counts as having run the list with more events. Without any events, it is the list
+    without operations on streams, or else `otherwise`.
     """
 
     def __init__(self, program: Program, trace: RankTrace, steps: int) -> None:
@@ -54,12 +54,12 @@ class TracedRank:
 
     @property
     def name(self) -> str:
-        """Return role and rank, as findings name them."""
+        """Role and rank, as findings name them."""
         return f"{self.trace.role} rank {self.trace.rank}"
 
     @cached_property
     def events(self) -> dict[Instance, Event]:
-        """Return by step and operation the first event of it."""
+        """The first event of each operation, by step and operation."""
         found: dict[Instance, Event] = {}
         for event in self.trace.events:
             found.setdefault((event.step, event.operation), event)
@@ -67,7 +67,7 @@ class TracedRank:
 
     @property
     def entries(self) -> Iterator[tuple[int, StreamOperation]]:
-        """Yield what was put on streams, with its step, in the order of issue."""
+        """The operations on streams with their steps, in the order of issue."""
         for step, operation in self.issued:
             if isinstance(operation, StreamOperation):
                 yield step, operation

@@ -1,8 +1,9 @@
-"""When a rank's operations may start by its own clock, and whether they did not start before.
+"""Earliest starts of a rank's operations by its own clock, compared with the actual starts.
 
-An operation starts when what is before it has ended: on its stream, on its communicator, in
-`after`, and what the host, or a free on the stream, waited for. Setup ends with everything drained.
-One that is fused with what it waits for may start before that has ended, and ends behind it.
+An operation starts when its predecessors have ended: on its stream, on its communicator, in
+`after`, and operations for which the host, or a free on the stream, waited. Setup ends with
+everything drained. An operation that is fused with a predecessor may start before that ends, and
+ends after it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,15 +26,15 @@ from zsim.schedule.operation import (
 )
 
 LONG_AGO = -(1 << 80)
-"""Before any time of a trace, in picoseconds."""
+"""Earlier than any time of a trace, in picoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What nothing starts before: the end of `which`, and why that.
+    """A lower bound of start times: the end of `which`, and the reason.
 
-    `computed_ps` is the latest end of what is no communication among all that is before. An end of
-    a communication may be noted late, when the host learns of it; others are exact.
+    `computed_ps` is the latest end of a predecessor that is no communication. An end of a
+    communication may be recorded late, when the host learns of it; others are exact.
     """
 
     time_ps: int
@@ -53,7 +54,7 @@ def _later(one: Floor, other: Floor) -> Floor:
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """An operation that started, or if it is fused with that ended, before what it waits for."""
+    """An operation that started before a predecessor had ended; if fused, that ended before it."""
 
     instance: Instance
     floor: Floor
@@ -61,7 +62,10 @@ class Early:
 
 
 class Times:
-    """Goes through what a rank issued: `early` starts, and the floor of each communication."""
+    """Follows the operations that a rank issued; finds `early` starts.
+
+    `computed_ps` holds, for each communication, the latest end of a computation before it.
+    """
 
     def __init__(self, rank: TracedRank) -> None:
         self.early: list[Early] = []
@@ -118,7 +122,7 @@ class Times:
         if group is not None:
             floor = _later(floor, self._groups.get(group, NOTHING))
         event = self._rank.events.get(instance)
-        if event is None:  # a finding of its own: what follows waits for what was before it
+        if event is None:  # a finding of its own: successors wait for its predecessors
             ended = floor
         else:
             if event.start_ps < floor.time_ps:
@@ -142,7 +146,7 @@ class Times:
         return floor
 
     def _named(self, step: int, edges: Iterable[Edge]) -> Iterator[Instance]:
-        """Yield what edges stand for; nothing for a list not taken, or before the first step."""
+        """Yield the instances of edges; none for a list not taken, or before the first step."""
         for edge in edges:
             if isinstance(edge, Previous):
                 if edge.operation in self._before:

@@ -1,11 +1,13 @@
 """Values: every step is the step of plain training, by the contract's optimizer.
 
 The step of all roles is run once in the order of issue on exact numbers, from any state of
-training, and what it leaves is compared with one step of `zsim.specification`. How that is done,
-and what it says of every number of steps, is in `zsim.proof.execution.step_proof`. It holds of the
-order of issue; that every other order comes to the same is what the families of order prove.
+training, and its result is compared with one step of `zsim.specification`.
+`zsim.proof.execution.step_proof` describes the method, and why it holds for any number of steps.
+It holds for the order of issue; the families of order prove that every other order has the same
+result.
 
-Cost: a look at each operation for each way of a step, whatever the number of ranks.
+Cost: linear in the number of operations, for each path through a step; independent of the number
+of ranks.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,22 +34,25 @@ from zsim.specification.residues import drawn_primes, modulo
 INVARIANT = "values"
 
 WITNESSES_MAX = 5
-"""Lines of a witness: what else is wrong follows from the first."""
+"""Maximum number of lines of a witness: further faults follow from the first."""
 
 Proved = tuple[StepProof, StepResult]
-"""A proof, and what came of it."""
+"""A proof and its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """Result of looking at values: `not_shown` says why not, `assumed` what was taken as given.
+    """Result of the proof of values.
 
     Attributes:
-        findings: what refutes them.
-        not_shown: why they were not looked at; empty if they were.
-        ranks: of the schedule; `classes` is how many were run for them.
-        error_bits: a wrong schedule is passed with a probability below 2 to the minus so many.
-        seed: of the primes and of all numbers that are drawn: a digest of the schedule.
+        findings: faults that refute the values.
+        not_shown: why values were not checked; empty if they were.
+        training: the training with which they were compared.
+        assumed: assumptions that the contract does not state.
+        ranks: number of ranks of the schedule.
+        classes: number of ranks that were run to represent them.
+        error_bits: b; a wrong schedule passes with a probability below 2**-b.
+        seed: of the primes and of all random numbers: a digest of the schedule.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -61,12 +66,12 @@ class Shown:
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find what a step does otherwise than plain training."""
+    """Find differences between a step and plain training."""
     return list(shown(context).findings)
 
 
 def shown(context: Context, *, unfolded: bool = False) -> Shown:
-    """Run a step and compare it with plain training; without a contract, run it alone."""
+    """Run a step and compare it with plain training; without a contract, only run it."""
     seed = seed_of(context.schedule)
     with modulo(drawn_primes(seed, divisors(context.schedule))):
         return _shown(context, seed, unfolded=unfolded)
@@ -130,7 +135,7 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
 def _by_induction(
     schedule: Schedule, model: Model | None, training: Training | None, seed: int
 ) -> Proved | None:
-    """Prove a schedule by one with fewer micro-batches or blocks; None where that shows nothing."""
+    """Prove a schedule by one with fewer micro-batches or blocks; None if that is not possible."""
     if model is None or training is None or any(_copies(schedule, model)):
         return None
     fewer = with_fewer(schedule, training)
@@ -143,7 +148,7 @@ def _by_induction(
 
 
 def _by_blocks(schedule: Schedule, model: Model, training: Training, seed: int) -> Proved | None:
-    """Prove a schedule whose blocks repeat by one with fewer; None where that shows nothing."""
+    """Prove a schedule with repeated blocks by one with fewer; None if that is not possible."""
     shorter = shortened(schedule, model)
     if shorter is None:
         return None
@@ -161,7 +166,7 @@ def _run(
     *,
     seed: int,
 ) -> Proved | None:
-    """Run a schedule that stands for a larger one; None if it is refuted, or does not."""
+    """Run a schedule that represents a larger one; None if it is refuted, or does not."""
     try:
         proof = StepProof(schedule, model, training, seed=seed)
         outcome = None if proof.misfits else proof.run(generic(schedule))
@@ -177,7 +182,7 @@ def _finding(role: str, operation: str, why: str, *witness: str) -> Finding:
 
 
 def _layouts(schedule: Schedule) -> Iterator[Finding]:
-    """Find layouts whose pieces are not inside them, one behind the other, each in one block."""
+    """Find layouts whose pieces are outside, overlap, or are in several blocks."""
     for layout in schedule.layouts:
         end, blocks = 0, layout.blocks or ()
         for piece in sorted(layout.pieces, key=attrgetter("start", "size")):
@@ -197,7 +202,7 @@ def _layouts(schedule: Schedule) -> Iterator[Finding]:
 
 
 def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
-    """Find parameters of layouts or of the model that the contract names otherwise."""
+    """Find parameters of layouts or of the model that differ from the contract."""
     promised = {each.name: _described(each) for each in schedule.contract.parameters}
     if not promised:
         return
@@ -221,7 +226,7 @@ def _described(parameter: LogicalParameter | Parameter) -> str:
 
 
 def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
-    """Find what begins alike on ranks that hold parts of it, or apart where they hold copies."""
+    """Find initial values that are equal on ranks with different parts, or differ on copies."""
     sharded = {each.name: each.tensor_sharded for each in model.parameters}
     for program in schedule.programs if model.tensor > 1 else ():
         for operation in program.setup:
@@ -237,7 +242,7 @@ def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
 
 
 def _unknown(schedule: Schedule, model: Model) -> str:
-    """Return the first operation that runs what the model does not have."""
+    """Return the first operation that runs a segment that the model does not have, or ""."""
     segments = {(unit.name, n) for unit in model.units for n in range(len(unit.segments))}
     for program in schedule.programs:
         for operation in program.patterns:
@@ -251,7 +256,7 @@ def _unknown(schedule: Schedule, model: Model) -> str:
 
 
 def _findings(schedule: Schedule, outcome: StepResult) -> list[Finding]:
-    """Return one finding for one cause: where a schedule leaves plain training first."""
+    """Return one finding per cause: the first departure of a schedule from plain training."""
     if outcome.troubles:
         ((role, operation), why), *others = outcome.troubles.items()
         more = (f"then {where[1]} {what}" for where, what in others[:WITNESSES_MAX])

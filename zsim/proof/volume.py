@@ -1,12 +1,12 @@
-"""Volume: a step sends what the contract promises.
+"""Volume: a step sends the promised bytes.
 
 Proved for every role: the ring-equivalent bytes of one step, summed over its operations by group
-and collective with scalars apart, equal the promise as integers, and so do the bytes that it copies
-from device to host and back. A contract that names its strategy promises its loss divisor and,
-where the model is given, what the closed forms say of volume and host traffic. What the contract
-leaves out is not examined. Of a branch, `otherwise` counts.
+and collective with scalars separate, equal the promise as integers, and so do the bytes copied
+from device to host and back. A contract that names its strategy must promise its loss divisor and,
+if the model is given, the volume and host traffic of the closed forms. Without a promise nothing
+is checked. A branch counts with its list `otherwise`.
 
-Cost: one look at each operation that communicates; at each copy, where there is host memory.
+Cost: linear in the operations that communicate, and in the copies if there is host memory.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ def examine(context: Context) -> list[Finding]:
 
 
 def _contract(context: Context) -> Iterator[Finding]:
-    """Find what the contract promises otherwise than model and strategy say."""
+    """Find promises of the contract that differ from those of model and strategy."""
     contract, model = context.schedule.contract, context.model
     strategy = contract.strategy
     if strategy is None:

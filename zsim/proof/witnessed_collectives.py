@@ -1,12 +1,12 @@
-"""Collectives as torch.distributed was handed them, on one rank and on all.
+"""Collectives as torch.distributed received them, on one rank and on all.
 
-Of a rank: each operation handed over what the schedule says, in its order, to process groups with
-the members that it says, one for each communicator; nothing touched what was in flight, and what
-has to wait for a collective did. Of all ranks: calls of a process group match, and checksums say
-that data came where they belong: an all-gather leaves each member's part, a broadcast its root's
-data, an all-reduce the same on all, a receive what was sent. Reductions are compared by sums, as
-exact as their format. What one collective left is what the next one finds, if nothing is to write
-there in between.
+Proved of a rank: each operation passed on the arguments of the schedule, in its order, to process
+groups with the right members, one for each communicator; no operation touched data in flight, and
+all dependents of a collective waited for it. Proved of all ranks: calls of a process group match,
+and checksums show that data arrived: an all-gather leaves each member's part, a broadcast its
+root's data, an all-reduce the same on all, a receive what was sent. Reductions are compared by
+sums, as exactly as their format allows. Data that one collective left is unchanged for the next
+one, unless the schedule writes it in between.
 """
 
 import math
@@ -42,12 +42,12 @@ TORCH_NAME: Mapping[DType, str] = {
     DType.INT64: "int64",
 }
 ROUNDING = {"float64": 2**-52, "float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
-"""Distance from 1 to the next number of a format; a sum of N numbers is off by N times as much."""
+"""Distance from 1 to the next number; the relative error of a sum of N numbers is N times that."""
 LARGEST = {"float16": 65504.0, "bfloat16": 3e38, "float32": 3e38, "float64": 1e308}
 
 
 def handed_over(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find operations that handed over other than the schedule says."""
+    """Find operations with arguments to torch.distributed that differ from the schedule."""
     by_group: dict[str, str] = {}
     by_name: dict[str, str] = {}
     for interval, homes in rank.with_homes():
@@ -80,7 +80,7 @@ def _shown(seen: WitnessedCollective) -> str:
 def _compared(
     rank: WitnessedRank, member: Communication, seen: WitnessedCollective, homes: Mapping[str, int]
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield what is compared, what the schedule says of it, and what was seen."""
+    """Yield (name, expected value, observed value) of each compared argument."""
     schedule, coordinates = rank.schedule, rank.coordinates
     group = schedule.group_by_name[member.group]
     ranks = group.members(schedule.mesh, coordinates)
@@ -97,7 +97,7 @@ def _compared(
             yield "other end", ranks[(place + offset) % len(ranks)], seen.peer
         case _:
             pass
-    # torch hands a collective that cuts neither view one tensor, in which it works in place.
+    # torch passes one tensor, used in place, to a collective that splits neither view.
     in_place = isinstance(member, CollectiveOperation) and not (member.splits or member.joins)
     source = None if in_place else member.reads
     for what, view, region in (
@@ -111,7 +111,7 @@ def _compared(
 def _placed(
     rank: WitnessedRank, view: View, region: Region | None, homes: Mapping[str, int]
 ) -> tuple[object, object]:
-    """Return where a view should be and where it was seen; of what autograd made, its size."""
+    """Return the expected and the observed place of a view; only sizes for autograd's tensors."""
     part = rank.part(view, homes)
     number, first, size = region or (-1, 0, 0)
     if part.storage is None or part.low == part.high:
@@ -121,7 +121,7 @@ def _placed(
 
 
 def flights(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find what touched data in flight, or did not wait for a collective."""
+    """Find operations that touched data in flight, or did not wait for a collective."""
     flown: dict[str, list[WitnessedCollective]] = {}
     open_ones: list[WitnessedCollective] = []
     for interval in rank.intervals:
@@ -165,7 +165,7 @@ def _waited(
     interval: MarkedInterval,
     flown: Mapping[str, Sequence[WitnessedCollective]],
 ) -> Iterator[Finding]:
-    """Find what `interval` is ordered after and nobody had waited for when it began."""
+    """Find dependencies of `interval` on collectives for which nothing had waited at its start."""
     operation, latest = interval.operation, interval.end
     edges: tuple[Edge, ...] = ()
     match operation:
@@ -189,7 +189,7 @@ def _named(edge: Edge) -> str:
 
 
 def matched(ranks: Sequence[WitnessedRank]) -> Iterator[Finding]:
-    """Find calls of one process group that do not match, and data that came elsewhere."""
+    """Find calls of one process group that do not match, and data that did not arrive."""
     queues: defaultdict[tuple[str, tuple[int, ...]], dict[int, list[WitnessedCollective]]]
     queues = defaultdict(dict)
     by_number = {each.rank.trace.rank: each for each in ranks}
@@ -234,7 +234,7 @@ def _size(one: WitnessedCollective) -> int:
 
 
 def _wrong(seen: Sequence[WitnessedCollective]) -> str:
-    """Return what the checksums of the members of one collective say against it, if anything."""
+    """Return the fault in the checksums of the members of one collective, or ""."""
     first = seen[0]
     left = [_exact(one.left) for one in seen]
     match first.kind:
@@ -266,10 +266,10 @@ def _exact(sums: Sequence[Checksum]) -> list[int]:
 
 
 def _sums(one: WitnessedCollective, brought: Sequence[Checksum], left: Checksum) -> bool:
-    """Return whether `left` can be the reduction of what was brought, by its sum."""
+    """Return True if `left` can be the reduction of `brought`, judged by its sum."""
     size = sum(magnitude for _, _, magnitude in brought)
     if not math.isfinite(size) or size > LARGEST.get(one.dtype, math.inf):
-        return True  # it overflows, on the way if not in the end
+        return True  # it overflows, in an intermediate sum if not in the result
     if one.reduction == "max":
         of_one = _size(one) == {"float16": 2, "bfloat16": 2, "float32": 4}.get(one.dtype, 8)
         return not of_one or left[1] == max(total for _, total, _ in brought)
@@ -310,9 +310,9 @@ def _sends(
 
 
 def kept(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find data that changed between two collectives although the schedule has nothing write them.
+    """Find data that changed between two collectives without a write in the schedule.
 
-    What autograd made is left out: it may be scaled where it lies.
+    Tensors made by autograd are skipped: they may be scaled in place.
     """
     known: defaultdict[int, dict[Region, tuple[int, MarkedInterval]]] = defaultdict(dict)
     for interval, homes in rank.with_homes():

@@ -1,7 +1,7 @@
-"""Elements: where copies put each of them, and how often copies and updates write it.
+"""Elements: the place to which copies move each one, and the number of writes to it.
 
-The i-th element that a call reads is the i-th that it writes: torch's copies and sums are
-element by element. An update by Adam is one fused operator, which has the second moment last.
+The i-th element that a call reads is the i-th that it writes: torch's copies and sums are element
+by element. An update by Adam is one fused operator, whose last output is the second moment.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.trace.witness import Region
 
 Where = Callable[[int], object]
-"""Content of an element of a buffer."""
+"""Returns a key of the content of an element of a buffer."""
 
 
 def moved(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find elements that went elsewhere or were written too often, and wrong numbers."""
+    """Find elements in wrong places or with too many writes, and wrong numbers."""
     for interval, homes in rank.with_homes():
         yield from _numbers(rank, interval, homes)
         match interval.operation:
@@ -44,7 +44,7 @@ def moved(rank: WitnessedRank) -> Iterator[Finding]:
 def _numbers(
     rank: WitnessedRank, interval: MarkedInterval, homes: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Find numbers of an operation that no call that writes was given."""
+    """Find numbers of an operation that no writing call had as an argument."""
     given = [number for call in interval.calls if call.writes for number in call.numbers]
     for what, view, *choices in _needed(interval.operation):
         part = rank.part(view, homes)
@@ -55,7 +55,7 @@ def _numbers(
 
 
 def _needed(operation: Operation | None) -> Iterator[tuple[str, View, *tuple[float, ...]]]:
-    """Yield what a number is for, what is written with it, and how it may be given."""
+    """Yield the meaning of a number, the view written with it, and its possible values."""
     match operation:
         case Copy(divisor=divisor, target=target) if divisor != 1:
             yield "divisor", target, divisor, 1 / divisor
@@ -86,7 +86,7 @@ def _written(
     *,
     often: int,
 ) -> Iterator[Finding]:
-    """Find a byte of `view` that was written more often."""
+    """Find a byte of `view` with more than `often` writes."""
     part = rank.part(view, homes)
     changes: Counter[int] = Counter()
     for call in interval.calls:
@@ -106,7 +106,7 @@ def _written(
 def _copied(
     rank: WitnessedRank, interval: MarkedInterval, copy: Copy, homes: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Find an element of an allocated buffer that went to another place than it should."""
+    """Find an element of an allocated buffer that was copied to a wrong place."""
     source, target = rank.part(copy.source, homes), rank.part(copy.target, homes)
     if source.storage is None or target.storage is None:
         return
@@ -121,7 +121,7 @@ def _copied(
 
 
 def _rows(rank: WitnessedRank, part: ByteRange, regions: Sequence[Region]) -> list[tuple[int, int]]:
-    """Return first elements and sizes of what a call had of the storage of `part`."""
+    """Return first elements and sizes of a call's regions in the storage of `part`."""
     width = rank.rank.program.by_name[part.buffer].dtype.size_bytes
     return [
         (low // width, size // width) for number, low, size in regions if number == part.storage
@@ -129,7 +129,7 @@ def _rows(rank: WitnessedRank, part: ByteRange, regions: Sequence[Region]) -> li
 
 
 def _where(rank: WitnessedRank, part: ByteRange, copy: Copy) -> Where:
-    """Return what tells an element: its parameter and place in it, or its place in the view."""
+    """Return a function from an element to its parameter and offset, or its place in the view."""
     buffer = rank.rank.program.by_name[part.buffer]
     if not copy.by_parameter:
         first = part.low // buffer.dtype.size_bytes
@@ -148,7 +148,7 @@ def _where(rank: WitnessedRank, part: ByteRange, copy: Copy) -> Where:
 def _pairs(
     ours: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yield first and last elements of stretches that correspond, where both have as many."""
+    """Yield first and last elements of corresponding ranges, if both sides have equal sizes."""
     if sum(size for _, size in ours) != sum(size for _, size in theirs):
         return
     left, right = list(ours[::-1]), list(theirs[::-1])
@@ -164,15 +164,15 @@ def _pairs(
 
 
 FUSED = "_fused_adamw_"
-"""The operator that writes what is trained, the first moment and the second, in this order."""
+"""The operator that writes the trained tensor, first moment and second moment, in this order."""
 
 
 def _in_place(
     rank: WitnessedRank, interval: MarkedInterval, update: Compute, homes: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Find what was written as something else than it is: a first moment as the second.
+    """Find operands updated in a wrong role, such as a first moment as the second.
 
-    What is no whole vector is written by way of memory of the operation's own.
+    Tensors that are not whole vectors are updated through temporary memory of the operation.
     """
     place_of: dict[int, set[int]] = {}
     for call in interval.calls:

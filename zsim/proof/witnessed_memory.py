@@ -1,10 +1,10 @@
-"""Memory of a rank as torch had it: when storages lived, and what was read and written of them.
+"""Memory of a rank as torch used it: lifetimes of storages, and their reads and writes.
 
-Proved of each operation: it wrote all that it is to write and nothing else, and read nothing but
-what it is to read, in the storages that its buffers have; copies and updates read all of it, put
-each element where it belongs, and wrote it once. What autograd makes is told apart by the operation
-that made it: that a gradient is the one of this parameter and not of another one of its unit, and
-that kernels compute what they should, is not shown.
+Proved of each operation: it wrote all its outputs and nothing else, and read nothing but its
+inputs, in the storages of its buffers; copies and updates read all elements, put each in its
+place, and wrote it once. Tensors made by autograd are identified only by the operation that made
+them. Not shown: that a gradient belongs to this parameter and not to another one of its unit, and
+that kernels compute the right function.
 """
 
 from collections import Counter, defaultdict
@@ -35,18 +35,18 @@ WHOLE = (Action.UPDATE, Action.UNSCALE, Action.CLIP, Action.FINITE)
 """Computations that read all elements of their operands."""
 
 WRITERS = (*WHOLE, Action.INITIALIZE, Action.NORM)
-"""Computations that write all elements of what they write, in place."""
+"""Computations that write all elements of their outputs, in place."""
 
 FROM_ELSEWHERE = (
     Action.LOAD,
     Action.INITIALIZE,
     *OF_SEGMENTS,
 )
-"""Computations that may read what is no buffer's: data, initial values, constants of a module."""
+"""Computations that may read memory outside buffers: data, initial values, module constants."""
 
 
 class ByteAccess(NamedTuple):
-    """A part of a buffer that an operation has to do with."""
+    """A part of a buffer that an operation reads or writes."""
 
     part: ByteRange
     reads: bool
@@ -54,7 +54,7 @@ class ByteAccess(NamedTuple):
 
 
 def lifetimes(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find memory that lived at another time than the book says, overlapped, or was too much."""
+    """Find memory with another lifetime than the log, overlapping memory, and exceeded peaks."""
     for interval, why in rank.misses:
         yield rank.refuted(interval, why)
     freed = freed_at(rank.rank.trace.book)
@@ -84,9 +84,9 @@ def lifetimes(rank: WitnessedRank) -> Iterator[Finding]:
 def _dropped_late(
     storage: Storage, actual: MarkedInterval | None, expected: MarkedInterval | None
 ) -> bool:
-    """Return whether a thread of torch.distributed may have kept what the rank let go in time.
+    """Return True if a thread of torch.distributed may have released the memory late.
 
-    It drops what a collective was given after the collective is complete, up to a step later.
+    It releases the tensors of a collective after the collective is complete, up to a step later.
     """
     return (
         storage.by_thread
@@ -98,12 +98,12 @@ def _dropped_late(
 
 
 def _overlaps(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find storages that lived at one time and have bytes in common."""
+    """Find storages that were alive at the same time and share bytes."""
     storages = rank.witness.storages
     live: list[int] = []
     for number, one in enumerate(storages):
         made = one.made
-        if made is None:  # since when it was there is not known
+        if made is None:  # the time of its allocation is unknown
             continue
         live = [each for each in live if (storages[each].released or FOREVER) > made]
         for each in live:
@@ -118,7 +118,7 @@ def _overlaps(rank: WitnessedRank) -> Iterator[Finding]:
 
 
 def _left(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find what lives between steps and is no persistent buffer."""
+    """Find storages that are alive between steps without being persistent buffers."""
     bound = set(rank.homes.values())
     earlier = before = -1
     for boundary in (each for each in rank.intervals if each.operation is None):
@@ -135,7 +135,7 @@ def _left(rank: WitnessedRank) -> Iterator[Finding]:
 
 
 def _above(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find the first operation at which more lived than is promised of all pools."""
+    """Find the first operation at which more bytes were alive than promised for all pools."""
     role = rank.rank.trace.role
     promised = [size for name, _, size in rank.schedule.contract.peak_bytes if name == role]
     changes: defaultdict[int, int] = defaultdict(int)
@@ -157,12 +157,12 @@ def _above(rank: WitnessedRank) -> Iterator[Finding]:
 
 
 def touched(rank: WitnessedRank) -> Iterator[Finding]:
-    """Find what was read or written and should not have been, or the reverse."""
+    """Find missing and unexpected reads and writes."""
     return _Accesses(rank).findings()
 
 
 class _Accesses:
-    """Goes through what was read and written, operation by operation."""
+    """Checks reads and writes, operation by operation."""
 
     def __init__(self, rank: WitnessedRank) -> None:
         self.rank = rank
@@ -170,7 +170,7 @@ class _Accesses:
         self._makers: defaultdict[str, set[int]] = defaultdict(set)
 
     def findings(self) -> Iterator[Finding]:
-        """Find everything that is wrong, in order."""
+        """Yield all findings in order."""
         for interval, homes in self.rank.with_homes():
             self._owner = {home: buffer for buffer, home in homes.items()}
             operation = interval.operation
@@ -190,7 +190,7 @@ class _Accesses:
         for _, reads, writes in interval.touches():
             for region in reads:
                 number, low, size = region
-                if gap(low, low + size, written[number]) is not None:  # else it reads its own
+                if gap(low, low + size, written[number]) is not None:  # else its own result
                     yield from self._judged(interval, touches, region, "reads")
                     read[number].append((low, low + size))
             for region in writes:
@@ -207,7 +207,7 @@ class _Accesses:
                 yield from self._covered(interval, part, read[part.storage], "read")
 
     def _counted_elsewhere(self, operation: Operation | None, part: ByteRange) -> bool:
-        """Return whether a norm leaves some of `part` to another rank that holds a copy."""
+        """Return True if a norm leaves some of `part` to another rank that holds a copy."""
         if not isinstance(operation, Compute) or operation.action is not Action.NORM:
             return False
         layout = self.rank.rank.program.by_name[part.buffer].layout
@@ -215,7 +215,7 @@ class _Accesses:
         return any(piece.copies for piece in pieces)
 
     def _wholes(self, operation: Operation | None, part: ByteRange) -> Iterator[ByteRange]:
-        """Yield what of `part` has to be written: a copy by parameter leaves what it has not."""
+        """Yield the parts of `part` that must be written; a copy by parameter writes only moves."""
         if not isinstance(operation, Copy) or not operation.by_parameter:
             yield part
             return
@@ -243,7 +243,7 @@ class _Accesses:
     def _judged(
         self, interval: MarkedInterval, touches: Sequence[ByteAccess], region: Region, verb: str
     ) -> Iterator[Finding]:
-        """Find a region that is in no part that may be touched, and not the operation's own."""
+        """Yield a finding if a region is in no allowed part, and not the operation's own memory."""
         number, low, size = region
         storage = self.rank.witness.storages[number]
         allowed = [one.part for one in touches if (one.reads if verb == "reads" else one.writes)]
@@ -278,7 +278,7 @@ def _has(allowed: Sequence[ByteRange]) -> Iterator[str]:
 def _touches(
     operation: Operation, rank: WitnessedRank, homes: Mapping[str, int]
 ) -> Iterator[ByteAccess]:
-    """Yield what `operation` touches on this rank: of a broadcast only the root reads."""
+    """Yield the accesses of `operation` on this rank; only the root of a broadcast reads."""
     members = operation.members if isinstance(operation, Together) else (operation,)
     for member in members:
         is_root = True

@@ -1,8 +1,8 @@
-"""A rank's witness, cut at its marks, and where the buffers of its program lie in it.
+"""A rank's witness, cut at its marks, with the places of its program's buffers.
 
-A buffer that the program allocates is the one storage that was made when the host came to its
-`Allocate`; from its pointer follows where each of its views is. What autograd makes is in any
-storage made under an operation that writes the buffer.
+A buffer that the program allocates is the one storage that was made when the host reached its
+`Allocate`; the places of its views follow from the storage's pointer. Tensors made by autograd are
+in any storage made during an operation that writes the buffer.
 """
 
 from bisect import bisect_right
@@ -19,12 +19,12 @@ from zsim.schedule.schedule import Schedule
 from zsim.trace.witness import Call, Region, Storage, Witness, WitnessedCollective
 
 FOREVER = 1 << 62
-"""After every tick."""
+"""Later than every tick."""
 
 
 @dataclass(slots=True, eq=False)
 class MarkedInterval:
-    """Calls seen from one mark to the next. Without an operation it begins where a step ends."""
+    """Calls seen from one mark to the next. Without an operation it starts at the end of a step."""
 
     number: int
     step: int
@@ -36,21 +36,21 @@ class MarkedInterval:
     made: list[int] = field(default_factory=list[int])
 
     def touches(self) -> list[tuple[int, tuple[Region, ...], tuple[Region, ...]]]:
-        """Return ticks, and what calls and collectives read and wrote then."""
+        """Return (tick, reads, writes) of calls and collectives."""
         found = [(call.tick, call.reads, call.writes) for call in self.calls]
         found += [(each.tick, *sides(each)) for each in self.collectives]
         return sorted(found)
 
     @property
     def name(self) -> str:
-        """Return it in words."""
+        """Its description."""
         if self.operation is None:
             return "the end of setup" if self.step == SETUP else f"the end of step {self.step}"
         return in_words((self.step, self.operation.id))
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a buffer; `storage` is None where autograd makes it."""
+    """Bytes of a buffer; `storage` is None for tensors made by autograd."""
 
     buffer: str
     storage: int | None
@@ -65,9 +65,9 @@ class WitnessedRank:
     """One rank of a trace that has a witness.
 
     Attributes:
-        intervals: what was seen, operation by operation.
-        homes: by interval of an `Allocate`, the storage that was made for its buffer.
-        misses: allocations that no storage, or several, were made for.
+        intervals: the observed calls, operation by operation.
+        homes: the storage of each allocated buffer, by interval of its `Allocate`.
+        misses: allocations without a storage, or with several.
     """
 
     def __init__(self, schedule: Schedule, rank: TracedRank, witness: Witness) -> None:
@@ -86,7 +86,7 @@ class WitnessedRank:
     def of(
         cls, schedule: Schedule, rank: TracedRank, witness: Witness
     ) -> "WitnessedRank | Finding":
-        """Return the rank, or that its host came to other operations than its program has."""
+        """Return the rank, or a finding if its host reached operations not in its program."""
         expected = [(step, name) for step, name, _ in _issued(rank)]
         found = [(mark.step, mark.operation) for mark in witness.marks]
         if expected == found:
@@ -103,7 +103,7 @@ class WitnessedRank:
         return refuted(name, "the host came to something else", *lines, role=rank.name)
 
     def with_homes(self) -> Iterator[tuple[MarkedInterval, dict[str, int]]]:
-        """Yield every interval, and by buffer the storages of those that are allocated then."""
+        """Yield every interval, with the storages of the buffers allocated then."""
         homes: dict[str, int] = {}
         for interval in self.intervals:
             if isinstance(interval.operation, Allocate) and interval.number in self.homes:
@@ -113,25 +113,25 @@ class WitnessedRank:
                 homes.pop(interval.operation.buffer, None)
 
     def part(self, view: View, homes: Mapping[str, int]) -> "ByteRange":
-        """Return where `view` is on this rank."""
+        """Return the bytes of `view` on this rank."""
         start, size = self.schedule.extent(view, self.coordinates)
         width = self.rank.program.by_name[view.buffer].dtype.size_bytes
         low, high = start * width, (start + size) * width
         return ByteRange(view.buffer, homes.get(view.buffer), low, high)
 
     def refuted(self, interval: MarkedInterval, why: str, *lines: str) -> Finding:
-        """Return a finding about what was seen in `interval`."""
+        """Return a finding about `interval`."""
         name = interval.operation.id if interval.operation is not None else "trace/steps"
         where = " in setup" if interval.step == SETUP else f" in step {interval.step}"
         return refuted(name, f"{why}{where}", *lines, role=self.rank.name)
 
     def at(self, tick: int) -> MarkedInterval | None:
-        """Return the interval in which something was seen; None before the first."""
+        """Return the interval that contains `tick`; None before the first."""
         place = bisect_right(self._starts, tick) - 1
         return self.intervals[place] if place >= 0 else None
 
     def made_in(self, storage: Storage) -> str:
-        """Return when `storage` was made, in words."""
+        """Return text for the time at which `storage` was made."""
         interval = None if storage.made is None else self.at(storage.made)
         return "before the run" if interval is None else f"by {interval.name}"
 
@@ -156,7 +156,7 @@ class WitnessedRank:
         return intervals
 
     def _settle(self, interval: MarkedInterval) -> None:
-        """Find the storage of what `interval` allocates."""
+        """Find the storage of the buffer that `interval` allocates."""
         operation = interval.operation
         if not isinstance(operation, Allocate):
             return
@@ -171,7 +171,7 @@ class WitnessedRank:
 
 
 def _issued(rank: TracedRank) -> Iterator[tuple[int, str, Operation | None]]:
-    """Yield step, name and operation of each mark that there has to be."""
+    """Yield step, name and operation of each expected mark."""
     by_step: defaultdict[int, list[Operation]] = defaultdict(list)
     for step, operation in rank.issued:
         by_step[step].append(operation)
@@ -182,13 +182,13 @@ def _issued(rank: TracedRank) -> Iterator[tuple[int, str, Operation | None]]:
 
 
 def sides(one: WitnessedCollective) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-    """Return what a collective reads and what it writes: who is no root brings nothing."""
+    """Return the regions that a collective reads and writes; ranks that are not root read none."""
     reads = (one.source,) if one.source is not None and one.brought else ()
     return reads, (one.target,) if one.target is not None else ()
 
 
 def gap(low: int, high: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the first stretch of [low, high) that no span covers, or None."""
+    """Return the first range in [low, high) that no span covers, or None."""
     for start, end in sorted(spans):
         if low >= high or start > low:
             break

@@ -1,1 +1,1 @@
-"""The schedule: operations, layouts, groups; a builder, validation, order, and its form in JSON."""
+"""The schedule: operations, layouts, groups; a builder, validation, ordering, and JSON."""

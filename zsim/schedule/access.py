@@ -1,4 +1,4 @@
-"""Reads and writes of each operation. One table, for every interpreter and every check."""
+"""Reads and writes of each operation. Every interpreter and check uses this one table."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -24,7 +24,7 @@ from zsim.schedule.operation import (
 
 
 class Access(NamedTuple):
-    """One view that an operation touches, and how. Both can be true: an update in place."""
+    """One view that an operation touches. An in-place update both reads and writes it."""
 
     view: View
     reads: bool
@@ -32,7 +32,7 @@ class Access(NamedTuple):
 
 
 _access = partial(tuple.__new__, Access)
-"""An access of a tuple, without the call of the constructor: proofs make one for each operand."""
+"""Build an `Access` from a tuple, faster than its constructor: proofs build one per operand."""
 
 READ, WRITE, UPDATE = (True, False), (False, True), (True, True)
 
@@ -91,12 +91,12 @@ COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
     Action.INITIALIZE: {Role.PARAMETER: WRITE, Role.MASTER: WRITE},
     Action.LOAD: {Role.OUTPUT: WRITE},
 }
-"""(reads, writes) of an operand by action and role; a role that is not listed is not allowed."""
+"""(reads, writes) of an operand by action and role; an action allows only the roles listed."""
 assert set(COMPUTE_ACCESS) == set(Action)
 
 
 def accesses(operation: Operation) -> list[Access]:
-    """Return the views that `operation` itself touches: of a branch its value, not its lists."""
+    """Return the accesses of `operation` itself: for a branch its value, not its two lists."""
     match operation:
         case Compute(action=action, operands=operands):
             table = COMPUTE_ACCESS[action]
@@ -133,9 +133,9 @@ def viewed(operation: Operation) -> Iterable[View]:
 
 
 def views_of(operation: Operation) -> tuple[int, ...]:
-    """Return what operations have in common that touch the very same views in the same way.
+    """Return a key that is equal for operations that touch the same views in the same manner.
 
-    Those of one segment, or one copy, in several micro-batches do; of others nothing is said.
+    The same segment or copy has one key in all micro-batches. Other operations get an empty key.
     """
     if isinstance(operation, Compute):
         return id(operation.operands), id(operation.action)
@@ -149,7 +149,7 @@ TOUCHES_NOTHING = frozenset({Allocate, Free, HostWait, SetScalar})
 
 
 def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Yield those that touch buffers, the members of a `Together` one by one."""
+    """Yield the operations that touch buffers, with the members of a `Together` one by one."""
     for operation in operations:
         if type(operation) is Together:
             yield from operation.members
@@ -158,10 +158,10 @@ def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def recurring(operation: Operation) -> tuple[object, ...]:
-    """Return what a segment or copy has in common with the same of another micro-batch.
+    """Return a key that a segment or copy shares with its repetitions in other micro-batches.
 
-    They touch the very same views. Ids, streams, edges, what is drawn and what it costs may differ.
-    Nothing is returned of other operations.
+    Operations with the same key touch the same views. Their ids, streams, edges, random draws and
+    costs may differ. Operations other than segments and copies get an empty key.
     """
     if type(operation) is Copy:
         views = id(operation.source), id(operation.target)
@@ -172,7 +172,7 @@ def recurring(operation: Operation) -> tuple[object, ...]:
 
 
 def distinct(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Yield those in `touching`, the first of what is `recurring`."""
+    """Yield the operations of `touching`, but only the first for each `recurring` key."""
     seen: set[tuple[object, ...]] = set()
     for operation in touching(operations):
         key = recurring(operation)

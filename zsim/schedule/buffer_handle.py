@@ -1,4 +1,4 @@
-"""A declared buffer, as builders hand it out: something to take views of."""
+"""A handle of a declared buffer, from which callers take views."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from zsim.schedule.schedule import Buffer
 
 @dataclass(frozen=True, slots=True)
 class BufferHandle:
-    """A buffer as the builder hands it out: something to take views of."""
+    """A declared buffer, as the builder returns it; index it to take a view."""
 
     buffer: Buffer
 
@@ -23,17 +23,19 @@ class BufferHandle:
         return View(buffer=self.name, size=self.buffer.elements)
 
     def __getitem__(self, part: slice) -> View:
-        """Return elements `start:end`, as of a list."""
+        """Return a view of elements `start:end`, with the slice rules of a list."""
         start, end, _ = part.indices(self.buffer.elements)
         return View(buffer=self.name, start=start, size=max(0, end - start))
 
     def own(self, axis: str, size: int, start: int = 0) -> View:
-        """Return the own `size` elements of a rank: from `start` + its coordinate x `size` on."""
+        """Return a view of `size` elements that starts at `start` + rank's coordinate * `size`."""
         return View(buffer=self.name, start=start, size=size, axis=axis)
 
     def window(self, layout: str, size: int, start: int = 0, *, origin: int | None = None) -> View:
-        """Return what the segment of a rank has of `size` elements of `layout` from `start` on.
+        """Return a view of the part of a window that lies in the rank's segment of `layout`.
 
-        The buffer holds the segment or, with `origin`, the window, from its element `origin` on.
+        The window has `size` elements of the layout and starts at element `start`. Without
+        `origin` the buffer holds the rank's segment; with it, the window, from the buffer's
+        element `origin` on.
         """
         return View(buffer=self.name, start=start, size=size, layout=layout, origin=origin)

@@ -1,4 +1,4 @@
-"""Write a schedule by hand: names in, a checked `Schedule` out.
+"""Write a schedule by hand: pass names, get a checked `Schedule`.
 
     build = ScheduleBuilder("sum", Mesh(axes=(Axis(name="data", size=4),)))
     data = build.group("data", "data")
@@ -9,8 +9,8 @@
     schedule = build.schedule()
 
 A view is `x.all`, `x[2:6]`, or `x.own("data", 2)`: the rank's own part of two elements. Each
-method returns the id of the operation, to be named in `after`. Ranks that do something else get a
-role: `build.role("first", Span(axis="data", start=0, end=1))`.
+method returns the id of the operation, to be named in `after`. Ranks with a different program get
+a role: `build.role("first", Span(axis="data", start=0, end=1))`.
 """
 
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class RoleBuilder:
         layout: str | None = None,
         shard: str | None = None,
     ) -> BufferHandle:
-        """Declare a buffer; `Allocate` takes its memory."""
+        """Declare a buffer; an `Allocate` operation allocates its memory."""
         made = Buffer(
             name=name,
             pool=pool,
@@ -87,7 +87,7 @@ class RoleBuilder:
         return BufferHandle(made)
 
     def program(self) -> Program:
-        """Return the program as it stands."""
+        """Return the program built so far."""
         return Program(
             role=self.name,
             buffers=tuple(self.buffers.values()),
@@ -98,7 +98,7 @@ class RoleBuilder:
 
 
 class ScheduleBuilder(RoleBuilder):
-    """A schedule in the making; itself the role of all ranks until another role is asked for."""
+    """Builder of a schedule. It is also the role of all ranks until another role is requested."""
 
     def __init__(self, name: str, mesh: Mesh, *, role: str = "all") -> None:
         super().__init__(role, ((),))
@@ -120,7 +120,7 @@ class ScheduleBuilder(RoleBuilder):
         )
 
     def group(self, name: str, *axes: str, where: Box = ()) -> str:
-        """Declare a communicator of the ranks that differ along `axes` alone."""
+        """Declare a communicator of the ranks that differ only along `axes`."""
         self.groups.append(Group(name=name, axes=axes, where=where))
         return name
 
@@ -130,7 +130,7 @@ class ScheduleBuilder(RoleBuilder):
         return layout.name
 
     def stream(self, name: str) -> str:
-        """Declare a stream beside compute and communication."""
+        """Declare a stream in addition to compute and communication."""
         self.streams.append(name)
         return name
 
@@ -145,7 +145,7 @@ class ScheduleBuilder(RoleBuilder):
         return name
 
     def role(self, name: str, *spans: Span) -> RoleBuilder:
-        """Let ranks within `spans` play a role of their own, with their own program."""
+        """Return the builder of a role with its own program for the ranks within `spans`."""
         made = RoleBuilder(name, (tuple(spans),))
         self._roles.append(made)
         return made
@@ -153,11 +153,11 @@ class ScheduleBuilder(RoleBuilder):
     def schedule(
         self, contract: Contract | None = None, *, with_host_time: bool = False
     ) -> Schedule:
-        """Return the schedule as it stands.
+        """Return the schedule built so far.
 
         Raises:
-            ScheduleError: it is not well formed, or this role was given operations although
-                others were asked for.
+            ScheduleError: it is not well formed, or this builder has operations although roles were
+                requested.
         """
         if self._roles and (self.buffers or self.setup.operations or self.step.operations):
             raise ScheduleError(f"role {self.name}: give its buffers and operations to the others")

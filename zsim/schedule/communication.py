@@ -1,7 +1,7 @@
-"""The operations of communicators. What each is like is said here, and asked by whoever reads it.
+"""Operations of communicators. Each class states the properties that all readers query.
 
-A new operation is a class with its attributes, named in `_KINDS`; what it does to values is said by
-those who compute them: the proof, the simulator's exact values, and the torch backend.
+A new operation is a class with these attributes, listed in `_KINDS`. Its effect on values is
+defined where values are computed: the proof, the simulator's exact values, and the torch backend.
 """
 
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from zsim.schedule.quick_init import quick_init
 from zsim.schedule.view import Edge, View
 
 AFTER_OTHERS = {"written_after_others": True}
-"""Of a field that stands behind the others in a file."""
+"""Metadata of a field that a file lists after the other fields."""
 
 
 class Reduction(StrEnum):
-    """Reductions: how they combine what the ranks bring."""
+    """Reductions of a collective over its ranks."""
 
     SUM = "sum"
     AVERAGE = "average"
@@ -26,14 +26,14 @@ class Reduction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Base of the operations of a communicator: what they share, and what each is like.
+    """Base class of the operations of a communicator.
 
-    Whatever reads schedules asks these attributes, so that a new operation says here alone what it
-    is: which views it reads and writes, how they are cut, how it combines them.
+    Readers of schedules use only these attributes, so a new operation is defined in one place:
+    which views it reads and writes, how they are split, and how they are combined.
 
     Class attributes:
-        name: in reports and contracts, as NCCL's tests call it.
-        laps: how many times all bytes but one rank's part go through each rank's link.
+        name: name in reports and contracts, as in NCCL's tests.
+        laps: how many times (N - 1) / N of the bytes pass through each rank's link.
     """
 
     name: ClassVar[str]
@@ -47,61 +47,62 @@ class Communication:
 
     @staticmethod
     def kinds() -> tuple[type["Communication"], ...]:
-        """Return all operations of a communicator."""
+        """Return the classes of all communicator operations."""
         return _KINDS
 
     @property
     def reads(self) -> View | None:
-        """The view that a rank brings."""
+        """The view that a rank contributes, or None."""
         return None
 
     @property
     def writes(self) -> View | None:
-        """The view that a rank gets."""
+        """The view that a rank receives into, or None."""
         return None
 
     @property
     def brought(self) -> View:
-        """The view that a rank brings, or where it brings none gets."""
+        """The view that a rank contributes, or the one it receives into if it contributes none."""
         view = self.reads or self.writes
         assert view is not None
         return view
 
     @property
     def whole(self) -> View:
-        """The view of the whole tensor, of all ranks' parts where it is cut."""
+        """The view of the whole tensor: all ranks' parts if it is split."""
         return self.brought
 
     @property
     def size(self) -> int:
-        """Elements that ranks that meet agree on: of one rank's part, or of the whole."""
+        """Number of elements on which matching ranks must agree: of one part, or of the whole."""
         return self.whole.size
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """Return what ranks that meet agree on beside name, size and wire format."""
+        """Attributes on which matching ranks must agree, besides name, size and wire format."""
         return ()
 
     @property
     def words(self) -> str:
-        """All that ranks that meet agree on, in words."""
+        """Text with everything on which matching ranks must agree."""
         return f"{self.name} of {self.size} {self.wire}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveOperation(Communication):
-    """Base of the operations of all ranks of a group, in which each brings and gets something.
+    """Base class of operations in which every rank of a group sends and receives.
 
     Class attributes:
-        splits: the source is a block for each member, and each gets those of its own number.
-        joins: the target is a block from each member, in their order.
-        moves_in_place: one view may be source and target; where only one of them is cut, the other
-            may be the own slot of it.
+        splits: the source has one block per member; each member receives the block of its number.
+        joins: the target has one block from each member, in member order.
+        moves_in_place: one view may be both source and target. If only one of them is split, the
+            other may be the rank's own slot in it.
 
-    One `in_parts` is fused with the `Compute` that reads what it gathers, or makes what it
-    scatters: ranks copy parts of each other while kernels of that `Compute` work on others
-    (`zsim.schedule.fusions`). What each comes to is the same. One `beside` such a `Compute` is as
-    any other on the wire, while kernels of it run that do not touch what this one moves.
+    A collective with `in_parts` is fused with the `Compute` that reads the gathered tensor or
+    makes the scattered one: ranks copy parts from each other while kernels of that `Compute` work
+    on other parts (`zsim.schedule.fusions`). The result is the same. A collective with `beside` is
+    an ordinary one on the wire; it overlaps kernels of such a `Compute` that do not touch the data
+    it moves.
     """
 
     laps: ClassVar[int] = 1
@@ -130,67 +131,67 @@ class CollectiveOperation(Communication):
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """Return whether it is in parts: no kernel of NCCL meets copies of others."""
+        """Whether it is in parts: an NCCL kernel does not match a collective that copies parts."""
         return (self.in_parts,)
 
     @property
     def words(self) -> str:
-        """All that ranks that meet agree on, in words."""
+        """Text with everything on which matching ranks must agree."""
         return f"{self.name} of {self.size} {self.wire}{' in parts' * self.in_parts}"
 
     @property
     def whole(self) -> View:
-        """The larger of both."""
+        """The larger of source and target."""
         return self.target if self.joins else self.source
 
     @property
     def part(self) -> View | None:
-        """The view that is one rank's part of the whole, if one is."""
+        """The view that is one rank's part of the whole, or None if neither is."""
         if self.splits is self.joins:
             return None
         return self.source if self.joins else self.target
 
     @property
     def size(self) -> int:
-        """Elements of a part, or of the whole if there are no parts."""
+        """Number of elements of a part, or of the whole if there are no parts."""
         return (self.part or self.whole).size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReducingOperation(CollectiveOperation):
-    """Base of the collectives that combine what ranks bring, in the format `accumulate`."""
+    """Base class of collectives that reduce over ranks, in the format `accumulate`."""
 
     reduction: Reduction = Reduction.SUM
     accumulate: DType = field(metadata=AFTER_OTHERS)
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """Return if it is in parts, the format and the kind of the reduction."""
+        """Whether it is in parts, the accumulation format and the reduction."""
         return self.in_parts, self.accumulate, self.reduction
 
     @property
     def words(self) -> str:
-        """The same in words, with the reduction."""
+        """Text with everything on which matching ranks must agree, with the reduction."""
         of = f"{self.name} ({self.reduction}) of {self.size} {self.wire} in {self.accumulate}"
         return of + " in parts" * self.in_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointToPoint(Communication):
-    """Base of the operations with the member `offset` places on in the group, cyclically."""
+    """Base class of sends and receives with the member `offset` places further, cyclically."""
 
     offset: int
 
     @property
     def words(self) -> str:
-        """Size and format: a send meets a receive."""
+        """Text with size and format only, since a send matches a receive."""
         return f"{self.size} {self.wire}"
 
 
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllGather(CollectiveOperation):
-    """Every rank brings `source`; `target`, N times as large, holds all of them in rank order."""
+    """Every rank contributes `source`; `target`, N times as large, holds them all in rank order."""
 
     name: ClassVar[str] = "all_gather"
     joins: ClassVar[bool] = True
@@ -228,13 +229,13 @@ class Broadcast(CollectiveOperation):
 
     @property
     def words(self) -> str:
-        """The same in words, with the root."""
+        """Text with everything on which matching ranks must agree, with the root."""
         return f"{self.name} of {self.size} {self.wire} from member {self.root}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send(PointToPoint):
-    """`source` goes to the member `offset` places on in the group, cyclically. A rendezvous."""
+    """Send `source` to the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "send"
     source: View
@@ -247,7 +248,7 @@ class Send(PointToPoint):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receive(PointToPoint):
-    """`target` comes from the member `offset` places on in the group, cyclically. A rendezvous."""
+    """Receive `target` from the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "receive"
     target: View

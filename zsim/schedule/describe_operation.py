@@ -1,15 +1,16 @@
-"""The place of an operation in a step, in words, from its id, which is a path."""
+"""Describe the place of an operation in a step, from its id, which is a path."""
 
 from itertools import takewhile
 
 BEFORE_A_BUFFER = ("allocate", "free")
-"""Verbs in the path of an operation on a buffer; a number may follow, the buffer's name does."""
+"""Verbs that precede a buffer's name in an operation's path; a number may follow the verb."""
 
 
 def moment(operation: str) -> str:
-    """`step/backward/mb0/block7/allocate/x` is "backward of block7, micro-batch 0, taking x".
+    """Return a description such as "backward of block7, micro-batch 0, taking x" of an operation.
 
-    An id that was not made by a scheduler is said as it is.
+    That one describes `step/backward/mb0/block7/allocate/x`. An id that is not a path of a
+    scheduler is returned unchanged.
     """
     first, *rest = operation.split("/")
     if first not in {"setup", "step"} or not rest:

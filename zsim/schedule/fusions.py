@@ -1,8 +1,8 @@
-"""Collectives in parts or beside kernels, and the `Compute` that each is fused with.
+"""Fused collectives, and the `Compute` with which each is fused.
 
-What is gathered so is read by a `Compute` that waits for it and has kernels for its parts, or that
-run beside it; what is scattered or summed so is made by one. They are on their way together: the
-one that waits may begin before the other has ended, and ends behind it.
+A fused all-gather is read by a `Compute` that depends on it and has kernels for its parts, or
+kernels that overlap it. A fused reduce-scatter or all-reduce moves the output of such a `Compute`.
+Both are in flight together: the dependent one may start before the other ends, and ends after it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,22 +28,23 @@ PARTS_OF = {
     Role.INPUT: (FusedPart.GATHERED, FusedPart.BESIDE_GATHER),
     Role.OUTPUT_GRADIENT: (FusedPart.GRADIENT,),
 }
-"""Parts of kernels that run beside the gather of an operand, by what that is to a `Compute`."""
+"""Parts of kernels that overlap the all-gather of an operand, by the operand's role."""
 
 MAKES = frozenset({FusedPart.SCATTERED, FusedPart.SPLIT, FusedPart.BESIDE_SCATTER})
-"""Parts of kernels that run beside the scatter, or the sum, of what their `Compute` makes."""
+"""Parts of kernels that overlap the reduce-scatter or all-reduce of their `Compute`'s output."""
 
 BY_KERNEL = frozenset({FusedPart.SPLIT, FusedPart.BESIDE_GATHER, FusedPart.BESIDE_SCATTER})
-"""Parts of kernels beside a collective that is a kernel itself; copy engines run the others."""
+"""Kernel parts that overlap a collective run by a kernel; copy engines run the others."""
 
 
 @dataclass(slots=True)
 class Fusion:
-    """The collectives that a `Compute` is fused with over a group: gathers by part, a `scatter`.
+    """Collectives of one group with which a `Compute` is fused.
 
-    The latter may be a sum.
+    `gathers` holds the ids of all-gathers by kernel part; `scatter` is the id of a reduce-scatter
+    or all-reduce.
 
-    Parts that are in `competing` run beside kernels to which they leave no multiprocessors.
+    The collectives of the parts in `competing` overlap kernels that leave them no SMs.
     """
 
     group: str
@@ -54,9 +55,11 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Fusions:
-    """The fused operations of a program by id.
+    """Fused operations of a program by id.
 
-    Of a scatter or a sum there is who makes what it moves, of a gather who reads it.
+    `computes` holds the gathers of each fused `Compute`, `makers` the `Compute` that makes the
+    input of a reduce-scatter or all-reduce, `readers` the `Compute` that reads the output of an
+    all-gather.
     """
 
     computes: Mapping[str, Fusion]
@@ -65,7 +68,7 @@ class Fusions:
 
     @classmethod
     def of(cls, operations: Iterable[Operation]) -> "Fusions":
-        """Return those among `operations`: fused collectives, with who reads or makes them."""
+        """Find fused collectives among `operations`, and the `Compute` that reads or makes each."""
         gathers, computes = dict[str, AllGather](), dict[str, Compute]()
         fusions, makers, readers = dict[str, Fusion](), dict[str, Compute](), dict[str, Compute]()
         operations = tuple(operations)
@@ -89,7 +92,7 @@ class Fusions:
         return cls(fusions, makers, readers)
 
     def beside(self, operation: StreamOperation) -> frozenset[str]:
-        """Return what `operation` waits for and is on its way with."""
+        """Return ids of the operations that `operation` both waits for and overlaps."""
         if operation.id in self.makers:
             return frozenset({self.makers[operation.id].id})
         fusion = self.computes.get(operation.id)
@@ -97,7 +100,7 @@ class Fusions:
 
 
 def _by_part(compute: Compute, came: Iterable[AllGather]) -> dict[FusedPart, str]:
-    """Return gathers by the part that kernels have which multiply what comes."""
+    """Return ids of gathers by the part of the kernels that multiply the gathered tensor."""
     read = {each.view.buffer: PARTS_OF.get(each.role, ()) for each in compute.operands}
     known = parts_of(compute.kernels)
     return {
@@ -111,10 +114,10 @@ def _competing(compute: Compute) -> frozenset[FusedPart]:
 
 
 def inspect_fusions(program: Program) -> None:
-    """Check that a `Compute` is fused with each collective in parts or beside one.
+    """Raise ScheduleError unless each fused collective has a `Compute` with which it is fused.
 
     Raises:
-        ScheduleError: none is.
+        ScheduleError: no `Compute` reads or makes the data of a collective `in_parts` or `beside`.
     """
     operations = (*program.setup, *program.step)
     if not _has_fused(operations):
@@ -130,14 +133,14 @@ def inspect_fusions(program: Program) -> None:
 
 
 def _has_fused(operations: Iterable[Operation]) -> bool:
-    """Tell whether any is a fused collective; most programs have none, and end here."""
-    # One look at the type of each, without `walk`: a program has 100,000 operations.
+    """Return True if any operation is a fused collective; most programs have none."""
+    # Check only the type of each, without `walk`: a program has 100,000 operations.
     few = [each for each in operations if isinstance(each, (CollectiveOperation, Together, Branch))]
     return any(map(is_fused, walk(few)))
 
 
 def is_fused(operation: Operation) -> bool:
-    """Tell whether `operation` is a collective in parts or beside a `Compute`, or has one."""
+    """Return True if `operation` is a collective `in_parts` or `beside`, or contains one."""
     if type(operation) is Together:
         return any(map(is_fused, operation.members))
     return is_in_parts(operation) or _is_beside(operation)
@@ -148,7 +151,7 @@ def _is_beside(operation: Operation) -> bool:
 
 
 def is_in_parts(operation: Operation) -> bool:
-    """Tell whether `operation` is a collective in parts, or has one."""
+    """Return True if `operation` is a collective `in_parts`, or contains one."""
     if type(operation) is Together:
         return any(map(is_in_parts, operation.members))
     return isinstance(operation, CollectiveOperation) and operation.in_parts

@@ -1,21 +1,21 @@
-"""Happens-before on one rank: what must have finished when an operation starts.
+"""Happens-before on one rank: the operations that have finished when another one starts.
 
-Streams are first-in-first-out, so what is known about a stream is one number: the position up to
-which everything that ran on it has finished. A clock has one such number for each stream; it is
-exact for the orders of one program: host order, streams, `after`, waits of the host, waits of
-frees, and communicators, whose operations run one at a time. Orders that arise only through what
-another role does are not counted: what is proved here holds whatever the other roles do.
+Streams are first-in-first-out, so one number describes progress on a stream: the position up to
+which all its operations have finished. A clock holds one such number per stream. It is exact for
+the orders within one program: host order, streams, `after`, waits of the host, waits of frees, and
+communicators, whose operations run one at a time. Orders that exist only because of another role's
+program are ignored, so a proof holds whatever the other roles do.
 
-A step stands for any number of them. Its own entries on a stream are numbered from 1; positions
-from 0 down are earlier steps. What those guarantee comes in as an `Entry`: `unknown` claims no more
-than the order of each stream; `settled` finds the largest claim that holds for the first step,
-since setup ends with all streams drained, and that a step for which it holds leaves to the next.
+One step represents any number of steps. Its own operations on a stream are numbered from 1;
+positions from 0 down are earlier steps. An `Entry` holds the guarantees of those earlier steps:
+`unknown` assumes only the order of each stream; `settled` finds the largest claim that holds for
+the first step (setup ends with all streams drained) and that each step passes on to the next.
 
-A branch goes either way in any step. Only one that reads what another one read in the same step,
-with nothing written to that buffer in between, goes as that one did.
+A branch may take either list in any step. Only a branch on a value that an earlier branch of the
+step has read, with no write to that buffer in between, takes the same list as that one.
 
-Cost: one clock for each operation that waits for another; what follows a branch is gone through
-once for each list that it may take.
+Cost: one clock per operation that waits for another. Operations after a branch are traversed once
+for each list that the branch may take.
 """
 
 from bisect import bisect_left
@@ -27,16 +27,16 @@ from zsim.schedule.operation import Allocate, Branch, Free, FreeMode, SetScalar,
 from zsim.schedule.program_index import HOST, READ, Numbered
 
 Clock = tuple[int, ...]
-"""For each stream, the position up to which everything that ran on it has finished.
+"""For each stream, the position up to which all its operations have finished.
 
-Of the operation's own stream it may say less: there, what is before it has finished.
+For the operation's own stream it may be lower: everything before it there has finished anyway.
 """
 
 NEVER = -(1 << 60)
 """A position before every operation of every step."""
 
 OUTCOMES_MAX = 64
-"""Ways through the branches of one part that are gone through; a check reports more."""
+"""Maximum number of paths through the branches of one part; a check reports programs with more."""
 
 
 def later(one: Clock, other: Clock) -> Clock:
@@ -51,10 +51,10 @@ def sooner(one: Clock, other: Clock) -> Clock:
 
 @dataclass(slots=True)
 class Entry:
-    """Knowledge when a part begins: of the host, and on each stream.
+    """Clocks when a part starts: of the host, and of each stream.
 
-    And what is known by who waits for the previous instance of an operation, or for the last one on
-    a communicator.
+    `previous` holds the clock of a wait for the previous step's instance of an operation, by name.
+    `groups` holds the clock after the last operation on each communicator.
     """
 
     host: Clock
@@ -65,10 +65,10 @@ class Entry:
 
 @dataclass(slots=True)
 class State:
-    """Knowledge while a program is gone through, of the host and on each stream.
+    """Clocks while a program is traversed: of the host, and of each stream.
 
-    And the last operation of each group, and of each value or scalar that branches read the last of
-    these and the list that it took.
+    `latest` holds the last operation of each group. `taken` holds, for each value or scalar, the
+    last branch that read it and the list that it took.
     """
 
     host: Clock
@@ -77,19 +77,19 @@ class State:
     taken: dict[View | str, tuple[int, int]] = field(default_factory=dict)
 
     def copy(self) -> "State":
-        """Return the same, to go another way from here."""
+        """Return a copy, to follow another path from here."""
         return State(self.host, list(self.tails), dict(self.latest), dict(self.taken))
 
 
 @dataclass(slots=True)
 class Way:
-    """One way through the branches of a part.
+    """One path through the branches of a part.
 
-    `known` has, by number, of an operation on a stream what has finished when it starts; of a free
-    what its home stream knows once it has waited, and of a deferred free what is known when the
-    memory returns; of other actions of the host what the host knows after them; nothing of what
-    does not run. Up to operation `since` the ways before this one have the same. `left` is what is
-    known when the part ends.
+    `known` holds a clock by operation number. For an operation on a stream it is the clock at its
+    start; for a free, the clock of its home stream after its waits; for a deferred free, the clock
+    when the memory returns; for other host actions, the host's clock after them. It is None for
+    operations that do not run on this path. Up to operation `since` earlier paths have the same
+    clocks. `left` is the state when the part ends.
     """
 
     numbered: Numbered
@@ -98,7 +98,7 @@ class Way:
     left: State
 
     def tail(self, stream: int, number: int) -> int:
-        """Position of the last entry of `stream` that was issued before operation `number`."""
+        """Return the position of the last entry of `stream` issued before operation `number`."""
         entries = self.numbered.entries[stream]
         position = bisect_left(entries, number)
         while position and self.known[entries[position - 1]] is None:
@@ -106,7 +106,7 @@ class Way:
         return position
 
     def finished(self, number: int) -> Clock | None:
-        """Return the clock of who knows that operation `number` of a stream has finished."""
+        """Return the clock after operation `number` of a stream ends; None if it does not run."""
         known = self.known[number]
         if known is None:
             return None
@@ -114,7 +114,7 @@ class Way:
         return (*known[:stream], self.numbered.position[number], *known[stream + 1 :])
 
     def is_before(self, one: int, other: int) -> bool:
-        """Return whether `one`, on a stream and issued first, has finished when `other` starts."""
+        """Return True if `one`, on a stream and issued first, has finished when `other` starts."""
         numbered, known = self.numbered, self.known[other]
         assert known is not None
         stream = numbered.stream[one]
@@ -122,13 +122,13 @@ class Way:
 
 
 def drained(numbered: Numbered) -> Entry:
-    """Return the entry of setup: there is nothing before it."""
+    """Return the entry of setup, before which no operation runs."""
     nothing = (0,) * len(numbered.streams)
     return Entry(nothing, [nothing] * len(numbered.streams))
 
 
 def unknown(numbered: Numbered) -> Entry:
-    """Return the entry of a step of whose past only the order of each stream is known."""
+    """Return the entry of a step before which only the order of each stream is known."""
     count, length = len(numbered.streams), numbered.length
 
     def alone(stream: int, position: int) -> Clock:
@@ -152,7 +152,7 @@ def unknown(numbered: Numbered) -> Entry:
 
 
 def outcomes(numbered: Numbered, items: Sequence[int]) -> int:
-    """Ways through the branches of `items`."""
+    """Return the number of paths through the branches of `items`."""
     ways = 1
     if numbered.sides:
         for number in items:
@@ -163,7 +163,7 @@ def outcomes(numbered: Numbered, items: Sequence[int]) -> int:
 
 
 def weaker(one: Entry, other: Entry) -> Entry:
-    """Return what both claim."""
+    """Return the claims that both entries make."""
     return Entry(
         sooner(one.host, other.host),
         list(map(sooner, one.streams, other.streams)),
@@ -177,7 +177,7 @@ def _known_to_both(one: dict[str, Clock], other: dict[str, Clock]) -> dict[str, 
 
 
 class Timeline:
-    """Clocks of every operation of a part, for every way through its branches."""
+    """Clocks of every operation of a part, for every path through its branches."""
 
     def __init__(self, numbered: Numbered, entry: Entry) -> None:
         self.numbered = numbered
@@ -189,7 +189,7 @@ class Timeline:
 
     @property
     def seam(self) -> Entry:
-        """Return what a step leaves to the next one, whichever ways it took: that step's entry."""
+        """The entry of the next step, valid for every path through this one."""
         return reduce(weaker, map(self._left_by, self.ways))
 
     def _run(self, items: list[int], state: State, way: Way) -> None:
@@ -238,7 +238,7 @@ class Timeline:
         self.ways.append(way)
 
     def _fork(self, branch: int, rest: list[int], state: State, way: Way) -> None:
-        """Both ways on, or the only one: a list of the branch, then the rest."""
+        """Traverse both lists of a branch, or the only possible one, and then the rest."""
         sides = self.numbered.sides[branch]
         operation = self.numbered.operations[branch]
         assert isinstance(operation, Branch)
@@ -253,7 +253,7 @@ class Timeline:
             self._run(sides[side] + rest, after, each)
 
     def _is_written(self, value: View | str, since: int, branch: int, way: Way) -> bool:
-        """Return whether a buffer or scalar is written between two branches that read it."""
+        """Return True if a buffer or scalar is written between two branches that read it."""
         if isinstance(value, str):
             between = self.numbered.operations[since:branch]
             return any(isinstance(each, SetScalar) and each.scalar == value for each in between)
@@ -265,7 +265,7 @@ class Timeline:
         )
 
     def _act(self, number: int, state: State, way: Way) -> Clock:
-        """Carry out an action of the host; return what is known after it, as `Way` says."""
+        """Carry out an action of the host; return its clock as defined in `Way`."""
         numbered = self.numbered
         operation = numbered.operations[number]
         edges = numbered.edges[number]
@@ -284,12 +284,12 @@ class Timeline:
         return state.host
 
     def _host_knows(self, state: State, known: Clock) -> None:
-        """Make what the host knows hold for everything that it issues from now on."""
+        """Set the host's clock, which holds for everything that the host issues from now on."""
         state.host = known
         state.tails[:] = [later(tail, known) for tail in state.tails]
 
     def _after(self, edges: Iterable[int], known: Clock, way: Way) -> Clock:
-        """Return the clock once `edges` have finished too."""
+        """Return the clock after `edges` have finished too."""
         streams, positions = self.numbered.stream, self.numbered.position
         for edge in edges:
             clock = way.known[edge]
@@ -308,7 +308,7 @@ class Timeline:
         return known
 
     def _left_by(self, way: Way) -> Entry:
-        """Return what a step that goes one way leaves to the next one."""
+        """Return the entry that one path of this step leaves to the next step."""
         state = way.left
         numbered, length = self.numbered, self.numbered.length
         lifted = self._lifted(way) if numbered.sides else None
@@ -341,15 +341,15 @@ class Timeline:
         return Entry(
             host,
             list(map(shifted, tails)),
-            # Whoever waits in the next step knows what the host does, too.
+            # A wait in the next step also has the clock of the host.
             {name: later(shifted(clock), host) for name, clock in previous.items()},
             {group: shifted(clock) for group, clock in groups.items()},
         )
 
     def _lifted(self, way: Way) -> list[list[int]]:
-        """Of each stream, from each position on, the last position up to which nothing else runs.
+        """Return, by stream and position, the last position up to which no further operation runs.
 
-        What did not run is as good as finished.
+        An operation that does not run counts as finished.
         """
         found: list[list[int]] = []
         for entries in self.numbered.entries:
@@ -361,14 +361,15 @@ class Timeline:
 
 
 ROUNDS_MAX = 12
-"""Rounds in which the largest claim is looked for, before the past is taken as unknown."""
+"""Maximum number of rounds in search of the largest claim; then the past counts as unknown."""
 
 
 def settled(numbered: Numbered) -> Timeline:
-    """Return the timeline of a step with all that is known of the steps before it, however many.
+    """Return the timeline of a step, given everything known of any number of earlier steps.
 
-    The claim starts with what the first step knows and shrinks to what every step leaves. What
-    still shrinks in the third round would do so for ever, and is given up.
+    The claim starts with the guarantees of the first step and shrinks to those that every step
+    leaves. A position that still shrinks in the third round would shrink forever, so it is
+    dropped.
     """
     nothing = (0,) * len(numbered.streams)
     entry = Entry(

@@ -1,4 +1,4 @@
-"""A list of operations that grows: memory, scalars, waits and branches, which are the host's."""
+"""A growing list of operations with the host's actions: memory, scalars, waits and branches."""
 
 from collections.abc import Iterable
 
@@ -17,13 +17,13 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Buffer
 
 Memory = View | str
-"""What an operation reads or writes: a view, or all of a buffer by its name."""
+"""Memory that an operation reads or writes: a view, or a whole buffer by its name."""
 
 
 class HostActions:
-    """A list of operations that grows: setup, a step, or one side of a branch.
+    """A growing list of operations: setup, a step, or one list of a branch.
 
-    `prefix` is the path of what is being written, `buffers` has every buffer that may be named.
+    `prefix` is the path of this list; `buffers` holds every buffer that its operations may name.
     """
 
     def __init__(self, prefix: str, buffers: dict[str, Buffer]) -> None:
@@ -35,23 +35,23 @@ class HostActions:
         self._parts: dict[tuple[str, int, int], View] = {}
 
     def add(self, operation: Operation) -> str:
-        """Append an operation that was made elsewhere, and return its id."""
+        """Append an operation and return its id."""
         self.operations.append(operation)
         return operation.id
 
     def path(self, name: str) -> str:
-        """Return the id of an operation called `name` in this part."""
+        """Return the id of an operation named `name` in this part."""
         return f"{self.prefix}/{name}"
 
     def all(self, name: str) -> View:
-        """Return a view of every element of the buffer called `name`."""
+        """Return a view of every element of the buffer named `name`."""
         view = self._views.get(name)
         if view is None:
             view = self._views[name] = View(buffer=name, size=self.buffers[name].elements)
         return view
 
     def part(self, name: str, size: int, start: int = 0) -> View:
-        """Return a view of `size` elements of the buffer called `name`, always the same one."""
+        """Return a view of `size` elements of the buffer named `name`; equal calls share it."""
         key = (name, size, start)
         view = self._parts.get(key)
         if view is None:
@@ -59,11 +59,11 @@ class HostActions:
         return view
 
     def view(self, memory: Memory) -> View:
-        """Return the view, or that of all of the buffer that is named."""
+        """Return `memory` if it is a view, else a view of the whole buffer with that name."""
         return self.all(memory) if isinstance(memory, str) else memory
 
     def allocate(self, *buffers: BufferHandle | str) -> None:
-        """Take memory for each buffer."""
+        """Allocate memory for each buffer."""
         for name in map(name_of, buffers):
             self.add(Allocate(id=self._memory_id("allocate", name), buffer=name))
 
@@ -74,9 +74,9 @@ class HostActions:
         uses: Iterable[str] = (),
         verb: str = "free",
     ) -> None:
-        """Give the memory of each buffer back; `uses` ran on streams other than its home.
+        """Free the memory of each buffer; `uses` are operations on streams other than its home.
 
-        `verb` tells apart two frees of one buffer in one place.
+        `verb` makes the ids differ if one place frees a buffer twice.
         """
         uses = tuple(uses)
         for name in map(name_of, buffers):
@@ -88,7 +88,7 @@ class HostActions:
         return self.path(f"{name}/{verb}{count or ''}")
 
     def host_wait(self, name: str, operation: Edge) -> str:
-        """Stop the host until `operation` has finished."""
+        """Block the host until `operation` has finished."""
         return self.add(HostWait(id=self.path(name), operation=operation))
 
     def set_scalar(
@@ -138,7 +138,7 @@ class HostActions:
     def branch_on_scalar(
         self, name: str, scalar: str, then: "HostActions", otherwise: "HostActions"
     ) -> str:
-        """Run `then` if a scalar of the host is not zero, else `otherwise`."""
+        """Run `then` if a host scalar is not zero, else `otherwise`."""
         return self.add(
             Branch(
                 id=self.path(name),
@@ -150,5 +150,5 @@ class HostActions:
 
 
 def name_of(buffer: BufferHandle | str) -> str:
-    """Return the name of a buffer that is given by its name or handle."""
+    """Return the name of a buffer given by name or handle."""
     return buffer if isinstance(buffer, str) else buffer.name

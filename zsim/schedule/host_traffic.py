@@ -1,4 +1,4 @@
-"""Traffic of a rank with its host's memory, and with its files on NVMe; work of the host alone."""
+"""Traffic of a rank with host memory and with its files on NVMe; operations that the host runs."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -10,9 +10,9 @@ from zsim.schedule.schedule import FileBytes, HostBytes, Place, Program, Schedul
 
 
 def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> bool | None:
-    """Return whether a Copy goes from device memory to the host's; None if it does neither way.
+    """Return True for a Copy from device to host memory, False for the reverse, None for others.
 
-    `places` are by pool.
+    `places` maps each pool to its place.
     """
     by_name = program.by_name
     source = places[by_name[copy.source.buffer].pool]
@@ -25,7 +25,7 @@ def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> 
 def on_host_threads(
     operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
 ) -> bool:
-    """Return whether all that `operation` touches is host memory; `places` are by pool."""
+    """Return True if `operation` touches only host memory; `places` maps each pool to its place."""
     by_name, touched = program.by_name, viewed(operation)
     return bool(touched) and all(
         places[by_name[view.buffer].pool] is Place.HOST for view in touched
@@ -33,16 +33,16 @@ def on_host_threads(
 
 
 def copied_bytes(copy: Copy, program: Program) -> int:
-    """Bytes that a Copy moves at most: its elements in the format of the source."""
+    """Return the maximum bytes that a Copy moves: its elements in the format of the source."""
     source, target = program.by_name[copy.source.buffer], program.by_name[copy.target.buffer]
     elements = min(copy.source.size, copy.target.size, source.elements, target.elements)
     return elements * source.dtype.size_bytes
 
 
 def largest_part(copy: Copy, program: Program, schedule: Schedule) -> tuple[int, Fraction]:
-    """Return the bytes of the rank that copies most, and the mean of all ranks as a share of it.
+    """Return the most bytes that any rank copies, and the mean over ranks as a share of it.
 
-    They differ where a tensor lies with few of the ranks along the axis that its layout is cut by.
+    They differ if only some of the ranks along the layout's axis hold the tensor.
     """
     size_bytes = copied_bytes(copy, program)
     view = copy.source if copy.source.layout is not None else copy.target
@@ -58,7 +58,7 @@ def largest_part(copy: Copy, program: Program, schedule: Schedule) -> tuple[int,
 
 
 def _own_bytes(copy: Copy, program: Program, schedule: Schedule) -> int:
-    """Bytes that a Copy moves on the first rank, whose part of uneven shards is the largest."""
+    """Return the bytes that a Copy moves on the first rank, which has the largest uneven shard."""
     if copy.source.layout is None:
         return copied_bytes(copy, program)
     first = schedule.mesh.coordinates(0)
@@ -67,9 +67,9 @@ def _own_bytes(copy: Copy, program: Program, schedule: Schedule) -> int:
 
 
 def host_bytes(schedule: Schedule, program: Program) -> HostBytes:
-    """Return what a rank copies each way in a step; of a branch, the side that updates.
+    """Return the bytes that a rank copies to and from the host in a step.
 
-    Where ranks have more or less of a tensor, it is the one that has most.
+    A branch counts with the list that updates. If shards differ, the count is of the largest.
     """
     places = {pool.name: pool.place for pool in schedule.pools}
     moved = {True: 0, False: 0}
@@ -83,7 +83,7 @@ def host_bytes(schedule: Schedule, program: Program) -> HostBytes:
 
 
 def file_bytes(program: Program) -> FileBytes:
-    """Return what a rank reads and writes in a step; of a branch, the side that updates."""
+    """Return the bytes that a rank reads and writes in a step; a branch counts with its update."""
     step = taken(program.step, overflows=False)
     moved = [each for each in step if isinstance(each, Read | Write)]
     return FileBytes(

@@ -1,9 +1,9 @@
-"""The issue order of a host: setup once, then the step again and again, branches taken.
+"""Issue order of a host: setup once, then the step repeatedly, with branches resolved.
 
-A branch is followed by the list that it takes. On a value that is not known from the schedule: the
-steps that overflow are named by the caller, and every other step takes `otherwise` (value zero). On
-a scalar it is what the host has counted to; callers that say nothing of scalars begin with zeros,
-which is where schedules end up that count steps of a beginning down.
+A branch is followed by the list that it takes. The schedule does not determine a branch on a
+value: the caller names the steps that overflow, and every other step takes `otherwise` (value
+zero). A branch on a scalar follows the host's count. Callers that pass no scalars start with
+zeros, the final values of schedules that count their first steps down.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +20,9 @@ NO_OVERFLOW: frozenset[int] = frozenset()
 def taken(
     operations: Iterable[Operation], *, overflows: bool, scalars: dict[str, float] | None = None
 ) -> Iterator[Operation]:
-    """Operations in the order of issue; every branch is followed by the list that it takes.
+    """Yield operations in issue order; every branch is followed by the list that it takes.
 
-    `scalars` are what the host has counted to, and are counted on.
+    `scalars` are the host's scalars, updated on the go.
     """
     counted = {} if scalars is None else scalars
     for operation in operations:
@@ -36,7 +36,7 @@ def taken(
 
 
 def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
-    """Change a number of the host as `SetScalar` says; one that is not known is zero."""
+    """Apply `change` to the host's scalars; an unknown scalar is zero."""
     if change.counter is not None and scalars.get(change.counter, 0.0) % change.every != 0:
         return
     value = scalars.get(change.scalar, 0.0) * change.multiply + change.add
@@ -49,7 +49,7 @@ def issued(
     overflow_steps: frozenset[int] = NO_OVERFLOW,
     scalars: dict[str, float] | None = None,
 ) -> Iterator[tuple[int, Operation]]:
-    """Every operation of setup and of `steps` steps with its step, in the order of issue."""
+    """Yield (step, operation) of setup and of `steps` steps, in issue order."""
     for step, operations in issued_lists(program, steps, overflow_steps, scalars):
         for operation in operations:
             yield step, operation
@@ -61,7 +61,7 @@ def issued_lists(
     overflow_steps: frozenset[int] = NO_OVERFLOW,
     scalars: dict[str, float] | None = None,
 ) -> Iterator[tuple[int, Iterable[Operation]]]:
-    """Yield the same list by list: setup, then each step. One is gone through before the next."""
+    """Yield (step, operations) for setup, then each step. Consume each list before the next."""
     if scalars is None and not program.branches:
         yield SETUP, program.setup
         for step in range(steps):

@@ -1,8 +1,9 @@
-"""Frozen dataclasses and tables to plain JSON values and back, driven by their declared types.
+"""Convert frozen dataclasses and tables to plain JSON values and back, by their declared types.
 
-A field that may hold several classes carries `"type": CLASS`. A class that has a form of its own
-has `as_json()` and `from_json(value)`, which raises ValueError. A field that is empty, and empty by
-default, is left out. Floats are exact; infinite and undefined ones, which JSON lacks, are strings.
+A field that may hold several classes carries `"type": CLASS`. A class with a custom format has
+`as_json()` and `from_json(value)`, which raises ValueError. A field with an empty value is omitted
+if its default is empty too. Floats are exact; infinity and NaN, which JSON does not have, are
+strings.
 """
 
 import json
@@ -22,15 +23,15 @@ from zsim.strategy.config_table import Table
 
 TAG = "type"
 LATE = "written_after_others"
-"""Metadata of a field that stands behind the others of its class."""
+"""Metadata of a field that is written after the other fields of its class."""
 Hint = Any
-"""A type as an annotation writes it: classes, `tuple[int, ...]` and `A | B` have no common one."""
+"""A type annotation: classes, `tuple[int, ...]` and `A | B` have no common type."""
 
 NOT_FINITE = ("inf", "-inf", "nan")
 
 
 class FieldError(ValueError):
-    """A value that does not fit; `path` leads to it from the outside."""
+    """Raised for an invalid value; `path` leads to the value from the outermost container."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -38,7 +39,7 @@ class FieldError(ValueError):
         self.path: list[str | int] = []
 
     def under(self, key: str | int) -> "FieldError":
-        """Return this error, seen from the container in which the value stands at `key`."""
+        """Return this error with `key`, the value's place in its container, added to the path."""
         self.path.insert(0, key)
         return self
 
@@ -49,22 +50,22 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Both directions of one type; `decode` raises `FieldError`."""
+    """Encoder and decoder of one type; `decode` raises `FieldError`."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
 
 def encode_value(value: object, hint: object) -> object:
-    """`value`, which is a `hint`, as JSON values."""
+    """Return `value`, of type `hint`, as JSON values."""
     return codec_of(hint).encode(value)
 
 
 def decode_value(value: object, hint: object) -> object:
-    """Return the `hint` that `encode_value` made `value` from.
+    """Return the value of type `hint` from which `encode_value` made `value`.
 
     Raises:
-        FieldError: `value` is none; it names the path inside.
+        FieldError: `value` does not fit `hint`; the error names the path inside.
     """
     return codec_of(hint).decode(value)
 
@@ -74,7 +75,7 @@ def codec_of(hint: Hint) -> Codec:
     """Return the codec of a type: scalars, enums, dataclasses, tables, tuples and unions of them.
 
     Raises:
-        TypeError: there is none for such a type.
+        TypeError: the type has no JSON form.
     """
     if hint in _SCALARS:
         return _scalar(hint)
@@ -106,7 +107,7 @@ def _from_json(kind: Hint, value: object) -> object:
 
 
 def shown(value: object) -> str:
-    """Return a JSON value as an error names it: short, on one line."""
+    """Return a JSON value as text for an error message: short, on one line."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -151,7 +152,7 @@ def _decode_float(value: object) -> float:
 
 
 _FRACTION = re.compile(r"-?[0-9]+(/[0-9]+)?")
-"""As fractions are written; no exponent, which could be computed for hours."""
+"""Accepted text of a fraction; no exponent, since a large one could take hours to compute."""
 
 
 def _decode_fraction(value: object) -> Fraction:
@@ -210,7 +211,7 @@ def _tuple(items: tuple[Any, ...]) -> Codec:
 
 
 def _union(kinds: tuple[Any, ...]) -> Codec:
-    """Plain kinds are told apart by their JSON type; several classes by their tag."""
+    """Return the codec of a union: the JSON type selects plain types, the tag selects classes."""
     plain = [kind for kind in kinds if not _is_record(kind)]
     classes: dict[str, Hint] = {_class_name(kind): kind for kind in kinds if _is_record(kind)}
     if len(classes) == 1 and set(plain) == {NoneType}:
@@ -250,12 +251,12 @@ def _union(kinds: tuple[Any, ...]) -> Codec:
 
 
 def _kinds(hint: Hint) -> tuple[Hint, ...]:
-    """Return the classes that a base stands for, if it knows them; else the type itself."""
+    """Return the classes that a base class represents if it lists them, else the type itself."""
     return tuple(hint.kinds()) if "kinds" in getattr(hint, "__dict__", ()) else (hint,)
 
 
 def _fits(value: object, kind: Hint) -> bool:
-    """Return whether `value`, decoded or not, can only be meant as `kind` of a union."""
+    """Return True if `value`, decoded or not, can only be the member `kind` of a union."""
     if kind is float:
         return type(value) in (int, float) or value in NOT_FINITE
     if _is_tuple(kind):
@@ -286,7 +287,7 @@ class _Slot:
     codec: Codec
     required: bool
     omitted: object
-    """The default if it is empty: a value equal to it is not written. MISSING if it is not."""
+    """The default if it is empty: a value equal to it is not written. Otherwise MISSING."""
 
 
 def _is_record(kind: Hint) -> bool:
@@ -294,7 +295,7 @@ def _is_record(kind: Hint) -> bool:
 
 
 def _fields(kind: Any) -> dict[str, tuple[bool, object]]:  # noqa: ANN401 (a class of either sort)
-    """Return by name whether a field of a record is required, and its default; MISSING is none."""
+    """Return (required, default) of each field of a record by name; MISSING means no default."""
     if issubclass(kind, Table):
         return {
             name: (field.is_required(), MISSING if field.is_required() else field.default)

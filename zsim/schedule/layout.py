@@ -36,7 +36,7 @@ class Piece:
 
 
 class Fragment(NamedTuple):
-    """`size` elements of a parameter from its element `offset` on lie at `position` of a buffer."""
+    """`size` elements of a parameter from its element `offset` on, at `position` of a buffer."""
 
     parameter: str
     offset: int
@@ -46,18 +46,18 @@ class Fragment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A flat tensor of `elements`, padding included, cut along `axis`.
+    """A flat tensor of `elements`, padding included, split along `axis`.
 
-    What no piece covers is padding: zero, always. Without `cuts` the tensor falls in equal
+    Elements that no piece covers are padding and always zero. Without `cuts` the tensor has equal
     segments, one for each coordinate of `axis`; with it segment i is [cuts[i], cuts[i + 1]), which
-    may be empty. Without `axis` it is whole on every rank.
+    may be empty. Without `axis` every rank has the whole tensor.
 
-    With `blocks`, where blocks begin, the tensor is cut block by block: of N ranks, rank i owns the
-    i-th N-th of each, and a buffer holds the segments one after the other, each with its part of
-    every block. That is how parameters that are padded one by one are gathered as one. Starts of
-    pieces and blocks, and windows, are counted as if the blocks stood whole, one after the other.
+    `blocks` holds the starts of blocks, each of which is split on its own: of N ranks, rank i owns
+    the i-th N-th of every block. A buffer holds the ranks' segments in order, each with its part
+    of every block. Parameters with separate padding are gathered as one tensor like this. The
+    starts of pieces, blocks and windows refer to the tensor with whole blocks in order.
 
-    It promises that ranks' parts, of each block too, begin at multiples of `alignment` elements.
+    Ranks' parts, also of each block, start at multiples of `alignment` elements.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Layout:
     divisor: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # What divides every block divides where they begin and end, and the reverse.
+        # A number divides every block if and only if it divides all their starts and ends.
         object.__setattr__(self, "divisor", gcd(*(self.blocks or ()), self.elements))
         if self.elements < 0:
             raise LayoutError(f"layout {self.name}: elements {self.elements} must be >= 0")
@@ -100,13 +100,13 @@ class Layout:
             )
 
     def segment(self, coordinate: int, count: int) -> tuple[int, int]:
-        """Start and size of what the rank at `coordinate` of `count` along the axis owns.
+        """Return start and size of the segment of the rank at `coordinate` of `count`.
 
-        Both are of the buffer that holds the whole tensor: with blocks, segments stand in it one
-        after the other.
+        Both refer to a buffer with the whole tensor, which holds the segments in order, also with
+        blocks.
 
         Raises:
-            LayoutError: `count` does not fit the cuts, or does not divide the elements, or a block.
+            LayoutError: `count` does not fit the cuts, or does not divide the elements or a block.
         """
         if self.axis is None:
             return 0, self.elements
@@ -124,11 +124,11 @@ class Layout:
         return coordinate * size, size
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Start and end of each block; of the whole, where there are none."""
+        """Return start and end of each block; of the whole tensor if there are no blocks."""
         return pairwise((*(self.blocks or (0,)), self.elements))
 
     def fragments(self, count: int, coordinate: int | None = None) -> Iterator[Fragment]:
-        """Return which parts of which parameters a buffer holds, in order of blocks.
+        """Yield the fragments of parameters that a buffer holds, in order of blocks.
 
         Args:
             count: ranks along the axis.
@@ -146,7 +146,7 @@ class Layout:
                     yield Fragment(piece.parameter, first - piece.start, place, end - first)
 
     def _stretches(self, count: int, coordinate: int | None) -> Iterator[tuple[int, int, int]]:
-        """Yield what a buffer holds of the blocks one after the other: start, end, and where."""
+        """Yield (start, end, position in the buffer) of each range of the tensor in a buffer."""
         if self.axis is None or (self.blocks is None and coordinate is None):
             yield 0, self.elements, 0
         elif self.blocks is None:
@@ -165,24 +165,25 @@ class Layout:
     def window(
         self, start: int, size: int, coordinate: int, count: int, *, ranks: int = 1
     ) -> tuple[int, int]:
-        """Return start and size of what a rank's segment has of a window, (0, 0) for nothing.
+        """Return start and size of the overlap of a rank's segment with a window, (0, 0) if none.
 
-        The start is counted from the segment's first element. What a segment has of a window lies
-        in a row, with blocks too: the end of one block, all of those between, the begin of another.
+        The start is relative to the segment's first element. The overlap is contiguous in the
+        segment, with blocks too: the end of one block, all blocks in between, and the start of
+        another.
 
         Args:
-            start: of the window in the whole tensor, as those of pieces.
+            start: of the window in the whole tensor, counted like the starts of pieces.
             size: of the window.
             coordinate: of the rank along the axis.
             count: ranks along the axis.
-            ranks: how many neighbours from `coordinate` on are taken as one; not with blocks.
+            ranks: number of neighbours from `coordinate` on that count as one; not with blocks.
         """
         first = self._before(start, coordinate, count, ranks)
         end = self._before(start + size, coordinate, count, ranks)
         return (first, end - first) if first < end else (0, 0)
 
     def parts(self, start: int, size: int, count: int) -> list[int]:
-        """Return how much of a window each of those ranks owns that own some; not with blocks."""
+        """Return the elements of a window on each rank that owns some of it; not with blocks."""
         if self.axis is None or not size:
             return [size] * bool(size)
         ends = self.cuts or range(0, self.elements + 1, self.segment(0, count)[1] or 1)
@@ -191,7 +192,7 @@ class Layout:
         return [part for part in owned if part]
 
     def _before(self, place: int, coordinate: int, count: int, ranks: int) -> int:
-        """Return how many elements of a segment come before `place` of the whole tensor."""
+        """Return the number of a segment's elements before element `place` of the whole tensor."""
         if self.blocks is None:
             low = self.segment(coordinate, count)[0]
             last = self.segment(coordinate + ranks - 1, count)

@@ -1,7 +1,7 @@
-"""Ranks as coordinates: meshes, the boxes that roles are made of, and groups of ranks.
+"""Ranks as coordinates: meshes, boxes (which roles consist of), and groups of ranks.
 
-Nothing here lists ranks unless it is asked to: every question about a mesh of 400,000 ranks is
-answered from its axes.
+Properties of a mesh are computed from its axes, so a mesh of 400,000 ranks is cheap. Only
+functions that return ranks list them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ Coordinates = Mapping[str, int]
 
 
 class MeshError(ValueError):
-    """A mesh, span, role or group that cannot exist."""
+    """Raised for an invalid mesh, span, role or group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A named direction of the mesh, `size` ranks long."""
+    """A named axis of the mesh with `size` ranks."""
 
     name: str
     size: int
@@ -56,14 +56,14 @@ class Span:
 
 
 Box = tuple[Span, ...]
-"""Ranks whose coordinate lies in every span; an axis that is not named is not limited."""
+"""Ranks whose coordinate lies in every span; other axes are not limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Neighbouring axes of the mesh seen as one: a data axis that is split at the node, say.
+    """Neighbouring axes of the mesh that also count as one, such as a data axis split by node.
 
-    The last of `axes` varies fastest with the coordinate. Layouts and views may be cut along the
+    The last of `axes` varies fastest with the coordinate. Layouts and views may be split along the
     joined axis or along one of its parts; groups and boxes name the parts.
     """
 
@@ -97,7 +97,7 @@ class Mesh:
         return prod(axis.size for axis in self.axes)
 
     def axis_size(self, name: str) -> int:
-        """Ranks along axis `name`.
+        """Return the number of ranks along axis `name`.
 
         Raises:
             MeshError: the mesh has no such axis.
@@ -108,7 +108,7 @@ class Mesh:
         return prod(self.axis_size(part) for part in self.parts(name))
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the axes that axis `name` consists of: itself, or those that it joins.
+        """Return the axes of which axis `name` consists: itself, or the axes that it joins.
 
         Raises:
             MeshError: the mesh has no such axis.
@@ -123,7 +123,11 @@ class Mesh:
         raise MeshError(f"no axis {name!r}; the mesh has {known or 'none'}")
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return where `rank` sits: axis name to coordinate, along joined axes too."""
+        """Return the coordinates of `rank` by axis name, with those along joined axes.
+
+        Raises:
+            MeshError: the mesh has no such rank.
+        """
         if not 0 <= rank < self.size:
             raise MeshError(f"rank {rank} is outside 0 to {self.size - 1}")
         found: dict[str, int] = {}
@@ -132,7 +136,7 @@ class Mesh:
         return self.completed({axis.name: found[axis.name] for axis in self.axes})
 
     def completed(self, coordinates: Coordinates) -> dict[str, int]:
-        """`coordinates`, which name every single axis, with those along joined axes."""
+        """Return `coordinates`, which name every single axis, plus those along joined axes."""
         found = dict(coordinates)
         sizes = {axis.name: axis.size for axis in self.axes} if self.joined else {}
         for joined in self.joined:
@@ -150,10 +154,10 @@ class Mesh:
         return number
 
     def limits(self, box: Box) -> dict[str, range]:
-        """Coordinates of `box` along every axis, in the order of the axes.
+        """Return the coordinates of `box` along every axis, in the order of the axes.
 
         Raises:
-            MeshError: a span names no axis, leaves the mesh, or an axis is named twice.
+            MeshError: a span names an unknown axis or leaves the mesh, or two spans name one axis.
         """
         limits = {axis.name: range(axis.size) for axis in self.axes}
         named: set[str] = set()
@@ -175,23 +179,23 @@ class Mesh:
         return prod(len(limit) for limit in self.limits(box).values())
 
     def box_holds(self, box: Box, coordinates: Coordinates) -> bool:
-        """Return whether the rank at `coordinates` is in `box`."""
+        """Return True if the rank at `coordinates` is in `box`."""
         return all(coordinates[span.axis] in span.coordinates for span in box)
 
     def boxes_meet(self, one: Box, other: Box) -> bool:
-        """Return whether some rank is in both boxes."""
+        """Return True if the boxes have a rank in common."""
         first, second = self.limits(one), self.limits(other)
         return all(_meet(first[name], second[name]) for name in first)
 
     def ranks(self, box: Box = ()) -> Iterator[int]:
-        """Rank numbers in `box`, ascending. Costs as much as there are ranks."""
+        """Yield rank numbers in `box`, ascending. The cost is linear in the size of the mesh."""
         for rank in range(self.size):
             if self.box_holds(box, self.coordinates(rank)):
                 yield rank
 
 
 def _meet(one: range, other: range) -> bool:
-    """Return whether two ranges have a number in common."""
+    """Return True if two ranges have a number in common."""
     if one.step == other.step == 1:
         return max(one.start, other.start) < min(one.stop, other.stop)
     return any(each in other for each in one)
@@ -199,11 +203,11 @@ def _meet(one: range, other: range) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A partition of some ranks into communicators, by formula.
+    """A partition of some ranks into communicators, defined by axes.
 
-    Ranks in `where` that differ only along `axes` belong together. The name is the identity of
-    the communicator: two groups over the same ranks are two communicators, and operations of one
-    run one at a time in issue order.
+    Ranks in `where` that differ only along `axes` form one communicator. The name identifies the
+    communicator: two groups over the same ranks are two communicators, and operations of one run
+    one at a time in issue order.
     """
 
     name: str
@@ -211,16 +215,16 @@ class Group:
     where: Box = ()
 
     def size(self, mesh: Mesh) -> int:
-        """Ranks in one communicator of this group."""
+        """Return the number of ranks in one communicator of this group."""
         limits = mesh.limits(self.where)
         return prod(len(limits[axis]) for axis in self.axes)
 
     def holds(self, mesh: Mesh, coordinates: Coordinates) -> bool:
-        """Return whether the rank at `coordinates` belongs to a communicator of this group."""
+        """Return True if the rank at `coordinates` belongs to a communicator of this group."""
         return mesh.box_holds(self.where, coordinates)
 
     def index(self, mesh: Mesh, coordinates: Coordinates) -> int:
-        """Position of the rank inside its communicator, in order of rank number."""
+        """Return the position of the rank in its communicator, in order of rank number."""
         limits = mesh.limits(self.where)
         number = 0
         for axis in mesh.axes:
@@ -230,7 +234,7 @@ class Group:
         return number
 
     def members(self, mesh: Mesh, coordinates: Coordinates) -> tuple[int, ...]:
-        """Rank numbers of the communicator that the rank at `coordinates` belongs to, ascending."""
+        """Return the ranks of the communicator of the rank at `coordinates`, ascending."""
         limits = mesh.limits(self.where)
         places: list[dict[str, int]] = [{}]
         for axis in mesh.axes:

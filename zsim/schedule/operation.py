@@ -1,9 +1,10 @@
-"""The operations of a schedule, and the views they act on. All immutable values.
+"""The operations of a schedule, and the views they act on. All are immutable values.
 
-Every operation has an `id`: a path, unique in its program and stable when it is generated again
-(`step/backward/mb1/unit7/reduce3`), which `after`, findings and traces name. On a stream it starts
-when those before it there and those named in `after` have finished. `Allocate`, `Free`, `HostWait`,
-`Branch` and `SetScalar` are actions of the host, taken when the host reaches them.
+Every operation has an `id`: a path, unique in its program and the same each time the schedule is
+generated (`step/backward/mb1/unit7/reduce3`). `after`, findings and traces refer to it. On a
+stream an operation starts when earlier ones of the stream and those named in `after` have
+finished. `Allocate`, `Free`, `HostWait`, `Branch` and `SetScalar` are actions of the host, which
+it carries out as it reaches them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -85,7 +86,7 @@ class Action(StrEnum):
 
 
 BACKWARDS = (Action.BACKWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
-"""Backward of a segment: as a whole, or in two parts, gradients of inputs and then of weights."""
+"""Backward of a segment: as a whole, or first gradients of inputs and then of weights."""
 
 OF_SEGMENTS = (Action.FORWARD, Action.RECOMPUTE, *BACKWARDS)
 """Actions that run a segment of a unit."""
@@ -95,10 +96,10 @@ MAKES_GRADIENTS = (Action.BACKWARD, Action.BACKWARD_WEIGHT)
 
 
 class Role(StrEnum):
-    """Roles of operands in a `Compute`. WORKSPACE is held while it runs, and read by nobody.
+    """Roles of operands in a `Compute`. WORKSPACE is allocated while it runs and never read.
 
-    INTERMEDIATE_GRADIENT is what the first part of a backward leaves for the second: gradients of
-    what operators with parameters have made.
+    INTERMEDIATE_GRADIENT is passed from the first part of a backward to the second: the gradients
+    of the outputs of operators with parameters.
     """
 
     INPUT = "input"
@@ -117,9 +118,9 @@ class Role(StrEnum):
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A view and what it is for. `partial` names the axes over which a written value is a summand.
+    """A view and its role. A written value must still be summed over the axes in `partial`.
 
-    A parameter gradient is Partial over the data axes anyway: every rank has seen other data.
+    A parameter gradient is always partial over the data axes: every rank has different data.
     """
 
     role: Role
@@ -130,7 +131,7 @@ class Operand:
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocate:
-    """The host takes memory for `buffer`. A produced buffer is booked here and bound later."""
+    """The host allocates `buffer`. A produced buffer is only counted here, and bound later."""
 
     id: str
     buffer: str
@@ -147,11 +148,11 @@ class FreeMode(StrEnum):
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
-    """The host gives the memory of `buffer` back; `uses` on other streams touched it.
+    """The host frees the memory of `buffer`, which `uses` on other streams touched.
 
-    WAITED: the home stream waits for them, and the block may be used again at once by an `Allocate`
-    on the same home stream. DEFERRED (record_stream): the memory returns at the first `Allocate`
-    that the host issues after they finished. HOST: the host waits for them first.
+    WAITED: the home stream waits for them, and an `Allocate` on the same home stream may reuse the
+    block at once. DEFERRED (record_stream): the memory returns at the first `Allocate` that the
+    host issues after they finished. HOST: the host waits for them first.
     """
 
     id: str
@@ -165,18 +166,19 @@ class Free:
 class Compute:
     """One segment of a unit for one micro-batch, or a step of the optimizer on a shard.
 
-    Parameter and gradient operands follow the order of the unit's parameters. What each action
-    reads and writes is `accesses`. `scalars` are read as the host issues it: the step for UPDATE
-    (its rule may name another, the learning rate), the loss scale for UNSCALE and CLIP.
+    Parameter and gradient operands follow the order of the unit's parameters. `accesses` states
+    which operands each action reads and writes. The host reads `scalars` when it issues the
+    operation: the step for UPDATE (its rule may name another, the learning rate), the loss scale
+    for UNSCALE and CLIP.
 
     UPDATE has a rule (Adam or SGD) and element-wise operands of one size; Adam's moments are first
     and second, in this order, SGD's is its momentum buffer. CLIP has a `ClipNorm` and reads one
-    element, the sum of squares. NORM writes the sum of squares of its gradients, each logical
-    element counted once over ranks that hold copies (the layout says which); FINITE 1 where a
-    gradient is not finite, else 0; AMAX the largest magnitude of each operand that it reads, in
-    their order; INITIALIZE initial values of what the buffer's layout names,
-    zero in the padding; LOAD a micro-batch of data. FORWARD and RECOMPUTE of a segment with
-    dropout say what they `draw` with. A backward in two parts is BACKWARD_INPUT, then
+    element, the sum of squares. NORM writes the sum of squares of its gradients and counts each
+    logical element once over ranks that hold copies (stated by the layout). FINITE writes 1 if a
+    gradient is not finite, else 0. AMAX writes the largest magnitude of each operand that it
+    reads, in their order. INITIALIZE writes initial values of the parameters in the buffer's
+    layout, and zero padding. LOAD writes a micro-batch of data. FORWARD and RECOMPUTE of a segment
+    with dropout have a `draw` of random numbers. A backward in two parts is BACKWARD_INPUT, then
     BACKWARD_WEIGHT of the same segment and micro-batch.
     """
 
@@ -198,7 +200,7 @@ class Compute:
 class Together:
     """Several operations of one group issued as one (ncclGroupStart, coalescing).
 
-    They start together and finish together; the members name no edges of their own.
+    They start and finish at the same time; the members have no `after`.
     """
 
     id: str
@@ -226,7 +228,7 @@ class Together:
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """Every element of `target` becomes `value`, times the host scalar `scalar` where named."""
+    """Set every element of `target` to `value`, times the host scalar `scalar` if given."""
 
     id: str
     stream: str
@@ -239,11 +241,11 @@ class Fill:
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """`target` becomes (or, accumulating, grows by) `source` / `divisor`, cast to its dtype.
+    """Set `target` to `source` / `divisor`, or with `accumulate` add it; cast to the target.
 
-    With `by_parameter` both are whole buffers with layouts, less their room: what both hold of a
-    parameter is copied, what none covers in the target becomes zero. It is `launches` kernels; none
-    where the kernels that make the source do it as they go.
+    With `by_parameter` the views are whole buffers with layouts, without room beyond the layout.
+    Elements of parameters that both hold are copied; others of the target become zero. The copy is
+    `launches` kernels; 0 if the kernels that make the source also write the copy.
     """
 
     id: str
@@ -266,7 +268,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FileTransfer(Copy):
-    """A copy of bytes as they are: it neither casts, nor divides, nor adds."""
+    """A copy of unchanged bytes: without cast, division or addition."""
 
     def __post_init__(self) -> None:
         if self.accumulate or self.by_parameter or (self.divisor, self.launches) != (1, 1):
@@ -276,23 +278,23 @@ class _FileTransfer(Copy):
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read(_FileTransfer):
-    """Bytes of a file on NVMe go to memory: the host's, or with GPUDirect Storage the device's.
+    """Read bytes of a file on NVMe into host memory, or device memory with GPUDirect Storage.
 
-    The stream is an I/O handle, which takes its requests first in, first out (DeepSpeed
-    `csrc/aio`): to wait on a handle is a `HostWait` for its last operation.
+    The stream is an I/O handle, which serves requests first in, first out (DeepSpeed `csrc/aio`):
+    a wait on a handle is a `HostWait` for its last operation.
     """
 
 
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write(_FileTransfer):
-    """Bytes of memory go to a file on NVMe, on the stream of an I/O handle, as a `Read` does."""
+    """Write bytes of memory to a file on NVMe, on the stream of an I/O handle like a `Read`."""
 
 
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWait:
-    """The host stops until `operation` has finished."""
+    """The host blocks until `operation` has finished."""
 
     id: str
     operation: Edge
@@ -300,9 +302,9 @@ class HostWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetScalar:
-    """The host scalar becomes scalar * multiply + add, kept within `minimum` and `maximum`.
+    """Set the host scalar to scalar * multiply + add, clamped to `minimum` and `maximum`.
 
-    With `counter` and `every`, only when the host scalar `counter` is a multiple of `every`.
+    With `counter` and `every`, only if the host scalar `counter` is a multiple of `every`.
     """
 
     id: str
@@ -321,7 +323,7 @@ class Branch:
 
     Otherwise it runs `otherwise`. The number is one element, `value`, or `scalar`, which the host
     counts itself. A value is the output of a collective over a group that holds every rank that
-    runs the branch. `after` on an operation of the list not taken is satisfied.
+    runs the branch. An `after` that names an operation of the list not taken counts as satisfied.
     """
 
     id: str
@@ -333,7 +335,7 @@ class Branch:
 
     @property
     def number(self) -> View | str:
-        """Return what it reads: a view, or the name of a scalar."""
+        """The view or the name of the scalar that the branch reads."""
         return self.value or self.scalar or ""
 
 
@@ -344,7 +346,7 @@ Operation = Allocate | Free | StreamOperation | HostWait | SetScalar | Branch
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Yield all in program order, both lists of a branch after it; no members of a `Together`."""
+    """Yield operations in program order, both lists of a branch after it; no Together members."""
     for operation in operations:
         yield operation
         if type(operation) is Branch:

@@ -1,8 +1,8 @@
-"""A list of operations that grows, one method per operation.
+"""A growing list of operations, with one method per operation.
 
-Every operation of every schedule is made here: `build.step` and `build.setup` of a schedule that is
-written by hand are each an `OperationList`, and so is the writer that the scheduler and all
-runtimes write with.
+Every operation of every schedule is created here. `build.step` and `build.setup` of a schedule
+that is written by hand are each an `OperationList`, and so is the writer of the scheduler and of
+all runtimes.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ _compute, _copy = quick_maker(Compute), quick_maker(Copy)
 
 
 def _operands(given: Iterable[tuple[Role, View] | Operand]) -> tuple[Operand, ...]:
-    """Return operands; a tuple of them as it is, by which proofs know what comes again."""
+    """Return operands; keep a tuple of operands, by whose identity proofs recognise repetition."""
     if isinstance(given, tuple) and all(isinstance(each, Operand) for each in given):
         return cast("tuple[Operand, ...]", given)
     return tuple(
@@ -51,7 +51,7 @@ def _operands(given: Iterable[tuple[Role, View] | Operand]) -> tuple[Operand, ..
 
 
 class OperationList(HostActions):
-    """The operations of setup, of a step, or of one side of a branch, as they are written."""
+    """A growing list of operations: setup, a step, or one list of a branch."""
 
     def compute(
         self,
@@ -69,7 +69,7 @@ class OperationList(HostActions):
         rule: Rule | None = None,
         draw: Draw | None = None,
     ) -> str:
-        """Run `action` on the operands: pairs of role and view, or `Operand` to say more."""
+        """Run `action` on operands, given as (role, view) or `Operand`; return the id."""
         return self.add(
             _compute(
                 self.path(name),
@@ -128,7 +128,7 @@ class OperationList(HostActions):
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
-        """Reduce `source` over ranks, keep the own part in `target`."""
+        """Reduce `source` over ranks; each rank keeps its own part in `target`."""
         source = self.view(source)
         wire = self.buffers[source.buffer].dtype
         return self.add(
@@ -159,7 +159,7 @@ class OperationList(HostActions):
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
-        """Reduce `source` over ranks into `target`, in place where none is given."""
+        """Reduce `source` over ranks into `target`, in place without a target."""
         source = self.view(source)
         wire = self.buffers[source.buffer].dtype
         return self.add(
@@ -188,7 +188,7 @@ class OperationList(HostActions):
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
-        """Copy `source` of the group's member `root` to `target` of all."""
+        """Copy `source` of the group's member `root` to `target` of all members."""
         source = self.view(source)
         return self.add(
             Broadcast(
@@ -213,7 +213,7 @@ class OperationList(HostActions):
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
-        """Send `source` to the member `offset` places on."""
+        """Send `source` to the member `offset` places further in the group."""
         source = self.view(source)
         return self.add(
             Send(
@@ -237,7 +237,7 @@ class OperationList(HostActions):
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
     ) -> str:
-        """Receive `target` from the member `offset` places on."""
+        """Receive `target` from the member `offset` places further in the group."""
         target = self.view(target)
         return self.add(
             Receive(
@@ -252,7 +252,11 @@ class OperationList(HostActions):
         )
 
     def together(self, name: str, count: int, *, after: Iterable[Edge] = ()) -> str:
-        """Issue the last `count` operations, all communication, as one."""
+        """Replace the last `count` operations, all communication, by one `Together`.
+
+        Raises:
+            TypeError: one of them is not communication.
+        """
         members: list[Communication] = []
         for operation in self.operations[-count:]:
             if not isinstance(operation, Communication):
@@ -278,7 +282,7 @@ class OperationList(HostActions):
         stream: str = COMPUTE,
         after: Iterable[Edge] = (),
     ) -> str:
-        """Write `value` into `target`."""
+        """Write `value` into `target`, times the host scalar `scalar` if given."""
         return self.add(
             Fill(
                 id=self.path(name),
@@ -321,7 +325,7 @@ class OperationList(HostActions):
     def read(
         self, name: str, source: Memory, target: Memory, *, stream: str, after: Iterable[Edge] = ()
     ) -> str:
-        """Read `source`, which is in a file, to `target` in memory; `stream` is an I/O handle."""
+        """Read `source`, in a file, into `target` in memory; `stream` is an I/O handle."""
         source, target = self.view(source), self.view(target)
         path = self.path(name)
         return self.add(
@@ -339,5 +343,5 @@ class OperationList(HostActions):
         )
 
     def side(self, name: str) -> "OperationList":
-        """Return an empty list for one side of a branch called `name`."""
+        """Return an empty list for the list `name` of a branch."""
         return OperationList(self.path(name), self.buffers)

@@ -1,4 +1,4 @@
-"""Moves of a copy by parameter: which places of its source go to which of its target."""
+"""Moves of a copy by parameter: which places of the source are copied to which of the target."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -12,9 +12,9 @@ from zsim.schedule.schedule import Buffer, Program, Schedule
 
 
 class Rows(NamedTuple):
-    """`rows` rows of `size` elements each: row i goes from `source` + i x `source_step`.
+    """`rows` rows of `size` elements: row i is copied from `source` + i * `source_step`.
 
-    It goes to `target` + i x `target_step`. Of one row both steps are its size.
+    Its target is `target` + i * `target_step`. If there is one row, both steps are its size.
     """
 
     source: int
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """Moves, and the padding of the target: (start, size) of what no parameter covers."""
+    """Moves, and the target's padding: (start, size) of ranges that belong to no parameter."""
 
     moves: tuple[Rows, ...]
     padding: tuple[tuple[int, int], ...]
@@ -36,10 +36,10 @@ class Rearrangement:
 def rearrangement(
     schedule: Schedule, program: Program, copy: Copy, coordinates: Coordinates
 ) -> Rearrangement:
-    """Return what `copy`, which is by parameter, does on the rank at `coordinates`.
+    """Return the moves and padding of `copy`, by parameter, on the rank at `coordinates`.
 
-    Places are counted in elements from the start of each buffer. Costs as much as there are pieces
-    of parameters that lie in one, so it is asked once and kept.
+    Places are in elements from the start of each buffer. The cost is linear in the number of
+    pieces of parameters in a buffer, so callers keep the result.
     """
     target = program.by_name[copy.target.buffer]
     there = tuple(held(schedule, target, coordinates))
@@ -60,7 +60,7 @@ def held(schedule: Schedule, buffer: Buffer, coordinates: Coordinates) -> Iterat
 
 
 def _moves(source: Iterable[Fragment], target: Iterable[Fragment]) -> Iterator[Rows]:
-    """Single rows, in the order of the target's fragments."""
+    """Yield single rows, in the order of the target's fragments."""
     found: dict[str, list[Fragment]] = {}
     for fragment in source:
         found.setdefault(fragment.parameter, []).append(fragment)
@@ -83,7 +83,7 @@ def _moves(source: Iterable[Fragment], target: Iterable[Fragment]) -> Iterator[R
 
 
 def _joined(moves: Iterable[Rows]) -> Iterator[Rows]:
-    """Rows of one size at equal distances as one, and neighbours as one longer row."""
+    """Merge rows of one size at equal distances, and adjacent rows into one longer row."""
     last: Rows | None = None
     for move in moves:
         if last is None:
@@ -108,7 +108,7 @@ def _joined(moves: Iterable[Rows]) -> Iterator[Rows]:
 
 
 def _gaps(fragments: Iterable[Fragment], elements: int) -> Iterator[tuple[int, int]]:
-    """(start, size) of what none of `fragments` covers of `elements`."""
+    """Yield (start, size) of each range of `elements` that no fragment covers."""
     end = 0
     for fragment in sorted(fragments, key=lambda each: each.position):
         if fragment.position > end:

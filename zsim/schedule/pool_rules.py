@@ -1,4 +1,4 @@
-"""Rules of pools: how large a slot is, what may lie in a file, and what moves between places."""
+"""Rules of pools: sizes of slots, buffers allowed in files, and transfers between places."""
 
 from collections.abc import Mapping
 
@@ -7,10 +7,10 @@ from zsim.schedule.program import Buffer, Place, Pool, ScheduleError
 
 
 def inspect_slots(pool: Pool) -> None:
-    """Check that the capacity of a pool of slots is a number of them.
+    """Raise ScheduleError unless a pool of slots has a whole number of non-empty slots.
 
     Raises:
-        ScheduleError: it is not, or a slot has no bytes.
+        ScheduleError: it does not, or a slot has no bytes.
     """
     if pool.slot_bytes is None:
         return
@@ -24,10 +24,10 @@ def inspect_slots(pool: Pool) -> None:
 
 
 def inspect_place(where: str, buffer: Buffer, pool: Pool) -> None:
-    """Check that a buffer can be in `pool`: it is one slot, and is not produced in a file.
+    """Raise ScheduleError unless `pool` can hold a buffer.
 
     Raises:
-        ScheduleError: it cannot.
+        ScheduleError: the buffer has not the size of a slot, or is produced in a file.
     """
     if pool.slot_bytes not in (None, buffer.size_bytes):
         raise ScheduleError(
@@ -40,10 +40,10 @@ def inspect_place(where: str, buffer: Buffer, pool: Pool) -> None:
 def inspect_file_transfer(
     transfer: Read | Write, by_name: Mapping[str, Buffer], pools: Mapping[str, Pool]
 ) -> None:
-    """Check that a `Read` is from NVMe to memory, a `Write` the other way, both in one format.
+    """Raise ScheduleError unless a `Read` is from NVMe to memory and a `Write` the reverse.
 
     Raises:
-        ScheduleError: it is not.
+        ScheduleError: it is not, or source and target differ in format.
     """
     source, target = (by_name[each.buffer] for each in (transfer.source, transfer.target))
     if source.dtype is not target.dtype:

@@ -32,7 +32,7 @@ from zsim.strategy.strategy import Strategy
 
 
 class ScheduleError(ValueError):
-    """A schedule that is not well formed; the message starts with the path of the fault."""
+    """Raised for a malformed schedule; the message starts with the path of the fault."""
 
 
 class Place(StrEnum):
@@ -51,18 +51,18 @@ class Scope(StrEnum):
 
 
 class Discipline(StrEnum):
-    """Disciplines by which a pool hands out memory: see `zsim.memory`."""
+    """Allocators of a pool: see `zsim.memory`."""
 
     EXACT = "exact"
-    """A block is as large as the buffer asks for, and nothing is kept."""
+    """A block has exactly the size of the buffer, and no memory is cached."""
     CACHING = "caching"
-    """As PyTorch's caching allocator does by default."""
+    """PyTorch's caching allocator with its default settings."""
     EXPANDABLE = "expandable"
-    """As PyTorch's caching allocator does with `expandable_segments`."""
+    """PyTorch's caching allocator with `expandable_segments`."""
 
 
 class Kind(StrEnum):
-    """Kinds of buffers; memory is reported by them."""
+    """Kinds of buffers, by which memory is reported."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -82,8 +82,8 @@ class Pool:
     """Memory at one place. Without `capacity_bytes` the cluster's hardware is the limit.
 
     On NVMe it is a file of each rank, in which a buffer is a range of bytes. A pool with
-    `slot_bytes` is cut into slots (the pinned buffers of DeepSpeed's swappers): a buffer takes one,
-    and is used as far as it needs; the capacity is a number of them.
+    `slot_bytes` is divided into slots (the pinned buffers of DeepSpeed's swappers). A buffer
+    occupies one slot, even if it is smaller; the capacity is a multiple of the slot size.
     """
 
     name: str
@@ -100,11 +100,12 @@ class Buffer:
     """`elements` of `dtype` in `pool`, on every rank of the role.
 
     `home` is the stream on which its memory is reused: that of its first writer. A `produced`
-    buffer is made by autograd (outputs, saved tensors, gradients): `Allocate` books it, the backend
-    binds it when the operation that writes it returns, and drops it at `Free`. With `layout` the
-    buffer holds that flat tensor, or with `shard` only the segment that the rank owns along that
-    axis. One that `has_room` may be larger than the tensor, which then stands at its start. With a
-    `course` it is the last one that is allocated before a segment runs whose tensors are known.
+    buffer is made by autograd (outputs, saved tensors, gradients): `Allocate` counts its memory,
+    the backend binds it when the operation that writes it returns, and drops it at `Free`. With
+    `layout` the buffer holds that flat tensor, or with `shard` only the segment that the rank owns
+    along that axis. A buffer that `has_room` may be larger than the tensor, which starts at its
+    first element. A buffer with a `course` is the last one allocated before a segment whose
+    tensors are known.
     """
 
     name: str
@@ -124,12 +125,12 @@ class Buffer:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the buffer takes on one rank."""
+        """Bytes of the buffer on one rank."""
         return self.elements * self.dtype.size_bytes
 
     @property
     def has_room(self) -> bool:
-        """Return whether it may be larger than its layout: runtimes size buckets themselves."""
+        """Whether it may be larger than its layout: runtimes choose the sizes of buckets."""
         return self.kind is Kind.COMMUNICATION and self.shard is None
 
 
@@ -137,7 +138,7 @@ class Buffer:
 class Scalar:
     """A number that every host keeps from step to step: loss scale, step, skipped steps.
 
-    One that is `given` is a learning rate on a schedule: the caller gives it before each step.
+    A `given` scalar is a learning rate with a schedule: the caller sets it before each step.
     """
 
     name: str
@@ -153,27 +154,27 @@ class RankRole:
     boxes: tuple[Box, ...] = ((),)
 
     def holds(self, mesh: Mesh, coordinates: Coordinates) -> bool:
-        """Return whether the rank at `coordinates` plays this role."""
+        """Return True if the rank at `coordinates` has this role."""
         return any(mesh.box_holds(box, coordinates) for box in self.boxes)
 
     def size(self, mesh: Mesh) -> int:
-        """Ranks in the role."""
+        """Return the number of ranks in the role."""
         return sum(mesh.box_size(box) for box in self.boxes)
 
 
 MEMORY = frozenset({Allocate, Free})
-"""Operations that take memory, or give it back."""
+"""Operations that allocate or free memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Program:
-    """The program of the ranks of one role: `setup` once, then `step` again and again.
+    """The program of the ranks of one role: `setup` once, then `step` repeatedly.
 
-    `persistent` buffers are alive before and after every step, and no others are. It uses `groups`,
-    `defers` where some free is deferred: then what is alive when depends on time, and `branches`
-    where the host decides which operations it issues. `setup_work`
-    and `step_work` are the operations of each part, with both lists of a branch after it, but
-    allocations and frees, which are two of three.
+    Exactly the `persistent` buffers are alive before and after every step. `groups` are the groups
+    it uses. `defers` is True if some free is deferred; then lifetimes depend on time. `branches`
+    is True if the host decides which operations it issues. `setup_work` and `step_work` are the
+    operations of each part, with both lists of a branch after it, except allocations and frees,
+    two thirds of all.
     """
 
     role: str
@@ -236,7 +237,7 @@ class Program:
 
     @property
     def patterns(self) -> tuple[Operation, ...]:
-        """Return what touches buffers in both parts, as `zsim.schedule.access.distinct` says."""
+        """Operations of both parts that touch buffers, without repetitions (`access.distinct`)."""
         found = self._patterns
         if found is None:
             found = (*distinct(self.setup_work), *self.step_patterns)
@@ -245,7 +246,7 @@ class Program:
 
     @property
     def step_patterns(self) -> tuple[Operation, ...]:
-        """Return the same of the step."""
+        """Operations of the step that touch buffers, without repetitions."""
         found = self._step_patterns
         if found is None:
             found = tuple(distinct(self.step_work))
@@ -258,9 +259,9 @@ class Program:
 class LogicalParameter:
     """A tensor of weights: its name, and its elements on one rank of the tensor axis.
 
-    One that is `frozen` is not trained: it stays as set-up leaves it. `rule` is how it is updated,
-    where that is not the optimizer of the contract's strategy. One in `float8` may be gathered, and
-    read, in 8-bit floats.
+    A `frozen` parameter is not trained: it keeps its value from setup. `rule` is its optimizer if
+    that differs from the one of the contract's strategy. A `float8` parameter may be gathered and
+    read in 8-bit floats.
     """
 
     name: str
@@ -274,8 +275,8 @@ class LogicalParameter:
 class WireBytes:
     """Ring-equivalent bytes that one rank sends in a step, by group and collective.
 
-    `scalar` marks collectives of one element per rank (norm, overflow), which are listed apart.
-    Without a `role` they are those of any rank.
+    `scalar` marks collectives of one element per rank (norm, overflow), which are listed
+    separately. Without a `role` they are those of any rank.
     """
 
     group: str
@@ -304,14 +305,14 @@ class FileBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """Promises of a schedule, which it is judged against.
+    """Promises of a schedule, against which it is checked.
 
-    `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
-    Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.
-    `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
-    promised volume of a step, of every role that they name or of all, and `host_bytes` what it
-    copies between device and host; `file_bytes` is what it reads and writes on NVMe. Of a branch,
-    `otherwise` counts. What is left out is not promised.
+    `loss_divisor` divides the sum of gradients over ranks and micro-batches. Ranks that differ
+    along `data_axes`, which are single axes of the mesh, see different data. `peak_bytes` promises
+    the peak of each pool, as (role, pool, bytes). `wire_bytes` promises the volume that a step
+    sends, for every role that it names or for all, `host_bytes` the volume copied between device
+    and host, and `file_bytes` the volume read and written on NVMe. A branch counts with its list
+    `otherwise`. None and empty fields promise nothing.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()
@@ -330,7 +331,7 @@ class Contract:
 
     @property
     def rules(self) -> dict[str, Optimizer]:
-        """By name of a parameter the rule that it is updated by, where somebody says one."""
+        """The optimizer of each parameter by name; parameters without one are omitted."""
         default = None if self.strategy is None else self.strategy.train.optimizer
         rules = {each.name: each.rule or default for each in self.parameters}
         return {name: rule for name, rule in rules.items() if rule is not None}
@@ -340,10 +341,9 @@ class Contract:
 class UncheckedSchedule:
     """Programs of all roles over one mesh, with the groups, pools and layouts they name.
 
-    Nobody has looked whether they are: that is what `Schedule` adds. Streams that are
-    `host_threads` run their operations on the processors of the host, the others on the device. In
-    one `with_host_time` what hosts take stands among the operations, and to issue them costs
-    nothing.
+    It is not validated; `Schedule` is. Streams in `host_threads` run their operations on the
+    processors of the host, the others on the device. In a schedule `with_host_time` the host's
+    work is part of the operations, so that issuing them takes no further time.
     """
 
     name: str
@@ -373,7 +373,7 @@ class UncheckedSchedule:
         return strategy is not None and strategy.offload.delayed_update
 
     def role_of(self, rank: int) -> RankRole:
-        """Return the role that `rank` plays."""
+        """Return the role of `rank`."""
         coordinates = self.mesh.coordinates(rank)
         return next(role for role in self.roles if role.holds(self.mesh, coordinates))
 
@@ -385,7 +385,7 @@ class UncheckedSchedule:
     def extent(self, view: View, coordinates: Coordinates) -> tuple[int, int]:
         """Return start and size, in elements, of `view` in its buffer on the rank at `coordinates`.
 
-        `coordinates` are along joined axes too, as `Mesh.coordinates` has them.
+        `coordinates` include those along joined axes, as returned by `Mesh.coordinates`.
         """
         if view.layout is not None:
             layout = self.layout_by_name[view.layout]

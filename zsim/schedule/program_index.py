@@ -1,7 +1,7 @@
-"""A program with numbers for names: what checks walk over, since comparing numbers is cheap.
+"""A program with numbers in place of names, for checks: numbers are cheap to compare.
 
-Setup and the step are numbered apart. Nothing here judges: an edge to an operation that is not
-issued before is set aside in `forward`.
+Setup and the step are numbered separately. Nothing is checked here: edges to operations that are
+not issued before are collected in `forward`.
 """
 
 from collections.abc import Sequence
@@ -38,22 +38,22 @@ HOST = -1
 """The stream of an action of the host."""
 
 ALLOCATE, FREE, READ, WRITE, WHOLE, UPDATE = b"AFrwWu"
-"""What an operation does to a buffer. WHOLE writes every element, UPDATE reads and writes."""
+"""Effects of operations on buffers. WHOLE writes every element, UPDATE reads and writes."""
 
 ACTIONS = frozenset({HostWait, SetScalar, Branch})
-"""Of the host alone, beside allocations and frees."""
+"""Actions of the host other than allocations and frees."""
 
 MOVES = frozenset({Copy, Read, Write, Fill})
-"""What moves elements and needs no other rank."""
+"""Operations that move elements within one rank."""
 
 HostAction = HostWait | SetScalar | Branch
-"""One of them."""
+"""One of the operations in `ACTIONS`."""
 
 Movement = Copy | Fill | Communication | Together
-"""What moves elements, on one rank or between several."""
+"""Operations that move elements, within one rank or between ranks."""
 
 Touched = tuple[tuple[str, int], ...]
-"""What an operation does to each buffer that it touches."""
+"""Effect of an operation on each buffer that it touches."""
 
 _CODES = {
     action: {
@@ -65,7 +65,7 @@ _CODES = {
 
 
 def _both(one: int, other: int) -> int:
-    """Return what two views of one buffer come to."""
+    """Return the combined effect of two views of one buffer."""
     if one == other:
         return one
     return UPDATE if READ in (one, other) or UPDATE in (one, other) else WHOLE
@@ -73,9 +73,9 @@ def _both(one: int, other: int) -> int:
 
 @dataclass(slots=True)
 class History:
-    """Accesses to one buffer, in program order: by which operation, and of what kind.
+    """Accesses to one buffer, in program order: the number of each operation, and its effect.
 
-    `away` says that some operation touches it on another stream than its home.
+    `away` is True if some operation touches the buffer on a stream other than its home.
     """
 
     home: int
@@ -88,24 +88,25 @@ class Numbered:
     """Operations of setup or of the step, numbered in program order.
 
     Attributes:
-        operations: both lists of a branch stand after the branch.
+        operations: all operations; both lists of a branch follow it.
         index: number of an operation of a stream by its id.
-        items: numbers of the operations that stand outside branches.
+        items: numbers of the operations outside branches.
         sides: the two lists of a branch, by the number of the branch.
-        stream: of each operation, or HOST. Streams are numbered as the schedule names them.
+        stream: of each operation, or HOST. Streams are numbered in the order of the schedule.
         position: of each operation on its stream, from 1 on; of a free that makes its home stream
             wait, the position of that wait; 0 of other actions of the host.
         entries: numbers of the entries of each stream, in the order of their positions.
         edges: operations of the same part, issued before, that must have finished.
         previous: ids whose previous instance must have finished, by operation; most have none.
-        forward: (operation, id) of each edge to what is not issued before.
+        forward: (operation, id) of each edge to an operation that is not issued before.
         group: the group whose communicator an operation occupies, or "".
         communications: numbers of the operations that have a group.
-        history: what happens to each buffer that an operation names.
+        history: effects on each buffer that an operation names.
         memory: numbers of the allocations and frees.
-        computes: numbers of the segments; `updates` of those that are updates of the optimizer.
+        computes: numbers of the `Compute` operations.
+        updates: numbers of the optimizer's updates.
         defers: whether some free is deferred.
-        doubled: operations that touch one buffer through several views, not all of them read.
+        doubled: operations that touch one buffer through several views and write one of them.
         home: the home stream of each buffer.
     """
 
@@ -118,7 +119,7 @@ class Numbered:
         count = len(self.operations)
         self.index: dict[Edge, int] = {}
         self.sides: dict[int, tuple[list[int], list[int]]] = {}
-        # What most actions of the host are; the others change it.
+        # Values of most actions of the host; other operations overwrite them.
         self.stream: list[int] = [HOST] * count
         self.position: list[int] = [0] * count
         self.entries: list[list[int]] = [[] for _ in streams]
@@ -142,20 +143,21 @@ class Numbered:
 
     @property
     def length(self) -> list[int]:
-        """Entries on each stream."""
+        """Number of entries on each stream."""
         return [len(entries) for entries in self.entries]
 
     def _number(self, operations: Sequence[Operation]) -> list[int]:
-        """Go through a list; the numbers of its operations, and after a branch those of its lists.
+        """Assign numbers to a list of operations; return them without those inside branches.
 
-        Of the most frequent kinds first, one question each: this is where a proof begins.
+        The most frequent kinds are tested first, with one test each, since every proof runs this
+        loop.
         """
         items: list[int] = []
         histories, memory = self.history, self.memory
         number = self._next
-        for operation in cast("Sequence[Any]", operations):  # to be told one by one costs as much
+        for operation in cast("Sequence[Any]", operations):  # a cast per operation would be slow
             items.append(number)
-            if type(operation) is Allocate:  # three times as fast as isinstance, where it is not
+            if type(operation) is Allocate:  # if False, three times as fast as isinstance
                 history = histories.get(operation.buffer) or self._of(operation.buffer)
                 history.numbers.append(number)
                 history.codes.append(ALLOCATE)
@@ -188,7 +190,7 @@ class Numbered:
         return items
 
     def _free(self, number: int, free: Free) -> None:
-        """Note what a free waits for."""
+        """Record the operations for which a free waits."""
         self.edges[number] = self._edges(number, free.uses)
         if free.mode is FreeMode.WAITED:
             self.position[number] = self._enter(self.home[free.buffer], number)
@@ -196,7 +198,7 @@ class Numbered:
             self.defers = True
 
     def _act(self, number: int, operation: HostAction) -> tuple[int, ...]:
-        """Return what an action of the host waits for."""
+        """Return the numbers of the operations for which an action of the host waits."""
         match operation:
             case HostWait(operation=edge):
                 return self._edges(number, (edge,))
@@ -213,7 +215,7 @@ class Numbered:
                 assert_never(operation)
 
     def _run(self, number: int, operation: StreamOperation) -> int:
-        """Note where an operation of a stream stands, and what it waits for: the stream."""
+        """Record the position and the edges of an operation on a stream; return the stream."""
         stream = self.stream[number] = self._by_stream[operation.stream]
         entries = self.entries[stream]
         entries.append(number)
@@ -224,7 +226,7 @@ class Numbered:
         return stream
 
     def _compute(self, number: int, stream: int, operation: Compute) -> None:
-        """Note what a segment does to its buffers."""
+        """Record the effects of a `Compute` on its buffers."""
         self.computes.append(number)
         if operation.action is Action.UPDATE:
             self.updates.append(number)
@@ -232,7 +234,7 @@ class Numbered:
             self._touch(number, stream, buffer, code)
 
     def _touch(self, number: int, stream: int, buffer: str, code: int) -> None:
-        """Note what an operation does to a buffer."""
+        """Record the effect of an operation on a buffer."""
         history = self.history.get(buffer) or self._of(buffer)
         history.numbers.append(number)
         history.codes.append(code)
@@ -253,7 +255,7 @@ class Numbered:
         return len(entries)
 
     def _edges(self, number: int, after: tuple[Edge, ...]) -> tuple[int, ...]:
-        """Numbers of what `after` names; what has no number yet and what is previous goes aside."""
+        """Return the numbers of `after`; put unnumbered edges in `forward`, older in `previous`."""
         index = self.index
         if len(after) == 1 and (only := index.get(after[0])) is not None:  # most have one
             return (only,)
@@ -268,12 +270,12 @@ class Numbered:
         return tuple(found)
 
     def _code(self, view: View) -> int:
-        """Return what writing `view` does to its buffer."""
+        """Return the effect on its buffer of a write to `view`."""
         whole = view.size == self._elements[view.buffer] and view.axis is view.layout is None
         return WHOLE if whole else WRITE
 
     def _computes(self, number: int, compute: Compute) -> Touched:
-        """Return what a segment does to each buffer; found once for operands that come again."""
+        """Return the effects of a `Compute` on each buffer; cached for operands that recur."""
         operands = compute.operands
         seen = self._seen.get(id(operands))
         if seen is not None and seen[0].action is compute.action:
@@ -312,7 +314,7 @@ class Numbered:
                 found[buffer] = WHOLE
 
     def _move(self, number: int, stream: int, operation: Movement) -> None:
-        """Note what a copy, a fill or a communication does to its buffers."""
+        """Record the effects of a copy, a fill or a communication on its buffers."""
         match operation:
             case Copy() | CollectiveOperation():
                 source, target = operation.source.buffer, operation.target.buffer

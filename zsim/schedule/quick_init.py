@@ -1,7 +1,7 @@
-"""Frozen dataclasses that are made as fast as others.
+"""Frozen dataclasses that are as fast to construct as others.
 
 The `__init__` of a frozen dataclass stores each field by a call of `object.__setattr__`, which is
-most of what it costs to make one: a schedule of a trillion parameters has 60,000 of them.
+most of its cost: a schedule of a trillion parameters has 60,000 such objects.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,19 +12,19 @@ Made = TypeVar("Made")
 
 
 FEW = 4
-"""Fields up to which it is faster to store each by its slot than to open the object for all."""
+"""Up to this number of fields, storing each by its slot is faster than changing the class."""
 
 _SET_CLASS = object.__dict__["__class__"].__set__
 
 
 def quick_init(kind: type[Made]) -> type[Made]:
-    """Give a frozen dataclass with slots an `__init__` that takes the same and is twice as fast.
+    """Replace the `__init__` of a frozen dataclass with slots by one that is twice as fast.
 
-    Slots are written to directly. Where there are more than a few, the object is of a class with
-    the same slots that is not frozen while they are.
+    It writes to slots directly. With more than `FEW` fields, the object has a class with the same
+    slots that is not frozen while they are set.
 
     Raises:
-        TypeError: a field is not given, or its default is made anew for each object.
+        TypeError: a field is not an argument, or has a default factory.
     """
     name = kind.__name__
     known: dict[str, Any] = {"_set_class": _SET_CLASS, "_open": _opened(kind), "_kind": kind}
@@ -56,9 +56,9 @@ def quick_init(kind: type[Made]) -> type[Made]:
 
 
 def quick_maker(kind: type[Made]) -> Callable[..., Made]:
-    """Return a function that makes objects of a class with `quick_init`, of all fields in order.
+    """Return a function that creates objects of a class with `quick_init` from all fields in order.
 
-    That takes a third of the time: for where a hundred thousand are made in one place.
+    It needs a third of the time, for places that create a hundred thousand objects.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     return _maker(kind, names, [f"  self.{name} = {name}" for name in names])
@@ -67,8 +67,11 @@ def quick_maker(kind: type[Made]) -> Callable[..., Made]:
 def quick_replacer(kind: type[Made], *names: str) -> Callable[..., Made]:
     """Return a function that copies an object of a frozen class with slots, with other fields.
 
-    It takes the object, then the fields `names` in order. `dataclasses.replace`, which asks each
-    time which fields there are, takes ten times as long.
+    Its arguments are the object, then the fields `names` in order. `dataclasses.replace`, which
+    looks up the fields on each call, is ten times as slow.
+
+    Raises:
+        TypeError: the class has no such field.
     """
     every = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if unknown := set(names).difference(every):
@@ -78,7 +81,7 @@ def quick_replacer(kind: type[Made], *names: str) -> Callable[..., Made]:
 
 
 def _maker(kind: type[Made], taken: Sequence[str], stored: Sequence[str]) -> Callable[..., Made]:
-    """Return a function of what is `taken` that makes an object by the lines `stored`."""
+    """Return a function with arguments `taken` that creates an object by the lines `stored`."""
     opened = _opened(kind)
     known: dict[str, Any] = {"_new": opened.__new__, "_open": opened, "_kind": kind}
     lines = [
@@ -95,7 +98,7 @@ def _maker(kind: type[Made], taken: Sequence[str], stored: Sequence[str]) -> Cal
 
 
 def _opened(kind: type) -> type:
-    """Return a class with the same slots whose objects take any value."""
+    """Return a class with the same slots whose objects are not frozen."""
     own = {key: kind.__dict__[key] for key in ("__slots__", "__module__")}
     generic = {"__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
     return type(kind.__name__, kind.__bases__, {**own, **generic})

@@ -1,14 +1,14 @@
-"""Rules of what hosts count and decide on, names apart: see `zsim.schedule.validate`."""
+"""Rules of scalars and branches, except their names: see `zsim.schedule.validate`."""
 
 from zsim.schedule.operation import Branch, SetScalar
 from zsim.schedule.program import ScheduleError
 
 
 def inspect_change(change: SetScalar) -> None:
-    """Check that a change of a scalar can be carried out.
+    """Raise ScheduleError unless a change of a scalar can be carried out.
 
     Raises:
-        ScheduleError: it cannot.
+        ScheduleError: `every` is below 1, or `minimum` is above `maximum`.
     """
     if change.every < 1:
         raise ScheduleError(f"{change.id}: every {change.every} must be at least 1")
@@ -19,10 +19,10 @@ def inspect_change(change: SetScalar) -> None:
 
 
 def inspect_decision(branch: Branch) -> None:
-    """Check that a branch decides on one number.
+    """Raise ScheduleError unless a branch decides on one number.
 
     Raises:
-        ScheduleError: it does not.
+        ScheduleError: it reads neither or both of value and scalar, or several elements.
     """
     if (branch.value is None) is (branch.scalar is None):
         raise ScheduleError(f"{branch.id}: a branch reads either a value or a scalar")

@@ -1,7 +1,7 @@
-"""The schedule: what every rank does in setup and in each step. An immutable, checked value.
+"""The schedule: the operations of every rank in setup and each step. An immutable, checked value.
 
-Building one checks that it is well formed (names exist, views fit, sizes agree); whether it is
-right is for `zsim.proof` to prove. Its parts are in `zsim.schedule.program`, and had from here too.
+The constructor checks that it is well formed (names exist, views fit, sizes agree); `zsim.proof`
+proves that it is correct. Its parts are defined in `zsim.schedule.program` and exported here too.
 """
 
 from copy import copy
@@ -54,7 +54,7 @@ class Schedule(UncheckedSchedule):
     """Programs of all roles over one mesh, with the groups, pools and layouts they name.
 
     Raises:
-        ScheduleError: it is not well formed; the message names where and what is allowed.
+        ScheduleError: it is not well formed; the message names the place and the allowed values.
     """
 
     def __post_init__(self) -> None:
@@ -62,9 +62,9 @@ class Schedule(UncheckedSchedule):
         inspect(self)
 
     def handed_out(self, disciplines: dict[str, Discipline]) -> "Schedule":
-        """Return the schedule with pools of these names handed out so.
+        """Return the schedule with other disciplines for the pools named in `disciplines`.
 
-        Whether it is well formed does not depend on that, and is not looked at again.
+        It is not validated again, since that does not depend on disciplines.
         """
         made = copy(self)
         pools = (

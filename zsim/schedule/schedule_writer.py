@@ -1,4 +1,4 @@
-"""Writer of what the ranks of one role do: buffers by name, operations in order, memory so far."""
+"""Writer of one role's program: buffers by name, operations in order, memory so far."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -17,22 +17,22 @@ from zsim.schedule.schedule import Buffer, Kind, Place, Pool, Program
 
 TO_HOST = "device_to_host"
 FROM_HOST = "host_to_device"
-"""Streams of copies to host memory and back, beside those of kernels and of collectives."""
+"""Streams of copies to host memory and back, separate from kernels and collectives."""
 CPU = "cpu"
-"""The stream of a thread of the host, which updates what is kept there."""
+"""The stream of a host thread, which updates the state in host memory."""
 NVME_READ = "nvme_read"
 NVME_WRITE = "nvme_write"
-"""Streams of the handles that read files and write them."""
+"""Streams of the I/O handles that read and write files."""
 POOL = "device"
 HOST_POOL = "host"
 PAGEABLE_POOL = "pageable"
-"""Host memory that is not pinned: a copy to it, or from it, stops the host until it is done."""
+"""Host memory that is not pinned: a copy to or from it blocks the host until it ends."""
 NVME_POOL = "nvme"
 ROLE = "all"
-"""The role of ranks that all do the same."""
+"""The role of all ranks if they run the same program."""
 
 OPERATIONS_MAX: Final = 500_000
-"""No program of one role is longer: at 0.6 kB each, what a laptop holds; 1,000 layers
+"""Maximum length of a program. At 0.6 kB each, they fit in a laptop's memory; 1,000 layers
 with two micro-batches are 128,000."""
 
 _allocate, _free = quick_maker(Allocate), quick_maker(Free)
@@ -42,8 +42,9 @@ _with_kind = quick_replacer(Buffer, "kind")
 class ScheduleWriter(OperationList):
     """Collects the buffers of a role, and the operations of its setup and then of its step.
 
-    It keeps a ledger of each pool, so that the schedule can promise its peak: memory returns when
-    it is freed, whatever the mode. Its `groups` are those that it needs beside those along axes.
+    It counts the bytes in use of each pool, so that the schedule can promise its peak: a free
+    returns memory at once, whatever its mode. `groups` holds groups needed in addition to those
+    along axes.
     """
 
     def __init__(self, role: str = ROLE, box: Box = ()) -> None:
@@ -90,17 +91,17 @@ class ScheduleWriter(OperationList):
         return name
 
     def count_as_saved(self, name: str) -> None:
-        """Report a buffer as saved activations: what forward left in it lives into backward."""
+        """Report a buffer as saved activations: its content lives from forward into backward."""
         buffer = self.buffers[name]
         if buffer.kind is Kind.WORKSPACE:
             self.buffers[name] = _with_kind(buffer, Kind.SAVED)
 
     def host_buffer(self, name: str, elements: int, dtype: DType, kind: Kind) -> str:
-        """Declare a buffer in the host's memory, first written by a copy out of the device."""
+        """Declare a buffer in host memory that a copy from the device writes first."""
         return self.buffer(name, elements, dtype, kind, pool=HOST_POOL, home=TO_HOST)
 
     def slots(self, name: str, slot_bytes: int, count: int) -> None:
-        """Declare a pool of `count` slots in pinned memory of the host."""
+        """Declare a pool of `count` slots of `slot_bytes` in pinned host memory."""
         capacity = count * slot_bytes
         pool = Pool(name=name, place=Place.HOST, slot_bytes=slot_bytes, capacity_bytes=capacity)
         self.slot_pools.append(pool)
@@ -109,7 +110,7 @@ class ScheduleWriter(OperationList):
         """Append an operation and return its id.
 
         Raises:
-            ModelError: there are too many; it names what makes fewer.
+            ModelError: there are too many; the message names settings that reduce them.
         """
         go_on()
         if len(self.operations) >= OPERATIONS_MAX:
@@ -121,7 +122,7 @@ class ScheduleWriter(OperationList):
         return operation.id
 
     def allocate(self, *buffers: BufferHandle | str) -> None:
-        """Take memory for each buffer."""
+        """Allocate memory for each buffer."""
         for each in buffers:
             name = name_of(each)
             assert name not in self.alive, f"{self.prefix}: {name} is alive"
@@ -142,11 +143,14 @@ class ScheduleWriter(OperationList):
         return found
 
     def count_late(self, pool: str, size_bytes: int) -> None:
-        """Count memory that the step before freed, and that need not be back; less once it is."""
+        """Add bytes that the previous step freed and that may not have returned yet.
+
+        A negative `size_bytes` removes them once they have returned.
+        """
         self.alive_bytes[pool] = self.alive_bytes.get(pool, 0) + size_bytes
 
     def persist(self, name: str) -> str:
-        """Take memory that lives from setup on, through all steps."""
+        """Allocate a buffer that lives from setup on, through all steps."""
         self.persistent.append(name)
         self.allocate(name)
         return name
@@ -158,7 +162,7 @@ class ScheduleWriter(OperationList):
         uses: Iterable[str] = (),
         verb: str = "free",
     ) -> None:
-        """Give the memory of each buffer back after `uses`, as `mode` says."""
+        """Free the memory of each buffer after `uses`, by the given mode."""
         uses = tuple(uses)
         for each in buffers:
             name = name_of(each)
@@ -168,11 +172,11 @@ class ScheduleWriter(OperationList):
             self.add(_free(f"{self.prefix}/{verb}/{name}", name, mode, uses))
 
     def begin_step(self) -> None:
-        """End setup: what is written from now on is the step."""
+        """End setup: later operations belong to the step."""
         self.setup, self.operations = self.operations, []
 
     def fork(self, prefix: str) -> "ScheduleWriter":
-        """Return a writer of one side of a branch: same buffers, a copy of the ledger."""
+        """Return a writer of one list of a branch: same buffers, a copy of the memory counts."""
         side = ScheduleWriter(self.role, self.box)
         side.buffers, side.persistent, side._views = self.buffers, self.persistent, self._views
         side.prefix = prefix
@@ -181,14 +185,14 @@ class ScheduleWriter(OperationList):
         return side
 
     def join(self, side: "ScheduleWriter") -> None:
-        """Go on from where `side` ended."""
+        """Continue from the memory state at the end of `side`."""
         self.alive, self.alive_bytes = side.alive, side.alive_bytes
         self.peak_bytes = {
             pool: max(size, self.peak_bytes.get(pool, 0)) for pool, size in side.peak_bytes.items()
         }
 
     def program(self) -> Program:
-        """Return the program of the role as it stands."""
+        """Return the program of the role written so far."""
         return Program(
             role=self.role,
             buffers=tuple(self.buffers.values()),

@@ -1,4 +1,4 @@
-"""Operands of updates: one that is updated, one gradient, and the moments of the rule."""
+"""Operands of updates: one updated operand, one gradient, and the moments of the rule."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,12 @@ from zsim.strategy.optimizer_rule import Optimizer
 
 
 def inspect_update(update: Compute, scalars: Mapping[str, Scalar]) -> None:
-    """Return if an update has the operands that its rule needs; `scalars` are by name.
+    """Raise ScheduleError unless an update has the operands that its rule needs.
+
+    `scalars` are by name.
 
     Raises:
-        ScheduleError: it has not.
+        ScheduleError: it does not, or its rule is not an optimizer.
     """
     where, rule = update.id, update.rule
     if not isinstance(rule, Optimizer):
@@ -35,10 +37,10 @@ def inspect_update(update: Compute, scalars: Mapping[str, Scalar]) -> None:
 
 
 def need_numbers(compute: Compute, role: Role, count: int) -> None:
-    """Return if the operation has one operand of a role, of so many elements.
+    """Raise ScheduleError unless `compute` has one operand of `role`, of `count` elements.
 
     Raises:
-        ScheduleError: it has not.
+        ScheduleError: it does not.
     """
     sizes = [operand.view.size for operand in compute.operands if operand.role is role]
     if sizes != [count]:

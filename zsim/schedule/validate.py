@@ -1,6 +1,6 @@
-"""Check that a schedule can be read at all: names exist, views fit their buffers, sizes agree.
+"""Check that a schedule is well formed: names exist, views fit their buffers, sizes agree.
 
-Raises on the first fault, with its path. Whether the schedule is right is for `zsim.proof`.
+Raises on the first fault, with its path. `zsim.proof` checks that the schedule is correct.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,10 +42,10 @@ from zsim.strategy.optimizer_rule import ClipNorm
 
 
 def inspect(schedule: UncheckedSchedule) -> None:
-    """Check that `schedule` is well formed.
+    """Raise ScheduleError unless `schedule` is well formed.
 
     Raises:
-        ScheduleError: it is not; the message names where and what is allowed.
+        ScheduleError: it is not; the message names the place and the allowed values.
     """
     _names_differ("group", [group.name for group in schedule.groups])
     _names_differ("layout", [layout.name for layout in schedule.layouts])
@@ -142,11 +142,11 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
 
 
 HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
-"""What an edge cannot name: it is done when the host has passed it."""
+"""Operations that an edge cannot name: they end when the host has passed them."""
 
 
 class _Inspector:
-    """Walks one program, with the names that it may use at hand."""
+    """Checks one program against the names that it may use."""
 
     def __init__(self, schedule: UncheckedSchedule, program: Program) -> None:
         self.schedule = schedule
@@ -156,7 +156,7 @@ class _Inspector:
         self.pools = {pool.name: pool for pool in schedule.pools}
         self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
-        self.good: set[object] = set()  # of views, and of what comes again
+        self.good: set[object] = set()  # ids of views and keys of recurring operations
         self.in_step = False
         self.setup = {operation.id for operation in walk(program.setup)}
         self.awaitable: set[Edge] = set()
@@ -169,7 +169,7 @@ class _Inspector:
         self._inspect_part(self.program.step, self.program.step_work)
 
     def _inspect_part(self, operations: Sequence[Operation], work: Sequence[Operation]) -> None:
-        """Raise on the first fault of a list; most operations need no more than a look."""
+        """Raise on the first fault of a list; most operations need only a quick test."""
         self.awaitable = {each.id for each in work if not isinstance(each, HOST_ACTIONS)}
         for operation in walk(operations):
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
@@ -178,7 +178,7 @@ class _Inspector:
                 self._inspect_operation(operation)
 
     def _comes_again(self, operation: Copy | Compute) -> bool:
-        """Return whether nothing can be wrong: the same was inspected of another micro-batch."""
+        """Return True if the same operation was inspected before, in another micro-batch."""
         key = recurring(operation)
         says_more = isinstance(operation, Compute) and (operation.scalars or operation.draw)
         known = key in self.good and not operation.after and operation.stream in self.streams
@@ -223,7 +223,7 @@ class _Inspector:
 
     def _inspect_operation(self, operation: Operation) -> None:
         where = operation.id
-        match operation:  # the most frequent first: cases are tried one after the other
+        match operation:  # the most frequent first: cases are tried in order
             case Free(buffer=buffer, uses=uses):
                 self._need_buffer(where, buffer)
                 self._inspect_edges(where, uses)
@@ -333,7 +333,7 @@ class _Inspector:
                 measured = sum(each.role is not Role.OUTPUT for each in compute.operands)
                 need_numbers(compute, Role.OUTPUT, measured)
             case _:
-                pass  # what flows and is saved is the model's matter
+                pass  # the model determines which values flow and are saved
 
     def _inspect_draw(self, where: str, action: Action, draw: Draw) -> None:
         if action not in (Action.FORWARD, Action.RECOMPUTE):

@@ -9,7 +9,7 @@ DIVISOR_MAX = 2**53
 
 
 class OperationError(ValueError):
-    """An operation that cannot be."""
+    """Raised for an invalid operation."""
 
 
 @quick_init
@@ -17,10 +17,11 @@ class OperationError(ValueError):
 class View:
     """`size` elements of `buffer` from `start` on.
 
-    With `axis`, the start grows by the rank's coordinate along it times `size`: the own shard. With
-    `layout`, `start` and `size` are a window on that whole tensor, and the view is what the rank's
-    segment has of it, or nothing: so are named parts of uneven shards, and single parameters. The
-    buffer holds the rank's segment or, with `origin`, the window, from its element `origin` on.
+    With `axis`, the view is the rank's own shard: `size` times its coordinate is added to the
+    start. With `layout`, `start` and `size` define a window on that whole tensor, and the view is
+    the part of the window in the rank's segment, possibly empty. Parts of uneven shards and single
+    parameters are named like this. The buffer holds the rank's segment or, with `origin`, the
+    window, from the buffer's element `origin` on.
     """
 
     buffer: str
@@ -50,4 +51,4 @@ class Previous:
 
 
 Edge = str | Previous
-"""What must have finished: an operation by id, or its previous instance."""
+"""An operation that must have finished: by id, or its previous instance."""

@@ -1,4 +1,4 @@
-"""Bounds of views: each lies in its buffer, and a window on its layout, on every rank."""
+"""Bounds of views: on every rank, a view must lie in its buffer, and a window in its layout."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from zsim.schedule.program import Buffer, ScheduleError, UncheckedSchedule
 
 @contextmanager
 def at(where: str) -> Generator[None]:
-    """Faults of the mesh or a layout are faults of the schedule, at `where`."""
+    """Convert faults of the mesh or a layout to ScheduleError, with `where` in the message."""
     try:
         yield
     except ScheduleError:
@@ -20,10 +20,10 @@ def at(where: str) -> Generator[None]:
 
 
 def inspect_view(schedule: UncheckedSchedule, buffer: Buffer, where: str, view: View) -> None:
-    """Return if `view` of `buffer` is there on every rank.
+    """Raise ScheduleError unless `view` of `buffer` exists on every rank.
 
     Raises:
-        ScheduleError: it is not; the message begins with `where`.
+        ScheduleError: it does not; the message starts with `where`.
     """
     if view.layout is not None:
         _inspect_window(schedule, buffer, where, view)
@@ -57,7 +57,7 @@ def _inspect_window(schedule: UncheckedSchedule, buffer: Buffer, where: str, vie
 
 
 def _need_on_every_rank(schedule: UncheckedSchedule, buffer: Buffer, where: str, end: int) -> None:
-    """Refuse a part of a shard that some rank does not have."""
+    """Raise ScheduleError if some rank does not have this part of a shard."""
     layout = schedule.layout_by_name[buffer.layout or ""]
     count = schedule.mesh.axis_size(buffer.shard or "")
     least = min(layout.segment(rank, count)[1] for rank in ranks_of_all_sizes(layout, count))
@@ -67,10 +67,10 @@ def _need_on_every_rank(schedule: UncheckedSchedule, buffer: Buffer, where: str,
 
 
 def ranks_of_all_sizes(layout: Layout, count: int) -> range:
-    """Return ranks with segments of every size that there is."""
+    """Return ranks that include every size of a segment."""
     return range(count) if layout.cuts else range(1)
 
 
 def window_of(view: View) -> tuple[str, int] | None:
-    """Return which window on which layout a view is; None if it is none."""
+    """Return layout and start of a window; None if the view is not a window."""
     return None if view.layout is None else (view.layout, view.start)

@@ -1,1 +1,1 @@
-"""One step of plain training on exact numbers, for proofs to compare with."""
+"""One step of plain training on exact numbers, the reference of proofs."""

@@ -1,9 +1,9 @@
 """Training whose updates are one step late: ZeRO-Offload's delayed parameter update.
 
-Ren et al. 2021, section 5.2. The first steps are plain ones. From then on the gradients of a step
-are kept until the next one has run forward and backward, and are applied then: that step does not
-see them, the one after it does. What is kept beside the gradients is what applying them needs: the
-scale that they were made with, and whether one of them overflowed.
+Ren et al. 2021, section 5.2. The first steps (warm-up) update at once. After them, the gradients
+of a step are kept and applied when the next step has run forward and backward, so that only the
+step after it sees them. The state also holds the loss scale of the kept gradients, and whether one
+of them overflowed.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from zsim.specification.residues import Numbers, product, share
 from zsim.specification.step import TrainingState
 
 Apply = Callable[[TrainingState, dict[str, Numbers]], TrainingState]
-"""The plain update: a state and its mean gradients, the next state."""
+"""The plain update: maps a state and its mean gradients to the next state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +21,12 @@ class DelayedState:
     """State between two steps.
 
     Attributes:
-        training: what the next step computes with.
-        pending: the gradients of the step before, times `scale`.
-        scale: the loss scale that they were made with.
-        overflowed: whether one of them is not finite: then they are never applied.
-        valid: whether there are any; not at first, nor where the last step updated at once.
-        warm_up: steps that are left before updates are delayed.
+        training: the state with which the next step computes.
+        pending: the gradients of the previous step, times `scale`.
+        scale: the loss scale of the pending gradients.
+        overflowed: whether one of them is not finite; such gradients are never applied.
+        valid: whether gradients are pending: not at first, nor if the last step updated at once.
+        warm_up: remaining steps before updates are delayed.
     """
 
     training: TrainingState
@@ -37,7 +37,7 @@ class DelayedState:
     warm_up: float = 0.0
 
     def applied(self, apply: Apply) -> TrainingState:
-        """Return the training once what is pending is applied."""
+        """Return the training state after the pending gradients are applied."""
         if not self.valid or self.overflowed:
             return self.training
         gradients = {
@@ -48,7 +48,7 @@ class DelayedState:
     def after(
         self, gradients: dict[str, Numbers], apply: Apply, *, scale: float, overflows: bool
     ) -> "DelayedState":
-        """Return the state after a step whose mean gradients, times `scale`, are these."""
+        """Return the state after a step with these mean gradients, times `scale`."""
         pending = replace(
             self,
             training=self.applied(apply),

@@ -1,11 +1,10 @@
-"""Numbers that hosts count in training: updates so far, and those of two options.
+"""Numbers that hosts count in training: updates, the loss scale and the warm-up.
 
-With updates that are delayed after a warm-up, the steps of it that are left; with fp16, the dynamic
-loss scale.
+Warm-up steps are counted for delayed updates.
 
-The loss scale is that of Micikevicius et al. 2018 ("Mixed precision training", section 3.2) with
-the constants of the strategy: after an overflow it is backed off, and after so many steps without
-one it grows.
+The dynamic loss scale of fp16 follows Micikevicius et al. 2018 ("Mixed precision training",
+section 3.2) with the constants of the strategy: it shrinks after an overflow and grows after a
+number of steps without one.
 """
 
 from dataclasses import dataclass, replace
@@ -13,14 +12,14 @@ from dataclasses import dataclass, replace
 from zsim.strategy.train import LossScale
 
 HIGHEST = float(2**53)
-"""Whole numbers beyond this are not exact in a float: where hosts stop counting."""
+"""Hosts stop counting here: larger whole numbers are not exact in a float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
     """The numbers of a host between two steps.
 
-    `since` counts steps since the last overflow, `warm_up` those that are left before updates are
+    `since` counts steps since the last overflow, `warm_up` the remaining steps before updates are
     delayed.
     """
 
@@ -30,7 +29,7 @@ class HostState:
     warm_up: float = 0.0
 
     def after(self, law: LossScale | None, *, overflows: bool) -> "HostState":
-        """Return the state after one step; without a law the scale stays."""
+        """Return the state after one step; without a `law` the loss scale is constant."""
         warm_up = max(self.warm_up - 1, 0.0)
         if overflows:
             scale = self.scale if law is None else max(self.scale * law.backoff, law.minimum)

@@ -1,10 +1,11 @@
-"""Exact numbers: residues modulo two primes below 2**31, one lane each, on numpy.
+"""Exact numbers: residues modulo two primes below 2**31, one lane per prime, on numpy.
 
-An array of numbers has the lanes first: shape (2, ...). Two independent lanes make a number of 61
+An array of numbers has shape (2, ...), lanes first. Two independent lanes are equivalent to 61
 bits, and a product of two residues fits in an unsigned integer of 64 bits. Two polynomials that
 differ modulo both primes agree at a random point with probability at most d**2 / 2**BITS, d their
-degree (Schwartz 1980), which is what `zsim.proof` adds up. Constants that differ by less than
-2**BITS differ modulo one of the primes at least; for others the primes are drawn, see `modulo`.
+degree (Schwartz 1980); `zsim.proof` adds up these probabilities. Constants that differ by less
+than 2**BITS differ modulo at least one of the primes; for larger ones the primes are drawn, see
+`modulo`.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -24,20 +25,20 @@ Numbers = NDArray[np.uint64]
 Primes = tuple[int, int]
 
 BITS = 61
-"""Two numbers that are drawn apart are equal with a probability below 2**-BITS."""
+"""Two numbers that are drawn independently are equal with a probability below 2**-BITS."""
 
 LOW, HIGH = 1_518_500_250, 2**31
 """Bounds of primes: the square of the lower one is 2**BITS."""
 
 PRIMES_BITS = 24.8
-"""There are more than 2**PRIMES_BITS primes within these bounds: 29.6 million."""
+"""More than 2**PRIMES_BITS primes lie within these bounds: 29.6 million."""
 
 _PRIMES: ContextVar[Primes] = ContextVar("primes", default=(2_147_483_647, 2_147_483_629))
 
 
 @contextmanager
 def modulo(primes: Primes) -> Generator[Primes]:
-    """Compute modulo `primes` inside; outside it is the two largest below 2**31."""
+    """Compute modulo `primes` inside the context; the default is the two largest below 2**31."""
     token = _PRIMES.set(primes)
     try:
         yield primes
@@ -46,7 +47,7 @@ def modulo(primes: Primes) -> Generator[Primes]:
 
 
 def drawn_primes(seed: int, divisors: Iterable[int] = ()) -> Primes:
-    """Return two primes, always the same for one seed, that divide none of `divisors`."""
+    """Return two primes that divide none of `divisors`; deterministic for a seed."""
     avoided = [each for each in set(divisors) if each]
     found: list[int] = []
     attempt = 0
@@ -61,9 +62,10 @@ def drawn_primes(seed: int, divisors: Iterable[int] = ()) -> Primes:
 
 
 def is_prime(candidate: int) -> bool:
-    """Return True if an odd number from 9 to 2**31 is prime, or an even one is: it is not.
+    """Return True if `candidate` is prime; it must be even or between 9 and 2**31.
 
-    Source: these witnesses decide below 3,215,031,751 (Pomerance, Selfridge and Wagstaff 1980).
+    Even numbers return False. Source: these witnesses decide below 3,215,031,751 (Pomerance,
+    Selfridge and Wagstaff 1980).
     """
     if candidate % 2 == 0:
         return False
@@ -82,7 +84,7 @@ def is_prime(candidate: int) -> bool:
 
 
 def moduli(dimensions: int) -> Numbers:
-    """Return the primes, shaped to go with an array of so many dimensions."""
+    """Return the primes as an array that broadcasts with arrays of `dimensions` dimensions."""
     return _shaped(_PRIMES.get(), dimensions)
 
 
@@ -106,7 +108,7 @@ def total(one: Numbers, other: Numbers) -> Numbers:
 
 
 def added(one: Numbers, other: Numbers, *, divisor: float = 1) -> Numbers:
-    """Add element by element, the second divided by a number."""
+    """Add element by element, with `other` divided by `divisor`."""
     found = other if divisor == 1 else other * share(divisor, other.ndim)
     found = one + found  # below 2**63: each is reduced, and so is their product's factor
     found %= moduli(found.ndim)
@@ -121,7 +123,7 @@ def summed(numbers: Numbers, axis: int | tuple[int, ...], *, keepdims: bool = Fa
 
 
 def weighted(numbers: Numbers, axis: int, weights: Sequence[int]) -> Numbers:
-    """Add up along `axis`, each place as often as it stands for others; one place is as all."""
+    """Add up along `axis`, each place times its weight; a single place has the sum of weights."""
     if numbers.shape[axis] == 1:
         return product(numbers, number(sum(weights), numbers.ndim))
     if any(weight != 1 for weight in weights):
@@ -132,7 +134,7 @@ def weighted(numbers: Numbers, axis: int, weights: Sequence[int]) -> Numbers:
 
 
 def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
-    """Return a rational number in both lanes, shaped for arrays of so many dimensions.
+    """Return a rational number in both lanes, shaped for arrays of `dimensions` dimensions.
 
     Raises:
         ValueError: it is not finite.
@@ -145,12 +147,12 @@ def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
 def _number(primes: Primes, value: float | Fraction, dimensions: int) -> Numbers:
     lanes = _lanes(primes, Fraction(value))
     found = np.array(lanes, np.uint64).reshape(-1, *(1,) * (dimensions - 1))
-    found.flags.writeable = False  # it is handed out again
+    found.flags.writeable = False  # the cache returns it again
     return found
 
 
 def share(value: float, dimensions: int = 1) -> Numbers:
-    """Return one over a number, in both lanes, shaped for arrays of so many dimensions.
+    """Return the reciprocal of a number in both lanes, for arrays of `dimensions` dimensions.
 
     Raises:
         ZeroDivisionError: it is zero, or a multiple of a prime.
@@ -170,7 +172,7 @@ def _lanes(primes: Primes, value: Fraction) -> tuple[int, ...]:
 
 
 class Random:
-    """Draws numbers modulo the current primes, always the same for one seed."""
+    """Draws numbers modulo the current primes; deterministic for a seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -181,7 +183,7 @@ class Random:
         self._place = 0
 
     def draw(self, shape: Sequence[int]) -> Numbers:
-        """Return new numbers, lanes first."""
+        """Return new numbers, shape (2, *shape)."""
         count = prod(shape)
         if self._place + count > self._pool.shape[1]:
             size = max(count, 1 << 16)
@@ -192,7 +194,7 @@ class Random:
         return found.reshape(2, *shape)
 
     def key(self, name: str, count: int) -> Numbers:
-        """Return `count` numbers that belong to `name` alone, shape (2, count)."""
+        """Return `count` numbers that depend only on seed and `name`, shape (2, count)."""
         found = self._keyed.get((name, count))
         if found is None:
             digest = blake2b(f"{self._seed} {name}".encode(), digest_size=16).digest()
@@ -209,10 +211,10 @@ _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def scrambled(digest: Numbers, key: Numbers) -> Numbers:
-    """Return what a random function makes of each digest: the function that `key` names.
+    """Return the values of a pseudo-random function, selected by `key`, at each digest.
 
-    Both lanes become one word, which is mixed as splitmix64 does (Steele, Lea and Flood 2014), once
-    for each lane.
+    Both lanes are combined to one word, which is mixed as in splitmix64 (Steele, Lea and Flood
+    2014), once for each lane.
 
     Args:
         digest: numbers, shape (2, ...).

@@ -1,8 +1,8 @@
-"""Stand-ins of kernels: functions that are drawn for each proof, of exactly what a kernel reads.
+"""Stand-ins of kernels: random functions, drawn for each proof, of exactly a kernel's inputs.
 
-Nothing is assumed of a kernel but what it depends on, and that it is linear where training needs
-that: backward in the gradients of the outputs, clipping and unscaling in the gradient. Updates work
-element by element, and leave zeros alone as padding needs it.
+The only assumptions about a kernel are its inputs, and linearity where training needs it: backward
+is linear in the gradients of the outputs, clipping and unscaling in the gradient. Updates work
+element by element and map zeros to zeros, as padding requires.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
 
 def shaped(key: Numbers, dimensions: int) -> Numbers:
-    """Return numbers of a key, shape (2, n), along the last of so many dimensions."""
+    """Return a key of shape (2, n) with `dimensions` dimensions, its numbers along the last one."""
     return key.reshape(len(key), *(1,) * (dimensions - 2), -1)
 
 
 def digest(random: Random, name: str, operand: Numbers) -> Numbers:
-    """Return one number of all pieces of an operand, shape (2, ..., 1), different for each name."""
+    """Return one number for all pieces of an operand, shape (2, ..., 1), dependent on `name`."""
     if not operand.shape[-1]:
         return np.zeros((*operand.shape[:-1], 1), np.uint64)
     key = shaped(random.key(name, operand.shape[-1]), operand.ndim)
@@ -28,7 +28,7 @@ def digest(random: Random, name: str, operand: Numbers) -> Numbers:
 
 
 def function(random: Random, name: str, digest_of_all: Numbers, count: int) -> Numbers:
-    """Return `count` numbers that depend on a digest, shape (2, ..., count)."""
+    """Return `count` numbers that are a function of a digest, shape (2, ..., count)."""
     key = shaped(random.key(f"{name}/made", count), digest_of_all.ndim)
     return scrambled(digest_of_all, key)
 
@@ -39,13 +39,13 @@ def updated(
     operands: Sequence[Numbers],
     step: float | None,
 ) -> list[Numbers]:
-    """Return new values of what is trained and of each moment.
+    """Return new values of the trained operand and of each moment.
 
     Args:
-        random: what draws.
-        rule: the optimizer; any other constant is another function.
-        operands: the gradient, what is trained, the moments: numbers of one shape.
-        step: the number of the update that Adam's bias correction takes; None if it has none.
+        random: the source of random numbers.
+        rule: the optimizer; rules with other constants give other functions.
+        operands: the gradient, the trained operand, the moments: numbers of one shape.
+        step: the number of the update in Adam's bias correction; None if the rule has none.
     """
     name = _update_name(rule, len(operands), step)
     count, dimensions = len(operands), operands[0].ndim
@@ -65,12 +65,12 @@ def updated(
 
 @lru_cache(maxsize=1024, typed=True)
 def _update_name(rule: Optimizer, operands: int, step: float | None) -> str:
-    """Return the name of an update, the same for all parameters; writing it takes a while."""
+    """Return the name of an update, the same for all parameters; cached because `repr` is slow."""
     return f"update {rule!r} {operands} {step!r}"
 
 
 def clipping(random: Random, rule: ClipNorm, squares: Numbers, scale: float) -> Numbers:
-    """Return the factor of gradients whose sum of squares, times `scale` squared, is `squares`."""
+    """Return the factor of gradients whose sum of squares is `squares`, unscaled by `scale`**2."""
     below = share(scale, squares.ndim)
     unscaled = product(product(squares, below), below)
     return function(random, f"clip {rule!r}", unscaled, 1)

@@ -1,12 +1,11 @@
-"""One step of plain training: what every schedule of a model and an optimizer has to come to.
+"""One step of plain training: the reference result of every schedule of a model and an optimizer.
 
 Forward and backward of every micro-batch on every replica, the mean of all gradients, clipping by
-their norm, the optimizer. Frozen parameters are read and stay as they are; where nothing before a
-segment is trained, no gradient goes further back. Ranks of the tensor axis run beside each other,
-as the model says.
+their norm, the optimizer. Frozen parameters are read and stay constant; no gradient is propagated
+past the first trained segment. Ranks of the tensor axis run in parallel, as the model defines.
 
 Arrays have the lanes first, then one dimension for each axis of the mesh, then pieces. A dimension
-of size 1 holds what is equal along that axis.
+of size 1 holds values that are equal along that axis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,18 +22,18 @@ from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCuts:
-    """Into how many pieces tensors are cut, and along which axes ranks differ.
+    """The number of pieces of each tensor, and the axes along which ranks differ.
 
     Attributes:
         shape: coordinates along each axis of the mesh.
-        weights: for each axis, how many ranks a coordinate stands for.
+        weights: for each axis, the number of ranks that a coordinate represents.
         data: dimensions along which ranks see different data, lanes counted.
         tensor: the dimension of the tensor axis, lanes counted; None if there is none.
-        context: that of the ranks that share a sequence; None if each has sequences of its own.
+        context: that of the ranks that share a sequence; None if no ranks do.
         parameters: elements in each piece of a parameter.
-        values: pieces of a value on one rank, `whole` of what all ranks of the tensor axis have,
-            `shared` of what all ranks that share a sequence have.
-        copied: parameters that ranks of the tensor axis hold copies of.
+        values: pieces of a value on one rank; `whole` on all ranks of the tensor axis together,
+            `shared` on all ranks that share a sequence together.
+        copied: parameters of which ranks of the tensor axis hold copies.
     """
 
     shape: tuple[int, ...]
@@ -50,7 +49,7 @@ class TensorCuts:
 
     @property
     def dimensions(self) -> int:
-        """Return the number of dimensions of an array."""
+        """The number of dimensions of an array."""
         return len(self.shape) + 2
 
     def along(self, dimensions: Sequence[int]) -> tuple[int, ...]:
@@ -60,7 +59,7 @@ class TensorCuts:
         )
 
     def summed(self, numbers: Numbers, dimensions: Sequence[int]) -> Numbers:
-        """Add up over all ranks along some dimensions, also where these are equal."""
+        """Add up over all ranks along some dimensions, also if the values are equal along them."""
         for place in dimensions:
             numbers = weighted(numbers, place, self.weights[place - 1])
         return numbers
@@ -72,15 +71,16 @@ NOTHING.flags.writeable = False
 
 @dataclass(slots=True)
 class Application:
-    """A segment that runs on one micro-batch: what it reads, and what the function makes of it.
+    """A run of a segment on one micro-batch: its inputs and the results of its function.
 
     Attributes:
-        inputs, parameters, kept: what forward reads, and which inputs backward reads again.
-        outputs, saved: what forward makes.
-        towards: what the gradient of the outputs is multiplied with to make those of parameters
-            that are trained, then of inputs, one after the other; `ends` is where each ends.
-        slopes: the gradients of the outputs, `slope` what they come to, and `made` what backward
-            makes of it: gradients of parameters, so many as are `trained`, then of inputs.
+        inputs, parameters: read by forward; `kept` are the inputs that backward reads again.
+        outputs, saved: made by forward.
+        towards: factors of the gradient of the outputs in the gradients of trained parameters, then
+            of inputs, concatenated; `ends` is the end of each.
+        slopes: the gradients of the outputs; `slope` is their combination, and `made` the results
+            of
+            backward: gradients of `trained` parameters, then of inputs.
     """
 
     inputs: list[Numbers]
@@ -96,13 +96,13 @@ class Application:
     made: Sequence[Numbers] = ()
 
     def parts(self, whole: Numbers) -> list[Numbers]:
-        """Return the gradients that stand one after the other in `whole`."""
+        """Split `whole` into the gradients that are concatenated in it."""
         return [whole[..., low:high] for low, high in zip([0, *self.ends], self.ends, strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """State of training from step to step: parameters, moments, and the number of updates."""
+    """State of training between steps: parameters, moments, and the number of updates."""
 
     parameters: dict[str, Numbers]
     moments: tuple[dict[str, Numbers], ...]
@@ -110,13 +110,13 @@ class TrainingState:
 
 
 def spread(*operands: Numbers) -> tuple[int, ...]:
-    """Return the shape along the axes that all operands broadcast to."""
+    """Return the shape along the axes to which all operands broadcast."""
     shapes = {each.shape[1:-1] for each in operands}
     return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
 
 class PlainStep:
-    """The step from one state, and what every kernel in it read and made."""
+    """The step from one state, with inputs and results of every kernel in it."""
 
     def __init__(
         self, model: Model, cut: TensorCuts, random: Random, *, micro_batches: int
@@ -134,7 +134,7 @@ class PlainStep:
         self._parameters: dict[str, Numbers] = {}
 
     def state(self, moments: int, updates: float) -> TrainingState:
-        """Draw any state that training can be in."""
+        """Draw an arbitrary state of training."""
         drawn = [
             {
                 name: self.random.draw((*self._held(name), len(sizes)))
@@ -149,7 +149,7 @@ class PlainStep:
         return self.cut.along(() if copied else (self.cut.tensor,))  # type: ignore[arg-type]
 
     def gradients(self, parameters: dict[str, Numbers], divisor: int) -> dict[str, Numbers]:
-        """Run every micro-batch; the sum of all gradients over all replicas, divided."""
+        """Run every micro-batch; return the sum of gradients over all replicas / `divisor`."""
         cut, found = self.cut, dict[str, Numbers]()
         self._parameters = parameters
         sums: dict[tuple[str, int], Numbers] = {}
@@ -167,13 +167,13 @@ class PlainStep:
         for name, gradient in found.items():
             over = list(cut.data)
             if split and name in cut.copied and cut.tensor is not None:
-                over.append(cut.tensor)  # each rank has the gradient of its own tokens
+                over.append(cut.tensor)  # each rank has the gradient of its own tokens only
             whole = cut.summed(gradient, over)
             found[name] = product(whole, share(divisor, whole.ndim))
         return found
 
     def clipped(self, gradients: dict[str, Numbers], clip: ClipNorm | None) -> dict[str, Numbers]:
-        """Return the gradients as the optimizer is given them."""
+        """Return the gradients after clipping, the optimizer's input."""
         if clip is None:
             return gradients
         factor = clipping(self.random, clip, self._squares(gradients), 1.0)
@@ -182,7 +182,7 @@ class PlainStep:
     def updated(
         self, state: TrainingState, gradients: dict[str, Numbers], rules: Mapping[str, Optimizer]
     ) -> TrainingState:
-        """Return the state after each parameter's rule; moments that it does not keep stay."""
+        """Return the state after each parameter's rule; moments that a rule ignores are kept."""
         parameters: dict[str, Numbers] = {}
         moments: list[dict[str, Numbers]] = [{} for _ in state.moments]
         for name, trained in state.parameters.items():
@@ -220,7 +220,7 @@ class PlainStep:
     def _micro_batch(self, micro_batch: int) -> dict[tuple[str, int], Numbers]:
         """Run forward and backward through all units.
 
-        Returns the gradients of all parameters of each segment, one after the other.
+        Returns the gradients of the trained parameters of each segment, concatenated.
         """
         values = {self.model.batch.name: self.batches[micro_batch]}
         for unit in self.model.units:
@@ -240,7 +240,7 @@ class PlainStep:
         return self.model.values[name].tensor_sharded and self.cut.tensor is not None
 
     def _together(self, numbers: Numbers, place: int | None) -> Numbers:
-        """Return what all ranks along a dimension have, one after the other."""
+        """Return the concatenated values of all ranks along a dimension."""
         assert place is not None
         full = np.broadcast_to(
             numbers,
@@ -251,14 +251,14 @@ class PlainStep:
         return np.expand_dims(joined, place)
 
     def _own(self, numbers: Numbers, place: int | None) -> Numbers:
-        """Return of what all ranks along a dimension have the own part of each."""
+        """Return each rank's own part of the concatenated values of all ranks along a dimension."""
         assert place is not None
         ranks = self.cut.shape[place - 1]
         parts = numbers.reshape(*numbers.shape[:-1], ranks, -1)
         return np.moveaxis(parts, -2, place).squeeze(place + 1)
 
     def _sum(self, numbers: Numbers, name: str) -> Numbers:
-        """Add up over the tensor axis; of what is cut each rank keeps its own part."""
+        """Add up over the tensor axis; of a sharded value each rank keeps its own part."""
         if self.cut.tensor is None:
             return numbers
         whole = self.cut.summed(numbers, (self.cut.tensor,))
@@ -277,14 +277,14 @@ class PlainStep:
         return [read(name) for name in segment.inputs]
 
     def _passed(self, numbers: Numbers, offset: int | None) -> Numbers:
-        """Return what the rank `offset` places before has, of those that share a sequence."""
+        """Return the values of the rank `offset` places before on the context axis."""
         place = self.cut.context
         if place is None or numbers.shape[place] == 1:
             return numbers
         return np.roll(numbers, offset or 0, place)
 
     def _is_shared(self, segment: Segment, name: str) -> bool:
-        """Tell whether a segment reads an input as all ranks that share a sequence have it."""
+        """Return True if a segment reads an input of all ranks that share a sequence."""
         return self.cut.context is not None and name == segment.shared_input
 
     def _pieces(self, name: str, *, whole: bool) -> int:
@@ -321,7 +321,7 @@ class PlainStep:
         *,
         micro_batch: int,
     ) -> Numbers:
-        """Return the gradients of the segment's parameters, one after the other."""
+        """Return the gradients of the segment's trained parameters, concatenated."""
         segment = unit.segments[place]
         made = self.applications[unit.name, place, micro_batch]
         name = f"{unit.name}/{place}"
@@ -345,7 +345,7 @@ class PlainStep:
                 assert self.cut.context is not None
                 gradient = self.cut.summed(gradient, (self.cut.context,))
                 gradient = self._own(gradient, self.cut.context)
-            elif value == segment.passed_input:  # of the rank that it came from
+            elif value == segment.passed_input:  # back to the rank that sent the input
                 gradient = self._passed(gradient, -(segment.context_offset or 0))
             elif segment.reduces_input_gradient:
                 gradient = self._sum(gradient, value)
@@ -356,7 +356,7 @@ class PlainStep:
         return whole[..., : made.ends[trained - 1] if trained else 0]
 
     def slope(self, name: str, slopes: Sequence[Numbers]) -> Numbers:
-        """Return what the gradients of all outputs come to, linear in each, shape (2, ..., 1)."""
+        """Return a linear combination of the gradients of all outputs, shape (2, ..., 1)."""
         found = digest(self.random, f"{name}/slope0", slopes[0]) if slopes else None
         for place, each in enumerate(slopes[1:], 1):
             assert found is not None
@@ -381,7 +381,7 @@ class PlainStep:
         read = [*made.kept, *saved, *made.parameters]
         if made.kept or saved:
             return self.random.draw((*spread(*read), count)), ends
-        # What does not read the micro-batch is the same function for all of them.
+        # A function that does not read the micro-batch is the same for all of them.
         if name not in self._alike:
             shape = spread(*read) if read else (1,) * len(self.cut.shape)
             self._alike[name] = self.random.draw((*shape, count))

@@ -1,6 +1,6 @@
-"""In which number formats a strategy has gradients reduced, accumulated and applied.
+"""Number formats in which a strategy reduces, accumulates and applies gradients.
 
-Exact numbers cannot tell formats apart, so they are compared with what the strategy says.
+Exact numbers cannot distinguish formats, so formats are compared with the strategy's.
 """
 
 from zsim.strategy.runtime_options import Formats, RuntimeOptions

@@ -1,4 +1,4 @@
-"""Schedules without some of their blocks: what has a larger number moves up."""
+"""Schedules without some of their blocks: blocks with larger numbers are renumbered."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,7 @@ from zsim.schedule.program import UncheckedSchedule
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
 SUMS = (Action.NORM, Action.FINITE, Action.AMAX)
-"""Actions that measure what they find in any number of gradients, or parameters."""
+"""Actions that measure any number of gradients, or parameters."""
 
 Renamed = Callable[[NumberedNames, str], str]
 Each = TypeVar("Each", bound=Operation)
@@ -31,7 +31,7 @@ class BlockNames:
 
     @classmethod
     def of(cls, schedule: Schedule, model: Model, least: int) -> "BlockNames":
-        """Take all names apart; families of at least `least` are numbered."""
+        """Split all names into family and number; number families of at least `least` names."""
         (program,) = schedule.programs
         parameters = schedule.contract.parameters
         return cls(
@@ -45,10 +45,11 @@ class BlockNames:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRemoval:
-    """What has one of `count` numbers after `last` is left out of a schedule and its model.
+    """Remove `count` numbers after `last` from a schedule and its model.
 
-    Operations of its lists stand in `parts`. What has a number in `inner` is alike but for the
-    number, and no larger than `near` is the distance to the iteration that touches it.
+    `parts` holds the run lists of its operation lists. Names with a number in `inner` differ only
+    in the number. `near` is the largest distance of such a number to the iteration that touches
+    it.
     """
 
     schedule: Schedule
@@ -61,15 +62,15 @@ class BlockRemoval:
     count: int
 
     def model_left(self) -> Model:
-        """Return the model without those units."""
+        """Return the model without the removed units."""
         units = (each for each in self.model.units if self._is_kept(self.names.units, each.name))
         return replace(self.model, units=tuple(self._unit(each) for each in units))
 
     def schedule_left(self) -> Schedule:
-        """Return the schedule without them. Edges to what is left out lead nowhere.
+        """Return the schedule without the removed numbers; edges to them are left dangling.
 
         Raises:
-            IrregularError: something else refers to one of the numbers that are alike.
+            IrregularError: an operation outside iterations refers to a number in `inner`.
         """
         names, contract = self.names, self.schedule.contract
         (program,) = self.schedule.programs
@@ -115,7 +116,7 @@ class BlockRemoval:
         return cast(Schedule, made)
 
     def alike(self) -> list[list[str]]:
-        """Return persistent buffers of what is left that hold what the next one does, in order."""
+        """Return, by family, the remaining persistent buffers with equal content, in order."""
         (program,) = self.schedule.programs
         persistent = set(program.persistent)
         return [
@@ -179,7 +180,7 @@ class BlockRemoval:
         )
 
     def _renaming(self, names: NumberedNames, name: str) -> Renamed:
-        """Return how names are changed in what has a name: alike, or each as its number says."""
+        """Return a function that renames references in an object, by the object's own number."""
         _, number = names[name]
         if number is None:
             return self._apart
@@ -202,7 +203,7 @@ class BlockRemoval:
         """Return the new name of something that is named outside of all iterations.
 
         Raises:
-            IrregularError: it is one of those that iterations have to have for themselves.
+            IrregularError: its number is in `inner`, so only iterations may name it.
         """
         _, number = names[name]
         if number in self.inner:
@@ -227,7 +228,7 @@ class BlockRemoval:
         return tuple(found)
 
     def _up(self, names: NumberedNames, name: str) -> str:
-        """Return the new name of something that stands behind what is left out."""
+        """Return the new name of something with a number after the removed ones."""
         return names.moved(name, -self.count)
 
     def _rest(self, operation: Operation) -> Operation:
@@ -243,10 +244,10 @@ class BlockRemoval:
         return self._moved(operation, self._apart)
 
     def _summands(self, operands: Sequence[Operand]) -> Iterator[Operand]:
-        """Yield what one operation measures of all blocks, of those that are kept.
+        """Yield the operands of kept blocks in an operation that measures all blocks.
 
         Raises:
-            IrregularError: of some block it measures something else than of another.
+            IrregularError: it measures different operands in different blocks.
         """
         of_inner: dict[int, list[object]] = {number: [] for number in self.inner}
         for operand in operands:
@@ -274,7 +275,7 @@ class BlockRemoval:
         return replace(view, buffer=name, layout=layout)
 
     def _moved(self, operation: Each, renamed: Renamed) -> Each:
-        """Return an operation with other names, and no edges."""
+        """Return an operation with other names. Its `after` is unchanged."""
         changes: dict[str, Any] = {}
         for name in _names(cast(Hashable, type(operation))):
             value = getattr(operation, name)
@@ -296,4 +297,4 @@ class BlockRemoval:
 
 @cache
 def _names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(cast("type[Compute]", kind)))  # or any other one
+    return tuple(each.name for each in fields(cast("type[Compute]", kind)))  # any operation

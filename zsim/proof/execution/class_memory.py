@@ -1,4 +1,4 @@
-"""State of the ranks of one class while a schedule is run: buffers, and the numbers of the host."""
+"""State of the ranks of one class while a schedule runs: buffers, and host scalars."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -8,23 +8,23 @@ from zsim.proof.execution.datum import Datum, written
 from zsim.proof.execution.tensors import Index
 
 BufferWrite = tuple[str, Index, Datum]
-"""A write: a buffer, the places in it, and the values that come there."""
+"""A write: a buffer, the places in it, and the new values of those places."""
 
 
 @dataclass(slots=True)
 class ClassMemory:
-    """State of the ranks of one class: buffers by name, and the numbers of the host."""
+    """State of the ranks of one class: buffers by name, and host scalars."""
 
     buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
     scalars: dict[str, float] = field(default_factory=dict[str, float])
 
     def write(self, writes: Iterable[BufferWrite], anew: Callable[[str], Datum]) -> None:
-        """Write views of buffers one after the other; `anew` is what one holds that is new.
+        """Write views of buffers in order; `anew` returns the initial content of a new buffer.
 
-        Parts of one buffer are written at once, which copies it once.
+        Parts of one buffer are written together, so that it is copied once.
 
         Raises:
-            UnfollowedError: a view has another number of pieces.
+            UnfollowedError: a view has another number of pieces than its new values.
         """
         buffers = self.buffers
         parts: dict[str, list[tuple[Index, Datum]]] = {}

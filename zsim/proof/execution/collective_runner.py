@@ -1,4 +1,4 @@
-"""Collectives, for all communicators of a group at once."""
+"""Collectives on exact numbers, for all communicators of a group at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,15 +28,16 @@ from zsim.specification.residues import Numbers, product, share, weighted
 
 
 class UnfollowedError(Exception):
-    """The proof cannot follow what a schedule does; the message says what, in words."""
+    """Raised if the proof cannot follow a schedule; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
 class CommunicatorRow:
-    """The classes that make up the communicators of a group, side by side along its axes.
+    """The classes that make up the communicators of a group, next to each other along its axes.
 
-    `dimensions` of arrays of ranks (without lanes) along which they lie; `shape` of all their
-    ranks; `starts` is where each class begins; `weights` how many ranks each coordinate stands for.
+    `dimensions` are those of arrays of ranks (without lanes) along which classes are placed.
+    `shape` is the shape of all their ranks, `starts` the start of each class in it. `weights` is
+    the number of ranks that each coordinate represents.
     """
 
     classes: tuple[RankArray, ...]
@@ -48,7 +49,7 @@ class CommunicatorRow:
 
     @classmethod
     def of(cls, grid: Grid, classes: tuple[RankArray, ...], group: Group) -> "CommunicatorRow":
-        """Lay the classes out."""
+        """Return the row of `classes` along the axes of `group`."""
         dimensions = tuple(n for n, name in enumerate(grid.axes) if name in group.axes)
         whole = [grid.tracked[name] for name in grid.axes]
         first = np.array(
@@ -73,16 +74,16 @@ class CommunicatorRow:
 
     @cached_property
     def members(self) -> int:
-        """Return how many members of each communicator are run."""
+        """The number of members of each communicator that are run."""
         return int(np.prod([self.shape[each] for each in self.dimensions], dtype=np.int64))
 
     @cached_property
     def ranks(self) -> int:
-        """Return how many members each communicator has."""
+        """The number of members of each communicator."""
         return int(np.prod([sum(self.weights[each]) for each in self.dimensions], dtype=np.int64))
 
     def joined(self, parts: Sequence[NDArray[Any]], lead: int) -> NDArray[Any]:
-        """Return arrays of the classes as one of the row; `lead` dimensions are before ranks."""
+        """Join arrays of the classes to one of the row; ranks start at dimension `lead`."""
         ranks = np.broadcast_shapes(*(part.shape[lead:-1] for part in parts))
         full = [self.shape[n] if n in self.dimensions else size for n, size in enumerate(ranks)]
         width = max(part.shape[-1] for part in parts)
@@ -92,7 +93,7 @@ class CommunicatorRow:
         return found
 
     def part(self, place: int, array: NDArray[Any], lead: int) -> NDArray[Any]:
-        """Return what class number `place` has of an array of the row."""
+        """Return the part of class number `place` in an array of the row."""
         own, start = self.classes[place], self.starts[place]
         ranks = tuple(
             slice(start[n], start[n] + own.shape[n])
@@ -103,7 +104,7 @@ class CommunicatorRow:
         return array[(slice(None),) * lead + ranks]
 
     def flat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
-        """Return an array with members in one dimension, last but one, and 1 where they were."""
+        """Move members to the last dimension but one, and leave size 1 in their dimensions."""
         axes = [lead + each for each in self.dimensions]
         rest = [axis for axis in range(array.ndim - 1) if axis not in axes]
         shape = list(array.shape)
@@ -126,7 +127,7 @@ class CommunicatorRow:
 
 
 Bring = tuple[RankArray, CollectiveOperation, Datum]
-"""A class's part in a collective: the operation of its program, and what its source holds."""
+"""A class's part in a collective: the operation of its program, and the data of its source."""
 
 
 class CollectiveRunner:
@@ -136,7 +137,7 @@ class CollectiveRunner:
         self.grid = grid
         self.tensors = tensors
         self.unordered = False
-        """Whether the last meeting took a maximum of numbers, which have no order in a field."""
+        """Whether the last collective took a maximum; residues have no order."""
         self._rows: dict[tuple[str, tuple[int, ...]], CommunicatorRow] = {}
         self._takes: dict[tuple[object, ...], Integers] = {}
 
@@ -149,7 +150,7 @@ class CollectiveRunner:
         return self._rows[key]
 
     def meet(self, brings: Sequence[Bring]) -> list[Datum]:
-        """Return what each class gets.
+        """Return the result of a collective for each class.
 
         Raises:
             UnfollowedError: pieces do not correspond.
@@ -187,7 +188,7 @@ class CollectiveRunner:
         return [self._own(row, found, place, target) for place, target in enumerate(targets)]
 
     def _own(self, row: CommunicatorRow, datum: Datum, place: int, target: View) -> Datum:
-        """Return what class number `place` of a row gets."""
+        """Return the result for class number `place` of a row."""
         own = changed((datum,), lambda arrays, n: row.part(place, arrays[0], n), ranks_only=True)
         count = self.tensors.index(row.classes[place], target).count
         return read(own, Index(0, count, is_whole=count == own.count))
@@ -205,7 +206,7 @@ class CollectiveRunner:
         return found
 
     def _reduced(self, row: CommunicatorRow, reduction: Reduction, datum: Datum) -> Datum:
-        """Return what a reduction leaves on every rank."""
+        """Return the result of a reduction, the same on every rank."""
         ranks, dimensions = row.dimensions, tuple(1 + each for each in row.dimensions)
         found = Datum(self._reduced_values(row, reduction, datum.values))
         if datum.undefined is not None:
@@ -236,7 +237,7 @@ class CollectiveRunner:
         return values
 
     def _counts(self, row: CommunicatorRow, views: tuple[View, ...]) -> Integers:
-        """Return how many pieces each member has of its view, by member."""
+        """Return the number of pieces in each member's view, by member."""
         parts = [
             self.tensors.filled(ranks, view).sum(axis=-1, keepdims=True)
             for ranks, view in zip(row.classes, views, strict=True)
@@ -250,7 +251,7 @@ class CollectiveRunner:
     def _gathering(
         self, row: CommunicatorRow, views: tuple[View, ...], targets: tuple[View, ...]
     ) -> Integers:
-        """Return for each place of the target which place it is of what members bring in a row."""
+        """Return for each place of the target its place in the concatenated sources."""
         kinds = (map(self.tensors.kind, row.classes, each) for each in (views, targets))
         key = (row, *chain.from_iterable(kinds))
         if key not in self._takes:
@@ -268,7 +269,7 @@ class CollectiveRunner:
         return self._takes[key]
 
     def _scattering(self, row: CommunicatorRow, targets: tuple[View, ...]) -> Integers:
-        """Return by member which places of the whole it gets."""
+        """Return, by member, the places of the whole that it receives."""
         key = (row, *map(self.tensors.kind, row.classes, targets))
         if key not in self._takes:
             counts = self._counts(row, targets)

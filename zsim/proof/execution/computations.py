@@ -1,4 +1,4 @@
-"""Computations: what each action makes of what it reads."""
+"""Computations on exact numbers: the results of each action from its inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ Makes = list[Datum | None]
 
 
 class Kernels:
-    """Runs computations of all classes; `initial` has the parameters that setup starts with.
+    """Runs computations of all classes; `initial` holds the parameters at the start of setup.
 
-    Gradients that are not finite are followed where training `overflows`, whether the schedule
-    tests for them or not, and where it tests for them without need.
+    Gradients that are not finite are tracked if training `overflows`, whether or not the schedule
+    tests for them, and if the schedule tests for them without need.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Kernels:
         self.follows_overflow = overflows or self.tests_overflow
 
     def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:
-        """Forget the last run; compare with `plain` from now on, whose gradients are `means`."""
+        """Reset for a run that is compared with `plain`, whose mean gradients are `means`."""
         self.plain = plain
         self.means = means
         self.segments.begin(plain)
@@ -83,7 +83,7 @@ class Kernels:
         *,
         in_setup: bool,
     ) -> Makes:
-        """Return what is written to each operand; None to those that are only read."""
+        """Return the new values of each operand; None for operands that are only read."""
 
         def of(role: Role) -> list[Datum]:
             pairs = zip(compute.operands, operands, strict=True)
@@ -111,7 +111,7 @@ class Kernels:
                 return self.measures.norm(ranks, compute, operands)
             case Action.FINITE:
                 return self.measures.finite(ranks, compute, operands)
-            case Action.AMAX:  # exact numbers are not scaled: `zsim.proof.scales` looks at these
+            case Action.AMAX:  # exact numbers are not scaled: `zsim.proof.scales` checks scales
                 return _made(compute, operands, zeros, role=Role.OUTPUT)
             case Action.UNSCALE:
                 below = share(scale or 1.0, len(ranks.shape) + 2)
@@ -140,7 +140,7 @@ class Kernels:
         return not self.moves.is_scaled(slope.values, shares)
 
     def _compare_gradient(self, ranks: RankArray, compute: Compute, gradient: Datum) -> None:
-        """Note it if an update reads another gradient than that of plain training."""
+        """Record the gradient that an update reads if it differs from that of plain training."""
         for operand in compute.operands:
             if operand.role not in (Role.MASTER, Role.PARAMETER) or not self.means:
                 continue
@@ -148,12 +148,12 @@ class Kernels:
             index = self.tensors.index(ranks, operand.view)
             is_piece = self.moves.pieces(ranks, buffer) != NOTHING
             wanted = self.contents.content(ranks, buffer, self.means)
-            # ranks may all be meant to hold the same, and differ in what of it is a piece
+            # all ranks may have to hold equal numbers, and yet differ in which are pieces
             shape = np.broadcast_shapes(is_piece.shape, wanted.shape[1:])
             wanted = np.broadcast_to(wanted, (len(wanted), *shape))
             shown = read(Datum(wanted, np.broadcast_to(is_piece, shape)), index)
             apart = (gradient.values != shown.values).any(axis=0)
-            if shown.undefined is not None:  # a mark of what is a piece, here
+            if shown.undefined is not None:  # here the mark of places that are pieces
                 apart = apart & shown.undefined
             if apart.any():
                 self.segments.note(ranks, compute, gradient, role=Role.GRADIENT)
@@ -245,13 +245,13 @@ class Kernels:
 
 
 def zeros(datum: Datum) -> Datum:
-    """Return zeros, as many as there are."""
+    """Return zeros in the shape of `datum`."""
     return Datum(np.zeros_like(datum.values))
 
 
 def _made(
     compute: Compute, operands: Sequence[Datum], make: Callable[[Datum], Datum], *, role: Role
 ) -> Makes:
-    """Return what is made of each operand of a role; the others are only read."""
+    """Return the results of `make` for operands of `role`; None for others, which are only read."""
     pairs = zip(compute.operands, operands, strict=True)
     return [make(datum) if operand.role is role else None for operand, datum in pairs]

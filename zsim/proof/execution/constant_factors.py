@@ -1,10 +1,9 @@
 """Constants of a schedule: the primes drawn for it, and how likely they hide a difference.
 
-What a step makes of a number is a sum of products, each times a rational constant: one over the
-divisors of copies and means, times the numbers that fills write. Two such constants whose
-difference, with one denominator, has a numerator below 2**BITS are equal only if they are equal
-modulo both primes. A larger numerator is a multiple of few primes, and the primes are drawn by a
-digest of the schedule.
+A step computes sums of products, each times a rational constant: the reciprocal of the divisors of
+copies and means, times the numbers that fills write. Two such constants whose difference, with one
+denominator, has a numerator below 2**BITS are equal only if they are equal modulo both primes. A
+larger numerator is a multiple of few primes, and the primes are drawn by a digest of the schedule.
 """
 
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.specification.residues import BITS, PRIMES_BITS
 
 SCALE = 2**13
-"""The loss scale that a proof starts with."""
+"""The initial loss scale of a proof."""
 
 LINEAR = {
     Action.BACKWARD: {Role.OUTPUT_GRADIENT},
@@ -31,7 +30,7 @@ LINEAR = {
     Action.CLIP: {Role.GRADIENT},
     Action.NORM: {Role.GRADIENT},
 }
-"""What kernels are linear in, or its squares; others are functions that are drawn."""
+"""Operands in which kernels are linear, or quadratic; other kernels are random functions."""
 
 Factor = tuple[int, int]
 """Bound of a constant, and a multiple of its denominator."""
@@ -52,7 +51,7 @@ def seed_of(schedule: Schedule) -> int:
 
 
 def divisors(schedule: Schedule) -> Iterator[int]:
-    """Yield what a step, or training, divides by; of each role once at least."""
+    """Yield the divisors of a step and of training; each divisor of a role at least once."""
     yield schedule.contract.loss_divisor
     for group in schedule.groups:
         yield group.size(schedule.mesh)
@@ -61,10 +60,10 @@ def divisors(schedule: Schedule) -> Iterator[int]:
 
 
 def hidden(schedule: Schedule, training: Training) -> float:
-    """Return a bound of the probability that constants that differ are equal modulo both primes.
+    """Return a bound of the probability that different constants are equal modulo both primes.
 
-    It is for a schedule whose primes are drawn; of each operation that makes numbers with large
-    constants it adds up how many pairs of primes divide one of them.
+    The primes must be drawn for the schedule. The bound sums, over operations that make numbers
+    with large constants, the share of pairs of primes that divide one of them.
     """
     plain = training.micro_batches * schedule.mesh.size, training.divisor  # it scales no loss
     walk = _Walk(schedule, plain)
@@ -74,10 +73,10 @@ def hidden(schedule: Schedule, training: Training) -> float:
 
 
 class _Walk:
-    """Factors of what each buffer holds, and the probability for each operation.
+    """Factors of the content of each buffer, and the probability for each operation.
 
-    Of an operation in place on one part of a buffer after the other, the factor counts once:
-    `_turns` has the parts that had it, and the factor before.
+    If an operation works in place on the parts of a buffer in turn, its factor counts once:
+    `_turns` holds the parts that already have it, and the factor before.
     """
 
     def __init__(self, schedule: Schedule, plain: Factor) -> None:
@@ -152,7 +151,7 @@ class _Walk:
             self._write(role, member, target, factor, in_place=in_place)
 
     def _read(self, role: str, source: View, target: View) -> Factor:
-        """Return the factor of what is read to write `target`."""
+        """Return the factor of the values that are read to write `target`."""
         key = (role, source.buffer)
         now = self.factors.get(key, ONE)
         if source.buffer != target.buffer:
@@ -183,7 +182,7 @@ class _Walk:
         self.hidden[role, operation.id] = self._probability(found, squares=squares)
 
     def _probability(self, factor: Factor, *, squares: bool) -> float:
-        """Return the probability that a difference from plain training is a multiple of both."""
+        """Return the probability that both primes divide a difference from plain training."""
         above, below = self.plain
         if squares:
             above, below = above**2 * self.elements, below**2
@@ -194,7 +193,7 @@ class _Walk:
 
 
 def _merged(one: Factor, other: Factor, *, adds: bool) -> Factor:
-    """Return the factor of what holds either, or both added up."""
+    """Return the factor of a buffer that holds either content, or their sum with `adds`."""
     above = one[0] + other[0] if adds else max(one[0], other[0])
     return above, lcm(one[1], other[1])
 

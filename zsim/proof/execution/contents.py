@@ -1,4 +1,4 @@
-"""States of training as the buffers of a class hold them: numbers of parameters, laid out."""
+"""States of training in the buffers of a class: numbers of parameters, arranged by layout."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ from zsim.specification.residues import Numbers
 from zsim.specification.step import TensorCuts
 
 Key = tuple[int, str, str, int]
-"""A class, a layout, the axis of a part, and how many places it has."""
+"""A class, a layout, the axis of a part, and its number of places."""
 
 
 class Contents:
-    """Lays numbers of parameters out as buffers hold them."""
+    """Arranges numbers of parameters by the layouts of buffers."""
 
     def __init__(self, tensors: Tensors, moves: Moves, cut: TensorCuts) -> None:
         self.tensors = tensors
@@ -25,11 +25,11 @@ class Contents:
         self.cut = cut
         self._contents: dict[Key, tuple[Mapping[str, Numbers], Numbers]] = {}
         self._takes: dict[Key, tuple[list[str], Integers]] = {}
-        self._as_they_are: set[Key] = set()  # whose buffers hold all pieces, in their order
+        self._as_they_are: set[Key] = set()  # buffers that hold all pieces in their order
         self._places: dict[tuple[int, tuple[int, ...]], tuple[slice, ...] | None] = {}
 
     def within(self, ranks: RankArray, numbers: Numbers) -> Numbers:
-        """Return what the ranks of a class have of numbers of all ranks."""
+        """Return the part of the ranks of a class in numbers of all ranks."""
         key = (ranks.index, numbers.shape[1:-1])
         if key not in self._places:
             self._places[key] = self._place(ranks, numbers.shape[1:-1])
@@ -37,7 +37,7 @@ class Contents:
         return numbers if place is None else numbers[place]
 
     def _place(self, ranks: RankArray, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
-        """Return where the ranks of a class are in numbers of that shape; None: they are all."""
+        """Return the slices of a class's ranks in numbers of that shape; None for all ranks."""
         place: list[slice] = [slice(None)]
         for axis, along, size in zip(self.tensors.grid.axes, ranks.along, shape, strict=True):
             whole = self.tensors.grid.tracked[axis].coordinates
@@ -49,7 +49,7 @@ class Contents:
         return None if all(each == slice(None) for each in place) else tuple(place)
 
     def content(self, ranks: RankArray, name: str, state: Mapping[str, Numbers]) -> Numbers:
-        """Return what a buffer holds in a state of all its parameters; zero in the padding."""
+        """Return the content of a buffer in a state of all its parameters; zero in the padding."""
         buffer = ranks.program.by_name[name]
         if buffer.layout is None:
             width = self.tensors.held(ranks, name).width
@@ -77,7 +77,7 @@ class Contents:
         return found
 
     def _take(self, key: Key, pieces: Integers, layout: str) -> tuple[list[str], Integers]:
-        """Return the parameters of a layout, and where each place is among their pieces."""
+        """Return the parameters of a layout, and the place of each element among their pieces."""
         if key not in self._takes:
             where = np.full(len(self.moves.names) + 1, NOTHING, np.int64)
             named = self.tensors.schedule.layout_by_name[layout].pieces

@@ -1,7 +1,7 @@
 """Sets of gradients that verdicts cover: a bit for each rank and micro-batch, by piece.
 
-A rank has a verdict for each of its blocks of gradients, and one step has hundreds of them. What
-each adds is kept apart until all of it is asked for, since the whole set is as large as the model.
+A rank has a verdict for each of its blocks of gradients, and one step has hundreds of them. Their
+sets are stored separately until `whole` is needed, since the whole set is as large as the model.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Words = NDArray[np.uint64]
 """Sets of pairs of a rank and a micro-batch, a bit for each, shape (words, ranks..., places)."""
 
 MIXED = 2**62
-"""Instead of the number of a piece where several were combined."""
+"""Stands for the number of a piece if several pieces were combined."""
 
 Part = tuple[Integers | None, Words]
 """Numbers of pieces from 1 on with their sets, place by place; None for the sets of all pieces."""
@@ -24,7 +24,7 @@ Part = tuple[Integers | None, Words]
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """The union of `parts`, of a model that is cut into `count` pieces."""
+    """The union of `parts`, for a model that is split into `count` pieces."""
 
     count: int
     parts: tuple[Part, ...] = ()
@@ -34,7 +34,7 @@ class Cover:
         return replace(self, parts=(*self.parts, (pieces, words)))
 
     def __or__(self, other: "Cover") -> "Cover":
-        """Return what either covers."""
+        """Return the union of both sets."""
         return replace(self, parts=(*self.parts, *other.parts))
 
     @cached_property
@@ -42,7 +42,7 @@ class Cover:
         """The sets of all pieces, shape (words, ranks..., pieces)."""
         arrays = [each for part in self.parts for each in part if each is not None]
         lead = np.broadcast_shapes(*(each.shape[:-1] for each in arrays))
-        found = np.zeros((*lead, self.count + 1), np.uint64)  # the last is for no piece, or several
+        found = np.zeros((*lead, self.count + 1), np.uint64)  # the last: no piece, or several
         for pieces, words in self.parts:
             if pieces is None:
                 found[..., :-1] |= words

@@ -1,8 +1,8 @@
-"""Ways of data between iterations: how far they lead, with no segment of the model on them.
+"""Data flow between iterations: how far it reaches without a segment of the model on the path.
 
-A segment that reads what plain training reads makes what it makes there. So data has to be followed
-only from one segment to the next: through copies, collectives and updates. It must not go on for
-ever, from iteration to iteration.
+A segment with the inputs of plain training has the outputs of plain training. So data has to be
+followed only from one segment to the next: through copies, collectives and updates. It must not
+flow from iteration to iteration without end.
 """
 
 from collections import defaultdict
@@ -16,11 +16,11 @@ from zsim.schedule.operation import OF_SEGMENTS, Allocate, Compute, Copy, Free, 
 from zsim.schedule.schedule import Buffer
 
 Way = tuple[str, str, int]
-"""From a family of buffers to one with a number larger by so much."""
+"""A data flow: source family, target family, and the increase of the number."""
 
 
 class Iteration:
-    """The operations of an iteration with a number, of the run with a name."""
+    """The operations of iteration `number` of the run `name`."""
 
     def __init__(
         self, name: str, number: int, operations: Sequence[Operation], names: NumberedNames
@@ -31,10 +31,10 @@ class Iteration:
         self.names = names
 
     def ways(self, by_name: dict[str, Buffer]) -> Iterator[Way]:
-        """Yield the ways of data through its operations.
+        """Yield the data flows through its operations.
 
         Raises:
-            IrregularError: data is handed on from iteration to iteration without end.
+            IrregularError: data is passed from iteration to iteration without end.
         """
         same = self._same_in_all(by_name)
         for operation in self.operations:
@@ -48,15 +48,15 @@ class Iteration:
                     yield source, target, there - here
 
     def _place(self, name: str) -> tuple[str, int]:
-        """Return family and number; what has none is this iteration's own."""
+        """Return family and number of a buffer; one without a number belongs to this iteration."""
         family, number = self.names[name]
         return (f"{self.name} {name}", self.number) if number is None else (family, number)
 
     def _same_in_all(self, by_name: dict[str, Buffer]) -> set[str]:
-        """Return buffers without a number that all iterations read, or that they only add to.
+        """Return buffers without a number that all iterations only read, or only add to.
 
         Raises:
-            IrregularError: one is neither of these, nor made anew in each iteration.
+            IrregularError: a buffer is neither of these, nor rewritten in each iteration.
         """
         touches: dict[str, list[tuple[Operation, bool, bool]]] = defaultdict(list)
         for operation in self.operations:
@@ -85,7 +85,7 @@ def _is_whole(view: View, buffer: Buffer) -> bool:
 
 
 def _adds(operation: Operation, name: str) -> bool:
-    """Return whether an operation does nothing to a buffer but add something else to it."""
+    """Return True if an operation only adds another buffer to buffer `name`."""
     return (
         isinstance(operation, Copy)
         and operation.accumulate
@@ -95,10 +95,10 @@ def _adds(operation: Operation, name: str) -> bool:
 
 
 def longest(ways: Sequence[Way]) -> int:
-    """Return a bound of how far the ways lead, one after the other, each with its length.
+    """Return an upper bound of the total distance along connected data flows.
 
     Raises:
-        IrregularError: some lead round in a circle to another number.
+        IrregularError: a cycle leads to another number.
     """
     places: dict[str, int] = {}
     for source, target, _ in ways:
@@ -134,10 +134,10 @@ def longest(ways: Sequence[Way]) -> int:
 
 
 def _spread(circle: Sequence[int], steps: Sequence[tuple[int, int, int]]) -> dict[int, int]:
-    """Return by circle how far its places are apart.
+    """Return, for each circle, the distance between its outermost places.
 
     Raises:
-        IrregularError: a way round leads to another number.
+        IrregularError: a cycle leads to another number.
     """
     nearby: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for one, other, length in steps:

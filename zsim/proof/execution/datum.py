@@ -1,8 +1,8 @@
-"""Contents of buffers while a schedule is run: exact numbers, and the marks that go with them.
+"""Contents of buffers while a schedule runs: exact numbers, and marks for each number.
 
-Beside each number stand marks: *undefined*, nobody wrote it; and where tests for overflow are
-followed, which gradients it was made of, so that a gradient that is not finite can be traced to
-what tests it. A verdict, the outcome of such tests, is the set of gradients that it covers.
+The mark *undefined* means that the number was never written. If tests for overflow are followed,
+other marks hold the gradients from which a number was made, so that a gradient that is not finite
+can be traced to its test. A verdict, the outcome of such tests, is the set of gradients it covers.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,21 +21,21 @@ from zsim.specification.residues import Numbers
 Marks = NDArray[np.bool_]
 
 Change = Callable[[Sequence[NDArray[Any]], int], NDArray[Any]]
-"""Makes one array of one of each datum, which have so many dimensions before those of ranks."""
+"""Combines one array of each datum to one; the int is the number of dimensions before ranks."""
 
 
 @dataclass(slots=True)
 class Datum:
-    """Numbers and their marks; a mark that nothing has is None.
+    """Numbers and their marks; a mark that no number has is None.
 
     Attributes:
         values: numbers, shape (2, ranks..., places).
-        undefined: what nobody wrote, shape (ranks..., places).
-        words: of which gradients numbers are made, a bit for each pair of a rank and a micro-batch,
-            shape (words, ranks..., places).
+        undefined: True for numbers never written, shape (ranks..., places).
+        words: gradients from which numbers are made, a bit for each pair of a rank and a
+            micro-batch, shape (words, ranks..., places).
         pieces: 1 + the number of the piece of a parameter, shape (ranks..., places); 0 for none.
-        covered: of a verdict the gradients that it covers.
-        parts: slices that were read, by their first place and the place after the last.
+        covered: the gradients that a verdict covers.
+        parts: cache of slices that were read, by their first place and the place after the last.
     """
 
     values: Numbers
@@ -47,12 +47,12 @@ class Datum:
 
     @property
     def count(self) -> int:
-        """Return the number of places."""
+        """The number of places."""
         return int(self.values.shape[-1])
 
     @property
     def is_marked(self) -> bool:
-        """Return whether it may have a mark."""
+        """Whether it may have a mark."""
         return not (
             self.undefined is None
             and self.words is None
@@ -62,9 +62,9 @@ class Datum:
 
 
 def changed(data: Sequence[Datum], change: Change, *, ranks_only: bool = False) -> Datum:
-    """Return numbers and marks that are all changed alike; a mark that one lacks is zero there.
+    """Apply `change` to numbers and marks; a mark that a datum does not have counts as zero.
 
-    A verdict goes with them if only `ranks_only` are moved: it is what a whole buffer holds.
+    The verdict is kept only with `ranks_only`, since it refers to a whole buffer.
     """
     found = Datum(change([datum.values for datum in data], 1))
     undefined = _marks(data, [datum.undefined for datum in data], 0, change)
@@ -95,7 +95,7 @@ def _marks(
 
 
 def unwritten(dimensions: int, count: int) -> Datum:
-    """Return what nobody wrote."""
+    """Return `count` numbers that were never written."""
     return Datum(*_nothing(dimensions, count))
 
 
@@ -106,7 +106,7 @@ def _nothing(dimensions: int, count: int) -> tuple[Numbers, Marks]:
 
 
 def either(one: Marks | None, other: Marks) -> Marks:
-    """Return where one of two marks is set."""
+    """Return the logical or of two marks."""
     if one is None:
         return other
     found: Marks = np.logical_or(one, other)
@@ -114,7 +114,7 @@ def either(one: Marks | None, other: Marks) -> Marks:
 
 
 def anywhere(*data: Datum) -> Marks | None:
-    """Return on which ranks any place of any operand is undefined, shape (ranks..., 1)."""
+    """Return the ranks on which any place of any operand is undefined, shape (ranks..., 1)."""
     found: Marks | None = None
     for datum in data:
         if datum.undefined is not None and datum.undefined.any():
@@ -124,7 +124,7 @@ def anywhere(*data: Datum) -> Marks | None:
 
 
 def like(data: Sequence[Datum], values: Numbers) -> Datum:
-    """Return new numbers with the marks of what they were made of, place by place."""
+    """Return new numbers with the marks of the numbers they were made from, place by place."""
     found = Datum(values)
     for datum in data:
         if datum.undefined is not None:
@@ -142,7 +142,7 @@ def like(data: Sequence[Datum], values: Numbers) -> Datum:
 
 
 def chosen(array: NDArray[Any], take: Integers) -> NDArray[Any]:
-    """Return numbers of the last dimension, on each rank others; zero where there is none."""
+    """Return `array` at indices `take` of the last dimension; zero for negative indices."""
     if take.size == take.shape[-1] and array.shape[-1]:
         places = take.reshape(-1)
         found = array[..., places]
@@ -161,7 +161,7 @@ def chosen(array: NDArray[Any], take: Integers) -> NDArray[Any]:
 
 
 def read(datum: Datum, index: Index) -> Datum:
-    """Return what a view of a buffer holds."""
+    """Return the content of a view of a buffer."""
     if index.is_whole:
         return datum
     take = index.take
@@ -179,7 +179,7 @@ def read(datum: Datum, index: Index) -> Datum:
 
 
 def written(datum: Datum, parts: Sequence[tuple[Index, Datum]]) -> Datum:
-    """Return what a buffer holds once views of it were written, one after the other."""
+    """Return the content of a buffer after writes to its views, in order."""
     if len(parts) > 1 and all(index.take is None and not new.is_marked for index, new in parts):
         return _all_written(datum, parts)
     for index, new in parts:
@@ -188,13 +188,13 @@ def written(datum: Datum, parts: Sequence[tuple[Index, Datum]]) -> Datum:
 
 
 def _all_written(datum: Datum, parts: Sequence[tuple[Index, Datum]]) -> Datum:
-    """Return the same of slices in which no number has a mark: every array is copied once."""
+    """Write slices without marks, so that every array is copied once."""
     where = [index for index, _ in parts]
     return changed((datum, *[new for _, new in parts]), partial(_put_all, where=where))
 
 
 def _put_all(arrays: Sequence[NDArray[Any]], _: int, *, where: Sequence[Index]) -> NDArray[Any]:
-    """Return a copy of the first array in which slices are those that follow."""
+    """Return a copy of the first array with slices replaced by the other arrays."""
     array, *parts = arrays
     leads = {each.shape[:-1] for each in arrays}
     lead = leads.pop() if len(leads) == 1 else np.broadcast_shapes(*leads, array.shape[:-1])
@@ -206,7 +206,7 @@ def _put_all(arrays: Sequence[NDArray[Any]], _: int, *, where: Sequence[Index]) 
 
 
 def _put(arrays: Sequence[NDArray[Any]], _: int, *, index: Index) -> NDArray[Any]:
-    """Return a copy of an array in which a view is new; ranks differ where they do in either."""
+    """Return a copy of an array with a view replaced; the shape of ranks is broadcast."""
     (array, new), take = arrays, index.take
     if take is None:
         lead = np.broadcast_shapes(array.shape[:-1], new.shape[:-1])
@@ -217,7 +217,7 @@ def _put(arrays: Sequence[NDArray[Any]], _: int, *, index: Index) -> NDArray[Any
     ahead = array.ndim - take.ndim
     places = take.reshape(*(1,) * ahead, *take.shape)
     lead = np.broadcast_shapes(array.shape[:-1], new.shape[:-1], places.shape[:-1])
-    found = np.empty((*lead, array.shape[-1] + 1), array.dtype)  # the last takes what is no place
+    found = np.empty((*lead, array.shape[-1] + 1), array.dtype)  # the last: index -1, no place
     found[..., :-1] = array
     where = np.broadcast_to(places, (*lead, take.shape[-1]))
     np.put_along_axis(found, where, np.broadcast_to(new, (*lead, take.shape[-1])), axis=-1)

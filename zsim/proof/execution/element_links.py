@@ -1,4 +1,4 @@
-"""Links between elements of views that correspond, as every operation says, before cutting."""
+"""Links between corresponding elements of views, as defined by every operation, before cutting."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from zsim.schedule.operation import (
 
 
 class ElementLinks:
-    """Cuts the spaces of a schedule where its views begin and end, and links them."""
+    """Cuts the spaces of a schedule at the ends of its views, and links them."""
 
     def __init__(self, tensors: Tensors, model: Model) -> None:
         self.tensors = tensors
@@ -61,7 +61,7 @@ class ElementLinks:
             self.tensors.spaces.space(("parameter", name), elements)
 
     def _join(self, key: Key, value: Value, axis: str) -> None:
-        """Add what all ranks of an axis have of a value, each a part of its own."""
+        """Add a space for the values of all ranks along an axis, each rank's in its own part."""
         tensors, size = self.tensors, value.elements
         tensors.spaces.space(key, size * tensors.mesh.axis_size(axis))
         tensors.split(key, 0, size, (axis,))
@@ -70,7 +70,7 @@ class ElementLinks:
             tensors.spaces.link(own, (key, rank * size), size, own=True)
 
     def add(self) -> None:
-        """Go through all programs."""
+        """Add the links of all programs."""
         for ranks in self.grid.classes:
             for operation in ranks.program.patterns:
                 self._add(ranks, operation)
@@ -97,7 +97,7 @@ class ElementLinks:
                 pass  # touches no buffer
 
     def _is_new(self, ranks: RankArray, view: View) -> bool:
-        """Return whether a segment names a view for the first time."""
+        """Return True if a view has not been added before."""
         seen = len(self._viewed)
         self._viewed.add((ranks.index, id(view)))
         return len(self._viewed) > seen
@@ -207,7 +207,7 @@ class ElementLinks:
                 self._tensor(ranks, compute.id, operand.view, keys[place])
 
     def _read(self, segment: Segment, name: str) -> Key:
-        """Return what a segment reads of an input."""
+        """Return the space of an input as a segment reads it."""
         if self._is_shared and name == segment.shared_input:
             return ("shared", name)
         return self._value(name, whole=segment.reads_whole)
@@ -216,7 +216,7 @@ class ElementLinks:
         return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)
 
     def _tensor(self, ranks: RankArray, operation: str, view: View, key: Key) -> None:
-        """Link a view with the tensor that it should be, if it is as large."""
+        """Link a view with the tensor that it must hold, if the sizes agree."""
         same = (ranks.index, id(view), key)
         if same in self._linked:
             return
@@ -233,7 +233,7 @@ class ElementLinks:
             self.tensors.link_to(ranks, view, key)
 
     def _meetings(self) -> Iterator[Sequence[tuple[RankArray, Communication]]]:
-        """Yield what classes of different programs issue together, in the order of the group."""
+        """Yield communications that classes of different programs issue together, in order."""
         queues: dict[tuple[object, ...], dict[int, list[tuple[RankArray, Communication]]]] = {}
         by_name = self.tensors.schedule.group_by_name
         if len(self.grid.classes) == 1:
@@ -254,7 +254,7 @@ class ElementLinks:
                 yield from zip(*by_class.values(), strict=False)
 
     def _across(self, together: Sequence[tuple[RankArray, Communication]]) -> None:
-        """Link what is combined place by place, or is the same, between programs."""
+        """Link views of different programs that are combined place by place, or are equal."""
         (first, one), *others = together
         for ranks, other in others:
             pairs = [(_whole(one), _whole(other))]
@@ -266,17 +266,17 @@ class ElementLinks:
                     self.tensors.spaces.link(here, there, mine.size)
 
     def _start(self, ranks: RankArray, view: View) -> tuple[Key, int]:
-        """Return where a view of the first rank of a class begins, and in which space."""
+        """Return the space of a view and its start there, on the first rank of a class."""
         at = self.grid.at(ranks, (0,) * len(ranks.shape))
         start = self.tensors.place(ranks.program, view, at)[0]
         return self.tensors.key(ranks.program, view.buffer), start
 
 
 def _whole(member: Communication) -> View:
-    """Return the view of a member that is as that of the others."""
+    """Return the view of a member that corresponds to that of the other members."""
     return member.whole
 
 
 def _keeps_places(member: Communication) -> TypeGuard[CollectiveOperation]:
-    """Return whether what is at a place of the source comes to that place of the target."""
+    """Return True if each place of the source is moved to the same place of the target."""
     return isinstance(member, CollectiveOperation) and not (member.splits or member.joins)

@@ -1,10 +1,10 @@
-"""Schedules with fewer micro-batches, which stand for the whole one.
+"""Schedules with fewer micro-batches, which represent the whole one.
 
-Micro-batches share nothing but what all of them read and what they add to. So if some do on every
-rank what another one does, in other memory, and a schedule without these is the step of plain
-training on the others, then the whole one is the step of plain training on all. `docs/adr/0022` has
-the argument, and all that has to hold of a schedule for it: just that is looked at here, condition
-by condition, and `with_fewer` gives up where one is not known to hold. Then the whole one is run.
+Micro-batches share only data that all of them read, and sums to which they add. Suppose that some
+do on every rank the same as another one, in other memory, and that a schedule without these is the
+step of plain training on the others. Then the whole schedule is the step of plain training on all.
+`docs/adr/0022` has the argument and the conditions on the schedule. They are checked here one by
+one; `with_fewer` returns None if one is not known to hold, and then the whole schedule is run.
 """
 
 import re
@@ -36,28 +36,31 @@ from zsim.schedule.program import UncheckedSchedule
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
 MICRO_BATCHES_MIN = 6
-"""Micro-batches from which on it is worth the search."""
+"""Minimum number of micro-batches for which the search pays off."""
 
 _NUMBERED = re.compile(r".*?/mb([0-9]{1,9})/")
-"""How ids name a micro-batch. Which operations are whose is only a guess: all else is looked at."""
+"""The micro-batch in an id. It only guesses which operations belong together; all is checked."""
 
 OF_STEP = -1
-"""The number of operations of no micro-batch."""
+"""The number of operations that belong to no micro-batch."""
 
 SPEAKS_TO_NOBODY = frozenset({Allocate, Free, Compute, Copy})
-"""Most of what no other rank takes part in."""
+"""Most operations that involve no other rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewerMicroBatches:
-    """A schedule with fewer micro-batches, and what it has to do."""
+    """A schedule with fewer micro-batches, and the training that it must carry out."""
 
     schedule: Schedule
     training: Training
 
 
 def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | None:
-    """Return a schedule whose proof is one of `schedule`; None if none is known that is half."""
+    """Return a schedule whose proof proves `schedule` with at most half its micro-batches.
+
+    Returns None if no such schedule is known.
+    """
     count = training.micro_batches
     if count < MICRO_BATCHES_MIN or training.warm_up is not None:
         return None
@@ -81,7 +84,7 @@ def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | No
 
 
 def _meets_alike(grid: Grid, name: str) -> bool:
-    """Return whether all members of a group run the same program."""
+    """Return True if all members of a group run the same program."""
     group = grid.schedule.group_by_name[name]
     return all(
         other.program is ranks.program
@@ -92,7 +95,7 @@ def _meets_alike(grid: Grid, name: str) -> bool:
 
 
 def _kept(parts: Sequence["_RoleStep"], count: int) -> list[int]:
-    """Return the first two of those that are alike on all ranks."""
+    """Return the first two of each set of micro-batches that are equal on all ranks."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for micro_batch in range(count):
         said = tuple([part.said[micro_batch] for part in parts])
@@ -101,10 +104,10 @@ def _kept(parts: Sequence["_RoleStep"], count: int) -> list[int]:
 
 
 def _need_same_order(grid: Grid, parts: Sequence["_RoleStep"]) -> None:
-    """Check that what meets is of one micro-batch: messages of a route, collectives of a group.
+    """Raise IrregularError unless matching messages and collectives are of one micro-batch.
 
     Raises:
-        IrregularError: it is not, or it is not known.
+        IrregularError: they are not, or it is not known.
     """
     by_role = {part.program.role: part for part in parts}
     sent: dict[object, list[int]] = {}
@@ -132,8 +135,8 @@ class _RoleStep:
     """The step of one role, micro-batch by micro-batch.
 
     Attributes:
-        said: for each micro-batch what it says, as a number.
-        lists: what each says and touches.
+        said: for each micro-batch its signature, as a number.
+        lists: for each micro-batch its signature and the buffers it touches.
     """
 
     def __init__(self, schedule: Schedule, program: Program, count: int) -> None:
@@ -169,7 +172,7 @@ class _RoleStep:
 
     @cached_property
     def messages(self) -> list[tuple[int, Communication]]:
-        """Communication of the step in order, with the micro-batch that it is of."""
+        """Communication of the step in order, each with its micro-batch."""
         return [
             (number, each)
             for number, places in self._stretches
@@ -178,14 +181,15 @@ class _RoleStep:
         ]
 
     def need_apart(self, removed: Set[int], is_linear: Callable[[str], bool]) -> None:
-        """Check that nothing sees which of the `removed` micro-batches are there, but sums.
+        """Raise IrregularError unless only sums depend on the `removed` micro-batches.
 
-        Each is alone, its memory its own, what it reads of others constant, and all else that
-        touches what it adds to comes before or after all that are alike, or adds to it, too. Those
-        that are alike touch the same of others by name: what is said of some holds of all.
+        Each must be alone, with its own memory, and read only constants outside it. Everything
+        else that touches its sums must run before or after all micro-batches with equal
+        signatures, or add to the sums too. Equal signatures touch the same outside buffers by
+        name, so it is enough to check one.
 
         Raises:
-            IrregularError: something may.
+            IrregularError: something else may depend on them.
         """
         every = range(len(self.lists))
         for number in {self.said[number]: number for number in removed}.values():
@@ -222,10 +226,10 @@ class _RoleStep:
         need_commuting(adds, layout)
 
     def _touched(self, places: Sequence[int]) -> set[str]:
-        """Return the buffers that operations of the step touch, take or give back.
+        """Return the buffers that operations of the step touch, allocate or free.
 
         Raises:
-            IrregularError: a number of the host changes.
+            IrregularError: a host scalar changes.
         """
         found: set[str] = set()
         for operation in [self._step[place] for place in places]:
@@ -241,10 +245,10 @@ class _RoleStep:
         return read | written
 
     def _need_outside(self, number: int, buffers: Set[str], alike: Sequence[int]) -> None:
-        """Check that a micro-batch does more than add to sums before or after others `alike` add.
+        """Raise IrregularError unless a micro-batch only adds to sums while those `alike` add.
 
         Raises:
-            IrregularError: it sees a part of a sum.
+            IrregularError: it reads or writes an incomplete sum.
         """
         step = self._step
         sums: dict[str, list[int]] = {name: [] for name in buffers}
@@ -262,7 +266,7 @@ class _RoleStep:
                     raise IrregularError
 
     def without(self, removed: Set[int]) -> Program:
-        """Return the program without some micro-batches; the others are numbered anew."""
+        """Return the program without some micro-batches; the others are renumbered."""
         stay = [number for number in range(len(self.lists)) if number not in removed]
         numbers = {number: place for place, number in enumerate(stay)}
         step: list[Operation] = []
@@ -288,7 +292,7 @@ class _RoleStep:
 
 
 def _need_followed(program: Program) -> None:
-    """Check that a program has nothing in it that is the same for all micro-batches together.
+    """Raise IrregularError if a program has operations on all micro-batches together.
 
     Raises:
         IrregularError: it branches, or tests for overflow.
@@ -300,12 +304,12 @@ def _need_followed(program: Program) -> None:
 
 
 def _is_of_micro_batch(operation: Operation) -> TypeGuard[Compute]:
-    """Return whether something is computed for one micro-batch alone."""
+    """Return True if an operation computes for one micro-batch alone."""
     return type(operation) is Compute and operation.action in ACTIONS
 
 
 def _stretches(step: Sequence[Operation]) -> Iterator[tuple[int, range]]:
-    """Yield which operations are of which micro-batch, as their ids say, in order."""
+    """Yield (micro-batch, places) of operations with one micro-batch in their ids, in order."""
     before, number, start = "/", OF_STEP, 0
     for place, operation in enumerate(step):
         name = operation.id
@@ -321,7 +325,7 @@ def _stretches(step: Sequence[Operation]) -> Iterator[tuple[int, range]]:
 
 
 def _singly(operations: Sequence[Operation]) -> Sequence[Operation]:
-    """Return operations that are issued as one each for itself: what is sent leaves first."""
+    """Return operations with each Together replaced by its members, sends first."""
     if Together not in set(map(type, operations)):
         return operations
     found: list[Operation] = []
@@ -334,7 +338,7 @@ def _singly(operations: Sequence[Operation]) -> Sequence[Operation]:
 
 
 def _alone(buffer: Buffer) -> Buffer:
-    """Return a buffer without tensors of others, which may be left out."""
+    """Return a buffer without tensors of others, which may be removed."""
     return replace(buffer, course=None)
 
 
@@ -348,7 +352,7 @@ def _distinct(lists: Sequence[MicroBatchList]) -> list[MicroBatchList]:
 
 
 def _of(schedule: Schedule, programs: tuple[Program, ...]) -> Schedule:
-    """Return `schedule` with other programs. Edges to what is left out lead nowhere."""
+    """Return `schedule` with other programs. Edges to removed operations are dangling."""
     made = UncheckedSchedule(
         name=schedule.name,
         mesh=schedule.mesh,

@@ -1,8 +1,8 @@
 """The ranks that a proof runs: those of each class (`zsim.proof.rank_class`), as arrays along axes.
 
-Along an axis on which ranks send, each rank is a class of its own. Of an axis some coordinates may
-stand for others: `Along.coordinates` are those that are run, and `weights` how many ranks each of
-them stands for.
+Along an axis on which ranks send, each rank is a class of its own. Some coordinates of an axis may
+represent others: `Along.coordinates` are those that are run, and `weights` is the number of ranks
+that each of them represents.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ Placed = tuple[tuple[int, ...], Coordinates]
 
 
 Route = tuple[str, int, int]
-"""The group of a message, who sends it and who gets it."""
+"""The group of a message, its sender and its receiver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """Coordinates of one axis that a class runs, and how many ranks each stands for.
+    """Coordinates of one axis that a class runs, and the number of ranks each represents.
 
-    With `unions`, what a coordinate holds of a tensor are the parts of all ranks it stands for.
+    With `unions`, a coordinate holds the parts of a tensor of all ranks that it represents.
     """
 
     name: str
@@ -57,7 +57,7 @@ class RankArray:
 
 
 class Grid:
-    """All classes of a schedule, and which of them make up each communicator."""
+    """All classes of a schedule, and the classes that make up each communicator."""
 
     def __init__(self, schedule: Schedule, tracked: dict[str, Along]) -> None:
         self.schedule = schedule
@@ -83,7 +83,7 @@ class Grid:
         self._routes: dict[tuple[int, str, int, bool], Route] = {}
 
     def _inside(self, axis: str, low: int, high: int) -> Along:
-        """Return the coordinates of [low, high) of an axis that are run."""
+        """Return the coordinates in [low, high) of an axis that are run."""
         tracked = self.tracked[axis]
         pairs = zip(tracked.coordinates, tracked.weights, strict=True)
         inside = [(place, weight) for place, weight in pairs if low <= place < high]
@@ -95,7 +95,7 @@ class Grid:
         )
 
     def row(self, ranks: RankArray, group: Group) -> tuple[RankArray, ...]:
-        """Return the classes whose ranks make up the communicators of the ranks of `class`."""
+        """Return the classes whose ranks make up the communicators of the class `ranks`."""
         key = (ranks.index, group.name)
         if key not in self._rows:
             fixed = [along for along in ranks.along if along.name not in group.axes]
@@ -108,7 +108,7 @@ class Grid:
         return self._rows[key]
 
     def at(self, ranks: RankArray, position: tuple[int, ...]) -> Coordinates:
-        """Return the coordinates of a rank, along joined axes too."""
+        """Return the coordinates of a rank, with those along joined axes."""
         return self.mesh.completed(ranks.coordinates(position))
 
     def ranks(self, ranks: RankArray, axes: frozenset[str]) -> list[Placed]:
@@ -123,7 +123,7 @@ class Grid:
         return self._ranks[key]
 
     def route(self, ranks: RankArray, message: PointToPoint) -> Route:
-        """Return the group of a message of the first rank of a class, who sends it and who gets it.
+        """Return group, sender and receiver of a message of the first rank of a class.
 
         Along axes on which ranks send, a class has one coordinate.
         """
@@ -152,7 +152,7 @@ def sending_axes(schedule: Schedule) -> frozenset[str]:
 
 
 def every(schedule: Schedule) -> dict[str, Along]:
-    """Run every rank."""
+    """Return axes along which every rank is run."""
     return {
         axis.name: Along(axis.name, tuple(range(axis.size)), (1,) * axis.size)
         for axis in schedule.mesh.axes

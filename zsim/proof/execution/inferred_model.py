@@ -1,8 +1,8 @@
-"""Training as the contract has it and, where no model is given, the one that a schedule runs.
+"""Training as defined by the contract and, without a model, the model that a schedule runs.
 
-Without a model the first forward of each segment says what it reads and makes, and each backward
-what it keeps and which gradients it makes: so all micro-batches, ranks and recomputations are held
-against the first. Which parameters are frozen the contract says.
+Without a model the first forward of each segment defines its inputs and outputs, and each backward
+defines the tensors it keeps and the gradients it makes. All micro-batches, ranks and
+recomputations are then compared with the first. The contract states which parameters are frozen.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 from zsim.strategy.precision import Precision
 
 TENSOR = "tensor"
-"""The axis that the segments of a model are split over: `Model.tensor` is its size."""
+"""The axis over which the segments of a model are split: `Model.tensor` is its size."""
 CONTEXT = "context"
 """The axis along which ranks share each sequence."""
 
@@ -39,11 +39,11 @@ def _place(view: View) -> Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Training as the contract has it; `assumed` is what it does not say.
+    """Training as defined by the contract; `assumed` lists what the contract does not define.
 
-    `rules` has the rule of each parameter by name. `warm_up` is how many steps update at once
-    before updates are delayed by a step; None if they never are. With `overflows` gradients are
-    scaled, and a step whose gradients are not finite changes nothing.
+    `rules` has the rule of each parameter by name. `warm_up` is the number of steps that update at
+    once before updates are delayed by a step; None if they never are. With `overflows` gradients
+    are scaled, and a step whose gradients are not finite changes nothing.
     """
 
     micro_batches: int
@@ -56,7 +56,7 @@ class Training:
 
 
 def training_of(schedule: Schedule) -> Training | None:
-    """Return what the schedule has to do; nothing if nobody says it and no update does."""
+    """Return the training of a schedule; None if neither contract nor updates define one."""
     contract = schedule.contract
     strategy = contract.strategy
     if strategy is not None:
@@ -97,9 +97,9 @@ def training_of(schedule: Schedule) -> Training | None:
 
 
 def model_of(schedule: Schedule) -> Model | None:
-    """Return the model that the first role runs in its first micro-batch; nothing if it runs none.
+    """Return the model that the first role runs in its first micro-batch; None if it runs none.
 
-    A value that is handed on in parts, or between roles, is not followed.
+    Values that are passed in parts, or between roles, are not followed.
     """
     try:
         return _Reader(schedule, schedule.programs[0]).model()
@@ -109,7 +109,7 @@ def model_of(schedule: Schedule) -> Model | None:
 
 @dataclass
 class _Draft:
-    """A segment as it is found."""
+    """A segment under construction."""
 
     inputs: tuple[str, ...]
     outputs: tuple[Value, ...]
@@ -175,7 +175,7 @@ class _Reader:
         )
 
     def _settle_gradients(self) -> None:
-        """Say which values have a gradient: where backward makes one, and after what is trained."""
+        """Mark the values that have a gradient: made by backward, or after a trained parameter."""
         sloped: set[str] = set()
         for draft in self.drafts.values():
             if any(not each.frozen for each in draft.parameters) or not sloped.isdisjoint(
@@ -191,7 +191,7 @@ class _Reader:
             )
 
     def _made(self, draft: _Draft) -> set[str]:
-        """Return the inputs of which a backward makes gradients: in their order, of their sizes."""
+        """Return the inputs of which a backward makes gradients, matched in order by size."""
         operands = () if draft.backward is None else draft.backward.operands
         sizes = [each.view.size for each in operands if each.role is Role.INPUT_GRADIENT]
         inputs = [name for name in draft.inputs if name != BATCH]
@@ -208,7 +208,7 @@ class _Reader:
         return found
 
     def _call(self, view: View, name: str) -> None:
-        """Remember what a view holds, until its buffer is allocated again."""
+        """Record the value that a view holds until its buffer is allocated again."""
         place = _place(view)
         self.names[place] = name
         self.places.setdefault(view.buffer, []).append(place)

@@ -1,7 +1,7 @@
-"""Runs the programs of all classes in the order in which their hosts issue them, on exact numbers.
+"""Runs the programs of all classes in the order of issue of their hosts, on exact numbers.
 
-That this order stands for every other one is what the families of order prove: so the machine runs
-only what they have passed. A send is over when it is issued, all else before what comes next.
+The families of order prove that this order represents every other one, so only schedules that
+passed them are run. A send ends when it is issued, other operations before the next one.
 """
 
 from collections import defaultdict, deque
@@ -50,8 +50,8 @@ Placed = tuple[Operand, Index]
 class Interpreter:
     """Runs setup or a step from given memory.
 
-    `overflows` is the way that branches take which decide on whether a gradient overflowed;
-    `troubles` are operations that no run of plain training has, with what is wrong.
+    `overflows` selects the list of branches that test whether a gradient overflowed. `troubles`
+    holds faults by role and operation: operations that plain training never has.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Interpreter:
         self._placed: dict[tuple[int, int], tuple[Placed, ...]] = {}
 
     def run(self, memory: list[ClassMemory], *, setup: bool, overflows: bool) -> None:
-        """Run setup or a step; `memory` of each class is changed.
+        """Run setup or a step; changes the `memory` of each class.
 
         Raises:
-            UnfollowedError: the schedule does what cannot be followed.
+            UnfollowedError: the schedule has operations that the proof cannot follow.
         """
         programs = [ranks.program for ranks in self.classes]
         lists = [program.setup if setup else program.step for program in programs]
@@ -86,13 +86,13 @@ class Interpreter:
     def run_ways(
         self, begin: Callable[[], list[ClassMemory]], ways: Sequence[bool]
     ) -> Iterator[tuple[bool, list[ClassMemory]]]:
-        """Run a step on each of its ways from what `begin` returns; yield what each leaves.
+        """Run a step from `begin()` for each value of `overflows` in `ways`; yield both results.
 
-        Ranks of one class do alike until the first branch, and this is run once. Those of several
-        may have met by then in another order.
+        With one class, operations before the first branch run only once, since they do not depend
+        on it. With several classes, they may be interleaved differently by then.
 
         Raises:
-            UnfollowedError: the schedule does what cannot be followed.
+            UnfollowedError: the schedule has operations that the proof cannot follow.
         """
         if len(self.classes) > 1 or len(ways) == 1:
             for overflows in ways:
@@ -144,7 +144,7 @@ class Interpreter:
             self._waiting[index] = host, request
 
     def _serve(self) -> bool:
-        """Answer what classes wait for, as far as it is there; whether something was."""
+        """Answer requests of classes whose data is available; return True if any was answered."""
         served = False
         for index, waiting in enumerate(self._waiting):
             if waiting is None or self._waiting[index] is not waiting:
@@ -179,7 +179,7 @@ class Interpreter:
         return served
 
     def _meet(self, brings: Sequence[Bring]) -> list[Datum]:
-        """Carry out a collective; return what each class gets."""
+        """Carry out a collective; return the result for each class."""
         answers = self.collectives.meet(brings)
         if self.collectives.unordered:
             ranks, operation, _ = brings[0]
@@ -189,7 +189,7 @@ class Interpreter:
         return answers
 
     def _collective(self, ranks: RankArray, operation: CollectiveOperation) -> Host:
-        """Carry out a collective, at once where no ranks of another class take part."""
+        """Carry out a collective, at once if no ranks of another class participate."""
         group = self.tensors.schedule.group_by_name[operation.group]
         if len(self.tensors.grid.row(ranks, group)) > 1:
             answer = yield operation
@@ -198,14 +198,14 @@ class Interpreter:
         self.write(ranks, operation.target, answer)
 
     def _source(self, ranks: RankArray, operation: CollectiveOperation) -> Datum:
-        """Return what a rank brings; what is added up has to have been written."""
+        """Return the data that a rank contributes; for a reduction it must have been written."""
         datum = self.read(ranks, operation.source)
         if isinstance(operation, ReducingOperation):
             self._need_written(ranks, operation.id, operation.source, datum)
         return datum
 
     def _need_written(self, ranks: RankArray, operation: str, view: View, datum: Datum) -> None:
-        """Note it if an operation computes with what nobody wrote."""
+        """Record a fault if an operation computes with data that was never written."""
         if datum.undefined is None or not datum.undefined.any():
             return
         if (datum.undefined & self.tensors.filled(ranks, view)).any():
@@ -213,7 +213,7 @@ class Interpreter:
             self._trouble(ranks, operation, why)
 
     def read(self, ranks: RankArray, view: View) -> Datum:
-        """Return what a view holds on all ranks of a class."""
+        """Return the content of a view on all ranks of a class."""
         return self._read(ranks, view.buffer, self.tensors.index(ranks, view))
 
     def _read(self, ranks: RankArray, name: str, index: Index) -> Datum:
@@ -231,7 +231,7 @@ class Interpreter:
         self._write(ranks, ((view.buffer, self.tensors.index(ranks, view), new),))
 
     def _write(self, ranks: RankArray, writes: Iterable[BufferWrite]) -> None:
-        """Write views on all ranks of a class, one after the other."""
+        """Write views on all ranks of a class, in order."""
         anew = partial(self._unwritten, ranks)
         self.memory[ranks.index].write(writes, anew)
 
@@ -277,7 +277,7 @@ class Interpreter:
                     assert_never(operation)
 
     def _together(self, ranks: RankArray, members: Iterable[Operation]) -> Host:
-        """Run operations that are issued as one: what is sent leaves first."""
+        """Run operations that are issued as one, sends first."""
         for member in members:
             if isinstance(member, Send):
                 self._send(ranks, member)
@@ -317,14 +317,14 @@ class Interpreter:
         )
 
     def _need_scaled(self, ranks: RankArray, compute: Compute) -> None:
-        """Note it if backward starts with a gradient that does not follow the loss scale."""
+        """Record a fault if backward starts with a gradient without the loss scale."""
         views = [each.view for each in compute.operands if each.role is Role.OUTPUT_GRADIENT]
         if views and self.kernels.is_unscaled(self.read(ranks, views[-1])):
             why = "begins with a gradient of the loss that is not multiplied by the loss scale"
             self._trouble(ranks, compute.id, why)
 
     def _replayed(self, ranks: RankArray, compute: Compute, run: Application) -> bool:
-        """Run a segment as it ran on another micro-batch; return whether it does as `run`."""
+        """Replay a segment from another micro-batch; return True if its result matches `run`."""
         made = self.replay.run(ranks, compute, run, self.memory[ranks.index].buffers)
         if made is None:
             return False
@@ -334,7 +334,7 @@ class Interpreter:
         return True
 
     def _places(self, ranks: RankArray, compute: Compute) -> tuple[Placed, ...]:
-        """Return the operands with their places, once for all micro-batches that share them."""
+        """Return the operands with their places, cached for micro-batches that share operands."""
         key = (ranks.index, id(compute.operands))
         found = self._placed.get(key)
         if found is None:
@@ -363,7 +363,7 @@ class Interpreter:
         )
 
     def _takes(self, ranks: RankArray, branch: Branch) -> bool:
-        """Return whether a class takes the list `then`."""
+        """Return True if a class takes the list `then`."""
         if branch.value is None:
             counted = self.memory[ranks.index].scalars[branch.scalar or ""]
             self._decide(ranks, branch, number(counted, 2))
@@ -387,7 +387,7 @@ class Interpreter:
         return self.overflows
 
     def _decide(self, ranks: RankArray, branch: Branch, first: Numbers) -> None:
-        """Note what a class decides on, which is the same for all classes."""
+        """Record the value on which a class decides; it must be the same for all classes."""
         place = len(self._decided[ranks.index])
         self._decided[ranks.index].append((branch, first))
         for other in self.classes[: ranks.index]:

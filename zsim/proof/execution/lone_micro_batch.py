@@ -1,8 +1,8 @@
-"""What a micro-batch may do that is left out of a step: an allow-list of operations.
+"""Allowed operations of a micro-batch that is removed from a step.
 
-It runs its own segments in memory that it takes and gives back, talks to the same micro-batch on
-other ranks, and adds gradients that its own backward made to sums, and nothing else. So the step
-without it differs in these sums alone, each of which it changes by a number times its gradient.
+It runs its own segments in memory that it allocates and frees, communicates with the same
+micro-batch on other ranks, and adds gradients of its own backward to sums, and nothing else. So
+the step without it differs only in these sums, each by a number times its gradient.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,16 +31,17 @@ from zsim.schedule.operation import (
 )
 
 ACTIONS = frozenset({*OF_SEGMENTS, Action.LOAD})
-"""Actions that compute for one micro-batch alone, which they name."""
+"""Actions that compute for one micro-batch alone, named in `micro_batch`."""
 
 
 def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool]) -> None:
-    """Check that a micro-batch does nothing but what one may that is left out.
+    """Raise IrregularError unless all operations are allowed in a removed micro-batch.
 
-    `is_linear` tells of a group whether all its members bring the same, each its own part.
+    `is_linear` returns True for a group whose members all run the same program, each with its own
+    part.
 
     Raises:
-        IrregularError: it does something else.
+        IrregularError: an operation is not allowed, or memory is not freed.
     """
     lone = _LoneMicroBatch(is_linear)
     for operation in operations:
@@ -50,7 +51,7 @@ def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool])
 
 
 class _LoneMicroBatch:
-    """Knowledge after some operations: the buffers that are taken, and which hold gradients."""
+    """State after some operations: allocated buffers, and which of them hold gradients."""
 
     def __init__(self, is_linear: Callable[[str], bool]) -> None:
         self.taken: set[str] = set()
@@ -58,7 +59,7 @@ class _LoneMicroBatch:
         self._holds_gradients: dict[str, bool] = {}
 
     def follow(self, operation: Operation) -> None:
-        """Follow an operation.
+        """Update the state by an operation.
 
         Raises:
             IrregularError: it is not allowed.
@@ -108,7 +109,11 @@ class _LoneMicroBatch:
         return self._holds_gradients.get(view.buffer, False)
 
     def _write(self, view: View, *, is_gradient: bool) -> None:
-        """Write to a buffer that is taken."""
+        """Write to an allocated buffer.
+
+        Raises:
+            IrregularError: it is not allocated.
+        """
         name = view.buffer
         if name not in self.taken:
             raise IrregularError
@@ -116,12 +121,12 @@ class _LoneMicroBatch:
 
 
 def need_commuting(adds: Sequence[Copy], layout: Layout | None) -> None:
-    """Check that it makes no difference in which order copies add to a buffer of a layout.
+    """Raise IrregularError unless copies may add to a buffer of `layout` in any order.
 
-    By parameter a copy sets padding to zero: then nothing else may add to padding.
+    A copy by parameter sets padding to zero, so no other copy may add to padding.
 
     Raises:
-        IrregularError: it may.
+        IrregularError: one may.
     """
     if not any(each.by_parameter for each in adds):
         return

@@ -1,4 +1,4 @@
-"""Norms and tests for overflow: what they measure of the gradients of a rank."""
+"""Norms and tests for overflow: measures of the gradients of a rank."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,12 +18,12 @@ Makes = list[Datum | None]
 
 
 class Measures:
-    """Measures gradients, and follows each of them to the tests that it has to reach.
+    """Measures gradients, and tracks each of them to the tests that it has to reach.
 
-    `required` has a bit for each pair of a rank and a micro-batch, by piece of a parameter: those
-    of which a gradient was made. `trained` are the parameters of the segments of a unit that have
-    one. The last place is for gradients of which nothing is known: where
-    nothing `judges` what is trained, each rank that tests some is one.
+    `required` has a bit for each pair of a rank and a micro-batch, by piece of a parameter: it is
+    set if a gradient was made. `trained` holds the trained parameters of the segments of each
+    unit. The last place is for unknown gradients: without `judges`, each rank that tests some
+    counts as one.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Measures:
         self.required = np.zeros((self._words, len(moves.names) + 1), np.uint64)
 
     def mark(self, ranks: RankArray, compute: Compute, gradients: Sequence[Datum]) -> None:
-        """Say of new gradients whose they are."""
+        """Mark new gradients with their parameters' pieces, ranks and micro-batch."""
         segments = self.trained.get(compute.unit, ())
         if compute.segment >= len(segments) or compute.micro_batch >= self.micro_batches:
             return
@@ -78,9 +78,9 @@ class Measures:
         return self._own[key]
 
     def weights(self, ranks: RankArray, view: View) -> Numbers:
-        """Return how many elements each place counts for in a norm, (2, ranks..., places).
+        """Return the number of elements of each place in a norm, (2, ranks..., places).
 
-        Of a part that stands for those of several ranks, they are the mean of these.
+        If a part represents those of several ranks, it is their mean.
         """
         key = (ranks.index, view)
         found = self._weights.get(key)
@@ -104,7 +104,7 @@ class Measures:
         return found
 
     def _stands_for(self, ranks: RankArray, view: View) -> Numbers | None:
-        """Return the share of a rank in the parts it stands for, (2, ranks..., 1)."""
+        """Return the share of one rank in the parts it represents, (2, ranks..., 1)."""
         axes = self.tensors.varies(ranks.program, view)
         found = None
         for place, along in enumerate(ranks.along):
@@ -117,7 +117,7 @@ class Measures:
         return found
 
     def _counted(self, ranks: RankArray, name: str) -> Integers:
-        """Return 1 for each place that a rank counts: of copies, those of the first rank alone."""
+        """Return 1 for each place that a rank counts; copies count on the first rank only."""
         pieces = self.moves.pieces(ranks, name)
         buffer = ranks.program.by_name[name]
         copied: dict[str, tuple[str, ...]] = {}
@@ -144,7 +144,7 @@ class Measures:
         return found
 
     def norm(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
-        """Return the sum of squares of what a rank counts."""
+        """Return the sum of squares of the places that a rank counts."""
         dimensions = len(ranks.shape) + 2
         squares = np.zeros((2, *(1,) * (dimensions - 1)), np.uint64)
         undefined: Marks | None = None
@@ -181,7 +181,7 @@ class Measures:
         return [verdict if operand.role is Role.OUTPUT else None for operand in compute.operands]
 
     def uncovered(self, covered: Words) -> str:
-        """Return the first gradient that a verdict does not cover on some rank, in words."""
+        """Return text that names the first gradient that a verdict does not cover on some rank."""
         shape = (self._words, *(1,) * (covered.ndim - 2), -1)
         left = self.required.reshape(shape) & ~covered
         if not left.any():
@@ -196,7 +196,7 @@ class Measures:
 
 
 def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | None:
-    """Return on which ranks something that counts is undefined."""
+    """Return the ranks on which a counted place is undefined."""
     if datum.undefined is None:
         return undefined
     counted = datum.undefined & weights.any(axis=0)

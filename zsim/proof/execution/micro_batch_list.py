@@ -1,7 +1,7 @@
-"""What the operations of one micro-batch say and touch on a rank, whichever memory it has.
+"""Signature of the operations of a micro-batch on a rank, and the buffers that they touch.
 
-Buffers that a micro-batch takes and gives back itself are numbered in the order in which it takes
-them: what it says is the same in another slot of buffers.
+Buffers that a micro-batch allocates and frees itself are numbered in order of allocation, so that
+the signature does not depend on which buffers it uses.
 """
 
 from collections.abc import Hashable, Iterable
@@ -32,23 +32,23 @@ NAMED_APART: dict[Hashable, frozenset[str]] = {
     Operand: frozenset({"view"}),
     Compute: UNUSED | {"micro_batch", "operands"},
 }
-"""Fields that are said otherwise, or of which no number depends: of operations UNUSED."""
+"""Fields that are not part of signatures; for other operations they are UNUSED."""
 
 Names = tuple[frozenset[str], frozenset[str]]
-"""Buffers that an operation reads, and those that it writes or adds to."""
+"""Buffers that an operation reads, and buffers that it writes or adds to."""
 
 
 @dataclass(slots=True)
 class MicroBatchList:
-    """Operations of a micro-batch in the step of one role, as values see them.
+    """Operations of a micro-batch in the step of one role, as far as values depend on them.
 
     Attributes:
-        said: what they say; equal where they differ in slots of buffers alone, or in when these are
-            given back: what is own is touched while it is taken, and at no other time.
-        own: buffers that the micro-batch takes, and gives back.
-        read: others, of which it reads.
-        adds: copies that add to others.
-        changed: others that it writes, takes or gives back.
+        said: the signature. It is equal for lists that differ only in their own buffers, or in the
+            time of frees: own buffers are touched only while they are allocated.
+        own: buffers that the micro-batch allocates and frees.
+        read: other buffers from which it reads.
+        adds: copies that add to other buffers.
+        changed: other buffers that it writes, allocates or frees.
     """
 
     said: tuple[Hashable, ...] = ()
@@ -59,25 +59,25 @@ class MicroBatchList:
 
     @property
     def added(self) -> set[str]:
-        """Return buffers that it adds to."""
+        """The buffers to which it adds."""
         return {each.target.buffer for each in self.adds}
 
     @property
     def foreign(self) -> set[str]:
-        """Return what it touches while it has not taken it."""
+        """The buffers that it touches without having allocated them."""
         return self.read | self.added | self.changed
 
 
 def identity(operations: Iterable[Operation], micro_batch: int) -> tuple[Hashable, ...]:
-    """Return what lists have in common that touch the very same views in the same way.
+    """Return a key that is equal for lists that touch the same views in the same manner.
 
     Raises:
-        IrregularError: there is a branch, a number of the host changes, or what is computed for one
-            micro-batch alone is for another one.
+        IrregularError: there is a branch, a host scalar changes, or an action for one micro-batch
+            names another one.
     """
     found: list[Hashable] = []
     for operation in operations:
-        kind: Any = type(operation)  # to be told one by one costs as much as what is done
+        kind: Any = type(operation)  # narrowing types here would double the cost
         each: Any = operation
         if kind is Allocate or kind is Free:
             found += (kind, each.buffer)
@@ -98,15 +98,15 @@ def identity(operations: Iterable[Operation], micro_batch: int) -> tuple[Hashabl
 
 
 def _values(each: object) -> list[Any]:
-    """Return what the fields hold of an operation, or a part of one, that count."""
+    """Return the values of the fields that count in an operation, or a part of one."""
     kind: Any = type(each)
     return [getattr(each, name) for name in counted_fields(kind)]
 
 
 @cache
 def counted_fields(kind: Hashable) -> tuple[str, ...]:
-    """Return the fields of an operation, or a part of one, but those that say no more."""
-    found = fields(cast("type[Copy]", kind))  # or any other
+    """Return the fields of an operation, or a part of one, that are part of its signature."""
+    found = fields(cast("type[Copy]", kind))  # any operation
     left_out = NAMED_APART.get(kind, UNUSED)
     return tuple(each.name for each in found if each.init and each.name not in left_out)
 
@@ -124,7 +124,7 @@ class ListReader:
         self._alive: set[str] = set()
 
     def read(self, operations: Iterable[Operation]) -> MicroBatchList:
-        """Return what the list of a micro-batch says and touches."""
+        """Return the signature of a micro-batch's operations, and the buffers they touch."""
         numbers, alive, found = self._numbers, self._alive, MicroBatchList()
         numbers.clear()
         alive.clear()
@@ -150,16 +150,16 @@ class ListReader:
                 else:
                     said += self._moved(operation)
         found.said = (*said, Free, *sorted(freed))
-        found.changed |= alive  # taken, and not given back
+        found.changed |= alive  # allocated and not freed
         found.own = numbers.keys() - alive
         return found
 
     def _kind(self, said: Hashable) -> int:
-        """Return a number for what is said: to hash it costs less."""
+        """Return a number for a part of a signature, which is cheaper to hash."""
         return self._kinds.setdefault(said, len(self._kinds))
 
     def _buffer(self, name: str) -> int:
-        """Return what buffers have in common that differ in their name alone."""
+        """Return a number that is equal for buffers that differ only in their names."""
         found = self._buffers.get(name)
         if found is None:
             own = self._by_name[name]
@@ -167,7 +167,7 @@ class ListReader:
         return found
 
     def _touch(self, operation: Operation, found: MicroBatchList) -> None:
-        """Note what an operation does to buffers that the micro-batch has not taken."""
+        """Record the effects of an operation on buffers that the micro-batch has not allocated."""
         read, written = self.names(operation)
         alive = self._alive
         if not read <= alive:
@@ -179,7 +179,7 @@ class ListReader:
                 found.changed |= written - alive
 
     def names(self, operation: Operation) -> Names:
-        """Return the buffers that an operation touches; what a copy adds to counts as written."""
+        """Return the buffers that an operation touches; the target of a sum counts as written."""
         if type(operation) is Copy:
             return frozenset((operation.source.buffer,)), frozenset((operation.target.buffer,))
         key = (0, 0)
@@ -198,7 +198,7 @@ class ListReader:
         return found
 
     def _computed(self, compute: Compute) -> list[Hashable]:
-        """Return what a computation says."""
+        """Return the signature of a computation."""
         what = self._kind((Compute, *_values(compute)))
         said: list[Hashable] = [Compute, what, len(compute.operands)]
         number_of, known = self._numbers.get, self._operands
@@ -212,7 +212,7 @@ class ListReader:
         return said
 
     def _moved(self, operation: Operation) -> list[Hashable]:
-        """Return what anything else says that touches buffers."""
+        """Return the signature of any other operation that touches buffers."""
         kind: Any = type(operation)
         said: list[Hashable] = [kind]
         for value in _values(operation):

@@ -42,13 +42,13 @@ class Moves:
         return numbers, names
 
     def first(self, parameter: str) -> int:
-        """Return the number of the first piece of a parameter; any if it has no elements."""
+        """Return the number of the first piece of a parameter; 0 if it has no elements."""
         return self.numbers.get((parameter, 0), 0)
 
     def pieces(self, ranks: RankArray, name: str) -> Integers:
-        """Return which piece of which parameter each place of a buffer is, on every rank.
+        """Return the piece of a parameter at each place of a buffer, on every rank.
 
-        NOTHING is padding, or what has no layout.
+        Padding and buffers without layout have NOTHING.
         """
         held, buffer = self.tensors.held(ranks, name), self.tensors.buffer(ranks.program, name)
         layout = buffer.layout
@@ -76,7 +76,7 @@ class Moves:
         return found
 
     def filled(self, ranks: RankArray, fill: Fill, scalars: Mapping[str, float]) -> Datum:
-        """Return what a fill writes."""
+        """Return the data that a fill writes."""
         value = Fraction(fill.value)
         if fill.scalar is not None:
             value *= Fraction(scalars[fill.scalar])
@@ -93,7 +93,7 @@ class Moves:
         return Datum(found)
 
     def is_constant(self, value: Numbers) -> bool:
-        """Return whether some fill has written this number."""
+        """Return True if some fill has written this number."""
         return any((value.reshape(2) == each).all() for each in self.constants)
 
     def is_scaled(self, values: Numbers, shares: Iterable[int]) -> bool:
@@ -106,12 +106,12 @@ class Moves:
         )
 
     def copied(self, ranks: RankArray, copy: Copy, source: Datum, target: Datum | None) -> Datum:
-        """Return what the target of a copy holds afterwards.
+        """Return the content of the target of a copy afterwards.
 
-        `target` is what it held, if that counts.
+        `target` is its content before, or None if the copy overwrites it.
 
         Raises:
-            UnfollowedError: both are cut differently.
+            UnfollowedError: source and target are cut differently.
         """
         if target is None:
             return self._shared(source, copy.divisor)
@@ -125,7 +125,7 @@ class Moves:
         moved = self._shared(source, copy.divisor)
         found = like((moved, target), total(moved.values, target.values))
         if moved.covered is not None and target.covered is not None:
-            found.covered = moved.covered | target.covered  # verdicts are 0 or 1: a sum is either
+            found.covered = moved.covered | target.covered  # verdicts are 0 or 1: sum is "or"
         return found
 
     def _shared(self, source: Datum, divisor: int) -> Datum:
@@ -135,10 +135,10 @@ class Moves:
         return Datum(values, source.undefined, source.words, source.pieces, source.covered)
 
     def _by_parameter(self, ranks: RankArray, copy: Copy, moved: Datum, target: Datum) -> Datum:
-        """Return the target once what both hold of each parameter went over; padding is zero."""
+        """Return the target after shared parts of each parameter are copied; padding is zero."""
         take, held = self._map(ranks, copy.source.buffer, copy.target.buffer)
         there = take != NOTHING
-        keeps = held & ~there  # what the source does not hold stays, what is in no piece is zero
+        keeps = held & ~there  # pieces not in the source stay, places in no piece become zero
         found = changed((moved,), lambda arrays, _: chosen(arrays[0], take))
         if copy.accumulate:
             found = like((found, target), total(found.values, target.values))
@@ -148,7 +148,7 @@ class Moves:
     def _map(
         self, ranks: RankArray, source: str, target: str
     ) -> tuple[Integers, NDArray[np.bool_]]:
-        """Return which place of the source each of the target is, and where it is a piece."""
+        """Return the place of the source for each place of the target, and which are pieces."""
         key = (ranks.index, source, target)
         if key not in self._maps:
             here, there = self.pieces(ranks, source), self.pieces(ranks, target)
@@ -169,6 +169,6 @@ class Moves:
 
 
 def _kept(arrays: Sequence[NDArray[Any]], _: int, *, there: Marks, keeps: Marks) -> NDArray[Any]:
-    """Return what is new `there`, what is old where that `keeps` it, and zero elsewhere."""
+    """Return new values `there`, old values where `keeps` is True, and zero elsewhere."""
     new, old = arrays
     return np.where(there, new, np.where(keeps, old, old.dtype.type(0)))

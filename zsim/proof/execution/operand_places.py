@@ -1,4 +1,4 @@
-"""Places of the operands of a segment, by what each action reads and makes."""
+"""Places of the operands of a segment, by the inputs and outputs of each action."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,7 +6,7 @@ from functools import lru_cache
 from zsim.schedule.operation import Action, Compute, Role
 
 READ = (Role.INPUT, Role.SAVED, Role.PARAMETER)
-"""Roles of what backward reads, beside gradients of what forward made."""
+"""Roles that backward reads, besides gradients of forward's outputs."""
 
 FORWARD = ((Role.INPUT, Role.PARAMETER), (Role.OUTPUT, Role.SAVED))
 ROLES = {
@@ -19,14 +19,14 @@ ROLES = {
     ),
     Action.BACKWARD_WEIGHT: ((*READ, Role.INTERMEDIATE_GRADIENT), (Role.GRADIENT,)),
 }
-"""Roles of what each action reads and makes, in order."""
+"""Roles that each action reads, and roles that it makes, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperandPlaces:
-    """Places of the operands of a segment: what it reads, saves and makes, in order of roles.
+    """Places of the operands of a segment: inputs, saved tensors and outputs, in order of roles.
 
-    `counts` is how many there are of each role that is read.
+    `counts` is the number of operands of each role that is read.
     """
 
     reads: tuple[int, ...]
@@ -39,13 +39,13 @@ class OperandPlaces:
 
     @classmethod
     def of(cls, compute: Compute) -> "OperandPlaces":
-        """Return those of a segment that runs forward or backward."""
+        """Return the places of a segment that runs forward or backward."""
         return _places(compute.action, tuple([each.role for each in compute.operands]))
 
 
 @lru_cache(maxsize=1024)
 def _places(action: Action, roles: tuple[Role, ...]) -> OperandPlaces:
-    """Return the places of operands that have these roles, the same for all micro-batches."""
+    """Return the places of operands with these roles, the same for all micro-batches."""
     of: dict[Role, list[int]] = {role: [] for role in Role}
     for place, role in enumerate(roles):
         of[role].append(place)

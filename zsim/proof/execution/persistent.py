@@ -1,4 +1,4 @@
-"""Persistent buffers between two steps: what they hold after setup, and compared after a step."""
+"""Persistent buffers between steps: their content after setup, and comparison after a step."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,25 +22,25 @@ from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
 
 PARAMETER, MOMENT, UPDATED, ANY, CONSTANT = 0, 1, 8, 9, 10
-"""What a place of a persistent buffer holds: a parameter that the next step computes with, moment
-number 0 or 1 (1 or 2), a parameter that a delayed update has changed already, numbers of which
-nothing is said, constant number 0, 1, ... NOTHING is what setup does not write."""
+"""Content of a place in a persistent buffer: a parameter with which the next step computes, moment
+number 0 or 1 (1 or 2), a parameter that a delayed update has changed already, arbitrary numbers,
+constant number 0, 1, ... (from CONSTANT on). Setup does not write places with NOTHING."""
 
 OTHER = "another value than after plain training"
 
 Kinds = dict[tuple[int, str], Integers]
-"""By class and buffer a number for each place, NOTHING for most."""
+"""A number for each place, by class and buffer; NOTHING for most."""
 
 States = tuple[TrainingState, TrainingState]
-"""What a step computes with, and the same once all gradients of earlier steps are applied."""
+"""The state with which a step computes, and the state with all earlier gradients applied."""
 
 LaidOut = dict[str, Integers]
-"""By persistent buffer what each place of it holds, in the shape of the ranks and places."""
+"""The content of each place by persistent buffer, shape (ranks..., places)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDifference:
-    """A difference between what a step leaves and plain training: where, and of which parameter."""
+    """A difference between the state after a step and plain training: place and parameter."""
 
     role: str
     buffer: str
@@ -52,9 +52,9 @@ class StateDifference:
 class Persistent:
     """The persistent buffers of all classes.
 
-    `initial` are the parameters that setup begins with, `moments` by parameter how many it keeps: a
-    frozen one none. With `delayed` updates a state is two: what the next step computes with, and
-    what is there once all gradients so far are applied.
+    `initial` holds the parameters at the start of setup, `moments` the number of moments of each
+    parameter, 0 for frozen ones. With `delayed` updates there are two states: one with which the
+    next step computes, and one with all gradients so far applied.
     """
 
     def __init__(
@@ -86,16 +86,17 @@ class Persistent:
         }
 
     def _updated(self) -> tuple[Kinds, Kinds]:
-        """Return by class and buffer which moment each place is, and where updates train it.
+        """Return the moment of each place, and the places that updates train, by class and buffer.
 
-        A state that is brought from elsewhere for the update, as from a file, is what it was there.
+        For a state that is copied from elsewhere for the update, such as from a file, the source
+        is marked.
         """
         moments: Kinds = {}
         trained: Kinds = {}
         for ranks in self.grid.classes:
             program = ranks.program
             updates = [each for each in program.patterns if _is_update(each)]
-            # Copies of gradients are most of them, and bring no state.
+            # Most copies are of gradients, which are no state.
             states = {
                 each.view.buffer
                 for update in updates
@@ -118,7 +119,7 @@ class Persistent:
         return moments, trained
 
     def _mark(self, kinds: Kinds, ranks: RankArray, view: View, kind: int) -> None:
-        """Say that the places of a view are of a kind."""
+        """Mark the places of a view with a kind."""
         key = (ranks.index, view.buffer)
         if key not in kinds:
             shape = (*ranks.shape, self.tensors.held(ranks, view.buffer).width)
@@ -133,7 +134,7 @@ class Persistent:
             kinds[key][rank][own[own >= 0]] = kind
 
     def drifting(self, layout: list[LaidOut]) -> Iterator[StateDifference]:
-        """Yield what updates train, or keep as a moment, and some rank has not as in training."""
+        """Yield trained places and moments with other contents than in training on some rank."""
         for ranks, places in zip(self.grid.classes, layout, strict=True):
             for name, kinds in places.items():
                 for wanted, first in ((self._trained, self._trains), (self._orders, MOMENT)):
@@ -146,7 +147,7 @@ class Persistent:
                         yield self._difference(ranks, name, bad, f"{OTHER}, on this rank")
 
     def begin(self, first: list[ClassMemory]) -> list[LaidOut]:
-        """Return where setup has laid out what."""
+        """Return the layout of contents after setup, by class."""
         found: list[LaidOut] = []
         for ranks, memory in zip(self.grid.classes, first, strict=True):
             layout: LaidOut = {}
@@ -160,10 +161,11 @@ class Persistent:
         return found
 
     def _written_first(self, ranks: RankArray, layout: LaidOut) -> dict[str, Marks]:
-        """Return where a step writes a constant over before anything reads it.
+        """Return the places of constants that a step overwrites before it reads them.
 
-        Whatever is there when a step begins makes no difference, and no step leaves the constant:
-        to find that out would take a run of the step. What ranks do not do alike counts as read.
+        Their content at the start of a step makes no difference, and a step does not preserve the
+        constant; to find that out otherwise would take a run of the step. Accesses that differ
+        between ranks count as reads.
         """
         unread: dict[str, Marks] = {
             name: np.logical_or.reduce((kinds >= CONSTANT).reshape(-1, kinds.shape[-1]))
@@ -187,7 +189,7 @@ class Persistent:
         return found
 
     def _laid_out(self, ranks: RankArray, name: str, datum: Datum) -> Integers:
-        """Return what a buffer holds after setup: what updates train, a parameter, a constant."""
+        """Return the content of a buffer after setup: trained places, parameters, constants."""
         pieces = self.moves.pieces(ranks, name)
         wanted = self.contents.content(ranks, name, self.initial.parameters)
         shape = np.broadcast_shapes(pieces.shape, datum.values.shape[1:], wanted.shape[1:])
@@ -211,7 +213,7 @@ class Persistent:
         return found
 
     def _is_updated(self, ranks: RankArray, name: str) -> bool:
-        """Return whether a buffer is trained, or is copied from one that is in the same format."""
+        """Return True if a buffer is trained, or is copied from a trained one."""
         if (ranks.index, name) in self._trained:
             return True
         return (ranks.index, name) in self._copied
@@ -219,7 +221,7 @@ class Persistent:
     def memory(
         self, layout: list[LaidOut], state: States, scalars: Mapping[str, float]
     ) -> list[ClassMemory]:
-        """Return memory that is laid out so, in a state of training and of the host."""
+        """Return memory with this layout, in a state of training and with these host scalars."""
         found: list[ClassMemory] = []
         for ranks, places in zip(self.grid.classes, layout, strict=True):
             memory = ClassMemory(
@@ -234,7 +236,7 @@ class Persistent:
         return found
 
     def _filled(self, ranks: RankArray, name: str, kinds: Integers, state: States) -> Numbers:
-        """Return what a buffer laid out so holds in a state; any numbers where it is ANY."""
+        """Return the content of a buffer with this layout in a state; random numbers for ANY."""
         present = set(kinds.ravel().tolist())
         read, updated = state
         states = {PARAMETER: read.parameters, UPDATED: updated.parameters}
@@ -264,7 +266,7 @@ class Persistent:
         *,
         overflows: bool,
     ) -> list[StateDifference]:
-        """Return what differs from the wanted state, and give it up in `kept`."""
+        """Return differences from the wanted state; mark their places in `kept` ANY or NOTHING."""
         found: list[StateDifference] = []
         for ranks, own, places, left in zip(self.grid.classes, memory, layout, kept, strict=True):
             for name, kinds in places.items():
@@ -289,7 +291,7 @@ class Persistent:
                     if overflows and datum.words is not None:
                         other = other | (datum.words != 0).any(axis=0)
                     bad = bad | (other & laid_out)
-                held = self.tensors.held(ranks, name)  # ranks with fewer pieces have nothing behind
+                held = self.tensors.held(ranks, name)  # ranks may have fewer pieces than places
                 bad = bad & (np.arange(held.width) < held.counts[..., np.newaxis])
                 if bad.any():
                     given_up = np.where(undefined, NOTHING, ANY)
@@ -300,7 +302,7 @@ class Persistent:
         return found
 
     def _difference(self, ranks: RankArray, name: str, bad: Marks, why: str) -> StateDifference:
-        """Return what is wrong, with the first rank and the first parameter where it is."""
+        """Return a difference with the first rank and the first parameter among `bad` places."""
         *rank, place = (int(each[0]) for each in np.nonzero(bad))
         pieces = self.moves.pieces(ranks, name)
         own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
@@ -316,7 +318,7 @@ class Persistent:
         )
 
     def missing(self, layout: list[LaidOut]) -> Iterator[StateDifference]:
-        """Yield parameters, or moments of them, of which no rank keeps all."""
+        """Yield parameters, or moments of them, that the ranks together do not keep completely."""
         count = len(self.moves.names)
         most = max(self.moments.values(), default=0)
         held = np.zeros((1 + most, self._parts(), count + 1), bool)
@@ -342,7 +344,7 @@ class Persistent:
         return 1 if self.cut.tensor is None else self.cut.shape[self.cut.tensor - 1]
 
     def _part_of(self, ranks: RankArray) -> Integers:
-        """Return for each rank of a class which part of tensors it has."""
+        """Return for each rank of a class its part of tensors."""
         found = np.zeros(ranks.shape, np.int64)
         if self.cut.tensor is None:
             return found
@@ -355,7 +357,7 @@ class Persistent:
 
 
 def _shaped(marks: Marks, shape: tuple[int, ...]) -> Marks:
-    """Return marks in a shape, which they mostly have: to broadcast costs more than to compare."""
+    """Return marks in a shape, which they mostly have: broadcasting costs more than comparing."""
     return marks if marks.shape == shape else np.broadcast_to(marks, shape)
 
 
@@ -364,5 +366,5 @@ def _is_update(operation: Operation) -> TypeGuard[Compute]:
 
 
 def _outside_branches(program: Program) -> Iterable[Operation]:
-    """Return what touches buffers in a step, of what comes again the first; a branch is one."""
+    """Return the operations of a step that touch buffers, without repetitions; a branch is one."""
     return distinct(program.step) if program.branches else program.step_patterns

@@ -1,8 +1,9 @@
-"""Cuts every tensor where some view of some rank cuts it: what lies between two cuts is one number.
+"""Cuts every tensor at the ends of all views of all ranks; between two cuts is one exact number.
 
-Elements are counted in spaces: a layout is one (its shards are parts of it), each buffer without a
-layout, each parameter, and each value that flows between segments. A link says that elements of two
-spaces are the same ones, or are combined one by one: a cut of one is a cut of the other.
+Elements are counted in spaces: each layout is one (its shards are parts of it), each buffer
+without a layout, each parameter, and each value that flows between segments. A link states that
+elements of two spaces are the same, or are combined one by one: a cut of one is a cut of the
+other.
 """
 
 import re
@@ -18,11 +19,11 @@ Integers = NDArray[np.int64]
 NUMBERS = re.compile(r"\d+")
 
 Key = tuple[str, ...]
-"""The name of a space: its kind first."""
+"""The name of a space, which starts with its kind."""
 
 
 class Space:
-    """Elements that are cut; `starts` and `sizes` of the pieces are known once it is closed."""
+    """Elements that are cut; `starts` and `sizes` of the pieces are available after `close`."""
 
     def __init__(self, key: Key, size: int) -> None:
         self.key = key
@@ -36,9 +37,9 @@ class Space:
         self.weights: Integers = np.zeros(0, np.int64)
 
     def close(self) -> None:
-        """Assign numbers to the pieces that are not left out.
+        """Assign numbers to the pieces that are not in `left_out`.
 
-        A piece that stands for those of several ranks has their number as its weight.
+        A piece that represents those of several ranks has their number as its weight.
         """
         cuts = np.array(sorted(self.cuts), np.int64)
         starts, sizes = cuts[:-1], np.diff(cuts)
@@ -53,7 +54,7 @@ class Space:
 
     @property
     def count(self) -> int:
-        """Return the number of pieces."""
+        """The number of pieces."""
         return len(self.starts)
 
     def inside(self, low: int, high: int) -> tuple[int, int]:
@@ -65,8 +66,9 @@ class Space:
 class Spaces:
     """All spaces of a schedule, and the links between them.
 
-    If it `merges`, spaces of one size whose names differ in numbers alone, as those of equal layers
-    do, are one: each is cut where another one is, which is sound, and all is found once.
+    With `merges`, spaces of one size whose names differ only in numbers, such as those of equal
+    layers, are one space. Each is then cut wherever another one is, which is sound, and found only
+    once.
     """
 
     def __init__(self, *, merges: bool) -> None:
@@ -79,7 +81,7 @@ class Spaces:
         )
 
     def space(self, key: Key, size: int) -> Space:
-        """Return a space, which is made when it is asked for the first time."""
+        """Return a space; the first call creates it."""
         found = self.by_key.get(key)
         if found is None:
             alike = (*key[:-1], NUMBERS.sub("#", key[-1]), str(size)) if self.merges else key
@@ -90,15 +92,16 @@ class Spaces:
         return found
 
     def cut(self, key: Key, *places: int) -> None:
-        """Cut a space."""
+        """Cut a space at `places`."""
         self.by_key[key].cuts.update(places)
 
     def link(
         self, one: tuple[Key, int], other: tuple[Key, int], size: int, *, own: bool = False
     ) -> None:
-        """Say that `size` elements from two places on correspond, and cut at both their ends.
+        """Link `size` elements from two places on, and cut at the ends of both.
 
-        With `own`, a rank keeps its part of one in the other: they are cut alike, no more.
+        With `own`, each rank keeps its part of one space in the other: they only have the same
+        cuts.
         """
         if not size:
             return
@@ -110,14 +113,14 @@ class Spaces:
             self._links[there.key].add((other[1], here.key, one[1], size, own))
 
     def split(self, key: Key, low: int, high: int, parts: tuple[tuple[int, int, int], ...]) -> None:
-        """Say that [low, high) falls into parts of ranks, of which only some are run.
+        """Split [low, high) into parts of ranks, only some of which are run.
 
         Args:
             key: of the space.
-            low: where the parts begin.
-            high: where they end.
-            parts: start and end of those that are run, ascending, and for how many ranks each
-                stands.
+            low: start of the parts.
+            high: end of the parts.
+            parts: start and end of each part that is run, ascending, and the number of ranks that
+                it represents.
         """
         if (low, high, parts) in self._parts[key]:
             return
@@ -128,9 +131,9 @@ class Spaces:
             cuts |= {start, end}
 
     def cuts_what_is_left_out(self) -> bool:
-        """Return whether a view of all ranks alike begins or ends inside what is left out.
+        """Return True if a view of all ranks starts or ends inside omitted parts.
 
-        It then tells ranks apart that are taken for one.
+        Such a view distinguishes ranks that are represented by one.
         """
         for space in self.distinct.values():
             if space.left_out and space.bounds:
@@ -142,7 +145,7 @@ class Spaces:
         return False
 
     def _leave_out(self) -> None:
-        """Leave out what parts of ranks hold that are not run, and all that corresponds to it."""
+        """Omit the parts of ranks that are not run, and all elements linked to them."""
         out: dict[Key, set[int]] = {}
         weights: dict[Key, dict[int, int]] = {}
         for key, splits in self._parts.items():
@@ -182,7 +185,7 @@ class Spaces:
                         weights.setdefault(other, {})[moved] = heavy[place]
 
     def close(self) -> None:
-        """Carry every cut over all links until nothing new comes, and number the pieces."""
+        """Propagate every cut over all links until there are no new ones, and number the pieces."""
         waiting: dict[Key, set[int]] = {
             key: set(space.cuts) for key, space in self.distinct.items() if key in self._links
         }

@@ -1,8 +1,8 @@
-"""Repetition in programs: stretches of operations that come again, each time one number further.
+"""Repetition in programs: sequences of operations that repeat with a number increased by one.
 
-Names are taken apart at their first number: "block7/output" is number 7 of "block#/output". A
-family of many is numbered; any other name stands for itself. Operations are alike if they differ in
-these numbers alone, all of them by as much.
+Names are split at their first number: "block7/output" is number 7 of the family "block#/output".
+Only large families are numbered; other names are not split. Operations match if they differ only
+in these numbers, all by the same difference.
 """
 
 import re
@@ -27,33 +27,34 @@ from zsim.schedule.operation import (
 )
 
 MEMORY = (Allocate, Free)
-"""Operations that name a buffer, and say no more that a number depends on."""
+"""Operations whose only field with an effect on values is a buffer."""
 
 ITERATIONS_MIN = 6
-"""Iterations of a stretch that counts as a repetition."""
+"""Minimum number of iterations of a repetition."""
 
 PERIODS_MAX = 64
-"""Distances that are tried: a program in which more come up does not repeat in few stretches."""
+"""Maximum number of distances tried: a program with more has no few long repetitions."""
 
 UNUSED = frozenset({"id", "stream", "after", "kernels", "launches", "draw", "mode", "uses"})
-"""Fields that numbers do not depend on: the machine runs operations as they are issued."""
+"""Fields without effect on values, since the proof runs operations in the order of issue."""
 
 _NUMBERED = re.compile(r"([^\d#]*)(0|[1-9][0-9]*)(?!\d)([^#]*)")
-"""A name in which a number comes first that is written as numbers are, without zeros before it."""
+"""A name whose first number has no leading zeros."""
 
 
 class IrregularError(Exception):
-    """Blocks do not repeat as they would have to: the whole schedule has to be run."""
+    """Raised if repetition is not as regular as needed; then the whole schedule has to be run."""
 
 
 Named = tuple[str, int | None]
-"""A family with a number, or a name that stands for itself."""
+"""A family with a number, or a name without a number."""
 
 
 class NumberedNames(dict[str, Named]):
-    """Names of one kind of thing, taken apart: to each its family and number.
+    """Names of one kind of thing, each with its family and number.
 
-    Families of at least `least` are numbered; any other name stands for itself.
+    Families of at least `least` names are numbered; other names are their own family, without
+    number.
     """
 
     def __init__(self, names: Iterable[str], least: int) -> None:
@@ -64,12 +65,12 @@ class NumberedNames(dict[str, Named]):
         )
 
     def __missing__(self, name: str) -> Named:
-        """Return a name that has no number."""
+        """Return a name without a number."""
         return name, None
 
     @cached_property
     def families(self) -> dict[str, dict[int, str]]:
-        """Return the names of each family by number."""
+        """The names of each family by number."""
         found: dict[str, dict[int, str]] = {}
         for name, (family, number) in self.items():
             if number is not None:
@@ -77,7 +78,7 @@ class NumberedNames(dict[str, Named]):
         return found
 
     def moved(self, name: str, by: int) -> str:
-        """Return the name whose number is larger by so much; of one without a number itself."""
+        """Return the name whose number is larger by `by`; a name without a number is unchanged."""
         family, number = self[name]
         return name if number is None else family.replace("#", str(number + by), 1)
 
@@ -92,7 +93,7 @@ def _apart(name: str) -> Named:
 
 @cache
 def _fields(kind: Hashable) -> tuple[str, ...]:
-    found = fields(cast("type[Compute]", kind))  # or any other operation
+    found = fields(cast("type[Compute]", kind))  # any operation
     return tuple(each.name for each in found if each.init and each.name not in UNUSED)
 
 
@@ -102,7 +103,7 @@ def _said(kind: Hashable) -> tuple[str, ...]:
 
 
 class Signatures:
-    """What operations say, with numbers counted from the first one in each."""
+    """Signatures of operations, with numbers relative to the first one in each."""
 
     def __init__(
         self, *, buffers: NumberedNames, layouts: NumberedNames, units: NumberedNames
@@ -113,7 +114,7 @@ class Signatures:
         self._base: int | None = None
 
     def of(self, operation: Operation) -> tuple[Hashable, int | None]:
-        """Return the signature of an operation and its first number; None where it has none."""
+        """Return the signature of an operation and its first number; None if it has none."""
         if isinstance(operation, MEMORY):
             family, number = self.buffers[operation.buffer]
             return (type(operation), family), number
@@ -131,7 +132,7 @@ class Signatures:
                 *[getattr(operation, name) for name in _said(kind)],
             )
         if isinstance(operation, Branch):
-            return kind, operation.id  # what it may come to repeats for itself
+            return kind, operation.id  # repetitions in its lists are found separately
         if isinstance(operation, Together):
             return kind, *map(self._signature, operation.members)
         return kind, *[
@@ -142,7 +143,7 @@ class Signatures:
     def _view(self, view: View) -> Hashable:
         layout = view.layout and self._counted(self.layouts[view.layout])
         family, number = self.buffers[view.buffer]
-        if number is not None:  # as `_counted` does, which would be called for each view
+        if number is not None:  # `_counted` inlined, since this runs for each view
             if self._base is None:
                 self._base = number
             number -= self._base
@@ -157,7 +158,7 @@ class Signatures:
         return family, number - self._base
 
     def numbers(self, operation: Operation) -> Iterator[int]:
-        """Yield the numbers of all that an operation names."""
+        """Yield the numbers of all names in an operation."""
         names = [self.buffers[each] for each in named_buffers(operation)]
         names += [self.layouts[each.layout] for each in views(operation) if each.layout]
         if isinstance(operation, Compute):
@@ -208,25 +209,25 @@ class Run:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The least and the largest number of an iteration."""
+        """The smallest and the largest number of an iteration."""
         last = self.first + self.step * (self.iterations - 1)
         return min(self.first, last), max(self.first, last)
 
     def iteration(self, number: int) -> range:
-        """Return the operations of the iteration with a number."""
+        """Return the places of the operations of iteration `number`."""
         start = self.start + self.period * (number - self.first) * self.step
         return range(start, start + self.period)
 
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """A list of operations with its runs; those of a branch stand for its lists."""
+    """A list of operations with its runs; a branch represents its lists."""
 
     operations: list[Operation]
     runs: list[Run]
 
     def rest(self) -> Iterator[Operation]:
-        """Yield the operations of no run."""
+        """Yield the operations outside runs."""
         place = 0
         for run in self.runs:
             yield from self.operations[place : run.start]
@@ -234,18 +235,18 @@ class RunList:
         yield from self.operations[place:]
 
     def iteration(self, run: Run, number: int) -> list[Operation]:
-        """Return the operations of the iteration of a run with a number."""
+        """Return the operations of iteration `number` of a run."""
         return [self.operations[place] for place in run.iteration(number)]
 
 
 def counted(number: int, named: Named) -> Named:
-    """Return a family with the number counted from another one."""
+    """Return a family with its number relative to `number`."""
     family, other = named
     return family, None if other is None else other - number
 
 
 def single(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Yield operations, those that are issued as one each for itself."""
+    """Yield operations, with each Together replaced by its members."""
     for operation in operations:
         if isinstance(operation, Together):
             yield from operation.members
@@ -254,12 +255,12 @@ def single(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def issued(operations: Iterable[Operation]) -> list[Operation]:
-    """Return operations without waits of the host, which no number depends on."""
+    """Return operations without waits of the host, which have no effect on values."""
     return [each for each in operations if type(each) is not HostWait]
 
 
 def runs(operations: Sequence[Operation], signatures: Signatures) -> list[Run]:
-    """Return the repetitions in a list, in order; none where too many distances come up."""
+    """Return the repetitions in a list, in order; none if there are too many distances."""
     known: dict[Hashable, int] = {}
     kinds, bases = np.empty(len(operations), np.int64), np.empty(len(operations), np.int64)
     fixed = -(2**40)
@@ -316,7 +317,7 @@ def _next_alike(kinds: np.ndarray[Any, Any]) -> list[int]:
 
 
 def _occurrences(later: Sequence[int], place: int) -> Iterator[int]:
-    """Yield the next few operations with one signature."""
+    """Yield the next few operations with the same signature."""
     for _ in range(8):
         place = later[place]
         if place < 0:

@@ -1,10 +1,10 @@
-"""Classes of ranks that no view, layout, role or root tells apart, of which one is run.
+"""Classes of ranks that views, layouts, roles and roots do not distinguish; one rank each is run.
 
-Along an axis a coordinate stands for its neighbours if nothing begins or ends between them: no
-role, no group and, unless their parts can be run as one (`unions`), no part of a tensor. A rank
-inside whose own part something begins or ends is then alone. The first and the last rank always
-are. Ranks that stand for others have data of their own; a sum takes them as often as they stand
-for others.
+Along an axis a coordinate represents its neighbours if nothing starts or ends between them: no
+role, no group and, unless their parts can be run as one (`unions`), no part of a tensor. A rank is
+in a class of its own if something starts or ends inside its part. So are the first and the last
+rank. Ranks that represent others have data of their own; a sum counts them once for each rank that
+they represent.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from zsim.schedule.operation import Broadcast
 from zsim.schedule.schedule import Schedule
 
 FULL = 4
-"""Axes of so many ranks are run in full."""
+"""Axes of up to this number of ranks are run in full."""
 
 
 def tracked(schedule: Schedule) -> tuple[dict[str, Along], Adopted]:
@@ -62,7 +62,7 @@ def _classes(name: str, size: int, marks: "_Marks", *, as_one: bool) -> Along:
 
 
 class _Marks:
-    """Coordinates of each single axis that are alone, and those before which a class ends."""
+    """Coordinates of each single axis with their own class, and those that start a class."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -71,7 +71,7 @@ class _Marks:
         self.cuts: dict[str, set[int]] = defaultdict(set)
 
     def collect(self, *, layouts: bool) -> None:
-        """Go through roles, groups, roots and, if they count, layouts and views."""
+        """Collect marks of roles, groups, roots and, with `layouts`, of layouts and views."""
         schedule = self.schedule
         boxes = [box for role in schedule.roles for box in role.boxes]
         boxes += [group.where for group in schedule.groups]
@@ -100,7 +100,7 @@ class _Marks:
                 self._layout(layout, bounds)
 
     def _places(self) -> dict[str, set[int]]:
-        """Return where views of whole tensors begin and end, by layout."""
+        """Return the starts and ends of views of whole tensors, by layout."""
         found: dict[str, set[int]] = defaultdict(set)
         for program in self.schedule.programs:
             for operation in program.patterns:
@@ -122,7 +122,7 @@ class _Marks:
                 self.alone[axis.name].add(limits[axis.name][place])
 
     def _layout(self, layout: Layout, bounds: set[int]) -> None:
-        """Mark the ranks in whose part something begins or ends."""
+        """Mark the ranks in whose part something starts or ends."""
         assert layout.axis is not None
         count = self.mesh.axis_size(layout.axis)
         if layout.cuts is not None:

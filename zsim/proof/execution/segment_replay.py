@@ -1,10 +1,10 @@
-"""Segments that run once more as in the plain step, on another micro-batch, found out quickly.
+"""Fast replay of segments that run as in the plain step, on another micro-batch.
 
-Micro-batches run a segment on other inputs and the same parameters. Once a segment has read the
-plain step's parameters in some buffers, it does so again as long as these hold the same data. What
-is left to compare are inputs and gradients of outputs, which are the very arrays of the plain step
-where nothing is wrong. Where they are others, or part of a buffer is read, nothing is said here,
-and the segment runs as any computation does.
+Micro-batches run a segment on different inputs and the same parameters. Once a segment has read
+the plain step's parameters in some buffers, it does so again while these hold the same data. Only
+inputs and gradients of outputs remain to compare, which are the same array objects as in the plain
+step if nothing is wrong. If they are not, or if only part of a buffer is read, the segment is not
+replayed but runs like any computation.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from zsim.specification.residues import Numbers
 from zsim.specification.step import Application
 
 REPLAYED = frozenset({Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD})
-"""Actions that are run once more; the two parts of a backward run as any computation does."""
+"""Actions that are replayed; the two parts of a split backward run like any computation."""
 
 Buffers = dict[str, Datum]
 Named = tuple[tuple[str, Index], ...]
-"""Buffers that operands are of, and where in them these are."""
+"""Buffers of operands, and the operands' places in them."""
 
 
 class SegmentWrites(NamedTuple):
-    """Values that a segment makes, by buffer, and which of it are gradients of parameters."""
+    """Values that a segment makes, by buffer, and the gradients of parameters among them."""
 
     writes: list[BufferWrite]
     gradients: list[Datum]
@@ -39,9 +39,10 @@ class SegmentWrites(NamedTuple):
 
 @dataclass(slots=True)
 class _ReadParameters:
-    """Parameters that a segment reads: their buffers, and what these held when it did.
+    """Parameters that a segment reads: their buffers, and the data in these at the last run.
 
-    `wanted` are the plain step's, which were there; nothing is known as long as there is no `held`.
+    `wanted` are the plain step's parameters, equal to that data; nothing is known while `held` is
+    None.
     """
 
     buffers: tuple[str, ...]
@@ -51,7 +52,7 @@ class _ReadParameters:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A segment's operands, which all micro-batches share that have a slot of buffers."""
+    """A segment's operands, shared by all micro-batches with the same buffers."""
 
     operands: tuple[Operand, ...]
     parameters: _ReadParameters
@@ -64,7 +65,7 @@ class _Template:
 
 
 class SegmentReplay:
-    """Segments of all classes, run once more."""
+    """Replays segments of all classes."""
 
     def __init__(self, tensors: Tensors, segments: Segments) -> None:
         self._tensors = tensors
@@ -76,7 +77,7 @@ class SegmentReplay:
     def run(
         self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers
     ) -> SegmentWrites | None:
-        """Return what a segment makes that runs as in `run`; None where that is not known."""
+        """Return the writes of a segment that runs as in `run`; None if that is not known."""
         template = self._template(ranks, compute)
         if template is None:
             return None
@@ -114,7 +115,7 @@ class SegmentReplay:
         return SegmentWrites(writes, gradients)
 
     def learn(self, ranks: RankArray, compute: Compute, run: Application, buffers: Buffers) -> None:
-        """Remember that a segment about to write reads in `buffers` what it reads in `run`."""
+        """Record that a segment, before it writes, reads from `buffers` the parameters of `run`."""
         template = self._template(ranks, compute)
         if template is not None:
             known = template.parameters
@@ -122,7 +123,7 @@ class SegmentReplay:
             known.wanted = tuple(run.parameters)
 
     def _template(self, ranks: RankArray, compute: Compute) -> _Template | None:
-        """Return what is known of operands, found once; None if part of a buffer is read."""
+        """Return the template of operands, cached; None if part of a buffer is read."""
         key = (ranks.index, id(compute.operands), compute.action)
         if key not in self._templates:
             self._templates[key] = self._made(ranks, compute)
@@ -135,7 +136,7 @@ class SegmentReplay:
         for operand in operands:
             index, buffer = self._tensors.index(ranks, operand.view), operand.view.buffer
             if not index.is_whole and operand.role is not Role.PARAMETER:
-                # Parts that are made one behind the other may be written in any order.
+                # Only gradients may be parts of a buffer, in ascending order without overlap.
                 if operand.role is not Role.GRADIENT or index.low < parts.get(buffer, 0):
                     return None
                 if index.take is not None:
@@ -152,7 +153,7 @@ class SegmentReplay:
             known = self._parameters[key] = _ReadParameters(buffers)
         places = self._segments.positions(compute)
         reads = [place for place in places.reads if operands[place].role is not Role.PARAMETER]
-        if compute.action is Action.BACKWARD:  # inputs, what was saved, parameters, gradients
+        if compute.action is Action.BACKWARD:  # inputs, saved, parameters, gradients
             counts = (places.counts[0], places.counts[1], places.counts[3])
         else:
             counts = (places.counts[0], 0, 0)
@@ -169,5 +170,5 @@ class SegmentReplay:
 
 
 def _same(some: Sequence[Numbers], others: Sequence[Numbers]) -> bool:
-    """Return whether these are the very same arrays."""
+    """Return True if both contain the same array objects."""
     return len(some) == len(others) and all(map(is_, some, others))

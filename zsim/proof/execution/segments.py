@@ -1,7 +1,7 @@
-"""Forward and backward of segments, beside what the plain step reads and makes in them.
+"""Forward and backward of segments, compared with their inputs and outputs in the plain step.
 
-A segment that reads what the plain step reads makes what the plain step makes. One that reads
-anything else makes numbers that are drawn for what it reads.
+A segment with the inputs of the plain step has the outputs of the plain step. With other inputs
+its outputs are random numbers, drawn as a function of the inputs.
 """
 
 from collections import defaultdict
@@ -25,15 +25,15 @@ from zsim.specification.step import Application, PlainStep
 Makes = list[Datum | None]
 ByRole = defaultdict[Role, list[Datum]]
 Reads = list[tuple[Role, int, Datum, Numbers]]
-"""Operands by role and number, what they hold, and what they hold in the plain step."""
+"""Operands by role and number, with their data here and in the plain step."""
 
 MADE = (Role.GRADIENT, Role.INPUT_GRADIENT)
-"""Roles of what a whole backward makes, in order."""
+"""Roles of the outputs of a whole backward, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A segment that reads something else than in the plain step: which operand, of what kind."""
+    """A segment with another input than in the plain step: which operand, of which role."""
 
     role: str
     operation: str
@@ -43,9 +43,10 @@ class Departure:
 
 
 class Segments:
-    """Runs segments. `departures` are the first that read something else than in the plain step.
+    """Runs segments. `departures` lists the first operands that differ from the plain step.
 
-    `departed` if any did, or is none of it; the last one `is_plain` if it read its very arrays.
+    `departed` is True if any segment did not match the plain step. `is_plain` is True if the last
+    one read the same array objects as the plain step.
     """
 
     def __init__(self, contents: Contents, random: Random, plain: PlainStep) -> None:
@@ -69,26 +70,26 @@ class Segments:
                 yield found
 
     def begin(self, plain: PlainStep) -> None:
-        """Forget the last run; compare with `plain` from now on."""
+        """Reset for a run that is compared with `plain`."""
         self.plain = plain
         self.departures.clear()
         self._equal.clear()
         self._saved.clear()
 
     def _differs(self, ranks: RankArray, datum: Datum, wanted: Numbers) -> Marks | None:
-        """Return on which ranks a datum is not the numbers, (ranks..., 1); None if on none."""
+        """Return the ranks on which a datum differs from `wanted`, (ranks..., 1); None if none."""
         wanted = self.contents.within(ranks, wanted)
         both = (id(datum.values), id(wanted))
         if datum.undefined is None:
-            if datum.values is wanted:  # it was handed on as it was made
+            if datum.values is wanted:  # the array of the plain step itself
                 return None
-            if both in self._equal:  # a parameter that another micro-batch has read
+            if both in self._equal:  # compared before, for another micro-batch
                 return None
         if datum.count != wanted.shape[-1]:
             return np.ones((1,) * (wanted.ndim - 1), bool)
         differs = datum.values != wanted
         if datum.undefined is None and not differs.any():
-            self._equal[both] = datum.values, wanted  # kept, so that ids stay their own
+            self._equal[both] = datum.values, wanted  # kept alive, so that ids stay unique
             return None
         marks: Marks = differs.any(axis=0).any(axis=-1, keepdims=True)
         if datum.undefined is not None:
@@ -98,14 +99,14 @@ class Segments:
     def note(
         self, ranks: RankArray, compute: Compute, datum: Datum, *, role: Role, place: int = 0
     ) -> None:
-        """Remember that an operand, by role and number, is another than in the plain step."""
+        """Record that an operand, given by role and number, differs from the plain step."""
         views = [each.view for each in compute.operands if each.role is role]
         buffer = views[place].buffer if place < len(views) else ""
         undefined = datum.undefined is not None and bool(datum.undefined.any())
         self.departures.append(Departure(ranks.program.role, compute.id, role, buffer, undefined))
 
     def forward(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
-        """Return what forward makes."""
+        """Return the outputs of forward, by operand."""
         known = self._as_plain(ranks, compute, operands)
         self.is_plain = known is not None
         if known is not None:
@@ -129,7 +130,7 @@ class Segments:
     def backward(
         self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
     ) -> tuple[Makes, list[Datum]]:
-        """Return what backward makes, and of that the gradients of parameters."""
+        """Return the outputs of backward by operand, and the gradients of parameters among them."""
         known = self._as_plain(ranks, compute, operands)
         self.is_plain = known is not None
         if known is not None:
@@ -159,10 +160,10 @@ class Segments:
     def _parts_of_plain(
         self, ranks: RankArray, compute: Compute, whole: Datum, slopes: Sequence[Datum]
     ) -> list[Datum] | None:
-        """Return the gradients that the plain step makes, if these are made of the same numbers.
+        """Return the gradients of the plain step if all their factors are equal; else None.
 
-        `whole` is what the gradients of the outputs, `slopes`, are multiplied with. What reads them
-        then has the very arrays of the plain step.
+        `whole` is the factor of the gradients of the outputs, `slopes`. Readers of the result then
+        get the array objects of the plain step.
         """
         run = self.plain.applications.get((compute.unit, compute.segment, compute.micro_batch))
         if run is None or len(run.slopes) != len(slopes):
@@ -175,9 +176,9 @@ class Segments:
     def _as_plain(
         self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
     ) -> Makes | None:
-        """Return what a segment makes that reads the very arrays that it reads in the plain step.
+        """Return the plain step's outputs if all inputs are the plain step's array objects.
 
-        So it makes what is made there. None where it reads other arrays, which may hold the same.
+        Returns None if an input is another array, which may still hold equal numbers.
         """
         run = self.plain.applications.get((compute.unit, compute.segment, compute.micro_batch))
         if run is None:
@@ -220,7 +221,7 @@ class Segments:
         return found
 
     def positions(self, compute: Compute) -> OperandPlaces:
-        """Return where the operands of each role are, once for all micro-batches."""
+        """Return the places of the operands of each role, cached for all micro-batches."""
         key = (id(compute.operands), compute.action)
         found = self._by_operands.get(key)
         if found is None:
@@ -228,19 +229,19 @@ class Segments:
         return found[1]
 
     def repeated(self, saved: Numbers | None, counts: Sequence[int]) -> list[Numbers]:
-        """Return the one number that is saved, or left, in each operand that holds it."""
+        """Return the one number that is saved, repeated for each operand that holds it."""
         if saved is None:
             return []
         found: list[Numbers] = []
         for count in counts:
             key = (id(saved), count)
             if key not in self._saved:
-                self._saved[key] = saved, wide(saved, count)  # kept, so that its id stays its own
+                self._saved[key] = saved, wide(saved, count)  # kept alive, so its id stays unique
             found.append(self._saved[key][1])
         return found
 
     def _reads(self, compute: Compute, of: ByRole, run: Application) -> Reads | None:
-        """Return operands beside what they hold in a run of the plain step, if as many."""
+        """Return operands with their data in a run of the plain step; None if counts differ."""
         is_backward = compute.action in BACKWARDS
         wanted: list[tuple[Role, Sequence[Numbers]]] = [
             (Role.INPUT, run.kept if is_backward else run.inputs),
@@ -262,7 +263,7 @@ class Segments:
     def _apart(
         self, ranks: RankArray, compute: Compute, read: Reads, *, notes: bool
     ) -> Marks | None:
-        """Return on which ranks an operand is another than in the plain step; None if on none."""
+        """Return the ranks on which an operand differs from the plain step; None if none."""
         found: Marks | None = None
         for role, place, datum, wanted in read:
             differs = self._differs(ranks, datum, wanted)
@@ -283,9 +284,9 @@ class Segments:
         counts: Sequence[int],
         alike: int,
     ) -> list[Datum]:
-        """Return what a segment makes: as in the plain step where it reads what is read there.
+        """Return the outputs of a segment: those of the plain step on ranks with its inputs.
 
-        The last `alike` of what it makes are one number each.
+        Each of the last `alike` outputs is one number.
         """
         found: list[Numbers] | None = None
         roles = READ if compute.action in BACKWARDS else (Role.INPUT, Role.PARAMETER)
@@ -313,7 +314,7 @@ class Segments:
     def _drawn(
         self, compute: Compute, read: Sequence[Datum], counts: Sequence[int], alike: int
     ) -> list[Numbers]:
-        """Return numbers drawn for exactly what is read."""
+        """Return random numbers that are a function of exactly the inputs."""
         way = "" if compute.action is Action.RECOMPUTE else compute.action
         name = f"{compute.unit}/{compute.segment} {way or Action.FORWARD}"
         seen = np.zeros((2, *(1,) * (self.dimensions - 1)), np.uint64)
@@ -330,7 +331,7 @@ class Segments:
 
 
 def wide(array: NDArray[Any], count: int) -> NDArray[Any]:
-    """Return one number, or mark, of each rank in so many places."""
+    """Return an array with the one number, or mark, of each rank repeated in `count` places."""
     wide = (*array.shape[:-1], count)
     return array if array.shape == wide else np.broadcast_to(array, wide)
 
@@ -338,7 +339,7 @@ def wide(array: NDArray[Any], count: int) -> NDArray[Any]:
 def parts_of(
     whole: Datum, slope: Numbers, undefined: Marks | None, counts: Sequence[int]
 ) -> list[Datum]:
-    """Return gradients that stand one after the other in `whole`, times that of the outputs."""
+    """Return the gradients concatenated in `whole`, times `slope`, that of the outputs."""
     if whole.undefined is not None:
         bad = np.logical_or.reduce(whole.undefined, axis=-1, keepdims=True)
         undefined = either(undefined, bad)
@@ -355,7 +356,7 @@ def parts_of(
 def in_order(
     compute: Compute, operands: Sequence[Datum], made: Mapping[Role, Iterator[Datum]]
 ) -> Makes:
-    """Return what was made, in the order of operands; a workspace is left with nothing in it."""
+    """Return outputs in the order of operands; a workspace becomes unwritten."""
     found: Makes = []
     for operand, datum in zip(compute.operands, operands, strict=True):
         if operand.role is Role.WORKSPACE:

@@ -1,12 +1,13 @@
-"""Shorter schedules: one with fewer of the blocks that repeat, which stands for the whole one.
+"""Shorter schedules with fewer of the repeated blocks, which represent the whole one.
 
-Values of a step whose blocks repeat are proved by induction over them. Operations of a repetition
-touch what has numbers near that of their iteration, so what a segment reads is made of outputs of
-other segments not far away, of the state that a step begins with, and of numbers that are the same
-for all blocks. If a shorter schedule, from which iterations in the middle are left out, hands every
-segment what plain training hands it, so does the whole one: each of its operations has a
-neighbourhood that is in the shorter one too, in other numbers. `shortened` gives up where this
-cannot be said; then the whole schedule is run. `docs/adr/0017` has the argument.
+Values of a step with repeated blocks are proved by induction over the blocks. Operations of a
+repetition touch only names with numbers near that of their iteration. So the inputs of a segment
+are made from outputs of other segments not far away, from the state at the start of the step, and
+from numbers that are the same for all blocks. Suppose a shorter schedule, without some iterations
+in the middle, gives every segment the inputs of plain training. Then the whole one does too: the
+neighbourhood of each of its operations is in the shorter one, with other numbers. `shortened`
+returns None if this is not certain; then the whole schedule is run. `docs/adr/0017` has the
+argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,24 +31,24 @@ from zsim.schedule.operation import Branch, Operation, PointToPoint, SetScalar, 
 from zsim.schedule.schedule import Schedule
 
 UNITS_MIN = 12
-"""Units of a family from which on it is worth the search for repetitions."""
+"""Minimum number of units in a family for which the search for repetitions pays off."""
 
 COSTS = {
     *("forward", "backward", "again", "forward_course", "backward_course"),
     *("forward_workspace_bytes", "backward_workspace_bytes", "split"),
 }
-"""Fields of a segment that are its costs: no value depends on them."""
+"""Fields of a segment that are costs, without effect on values."""
 
 NAMED = {"inputs", "outputs", "parameters"}
 SAID = [each.name for each in fields(Segment) if each.name not in COSTS | NAMED]
-"""Fields of a segment that have to be alike beside what it names."""
+"""Fields of a segment that must be equal, besides its names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortened:
     """A schedule with fewer blocks, and its model.
 
-    `alike` are the families of persistent buffers that have to be laid out alike, by number.
+    `alike` holds families of persistent buffers that must have equal contents, by number.
     """
 
     schedule: Schedule
@@ -56,7 +57,7 @@ class Shortened:
 
 
 def shortened(schedule: Schedule, model: Model) -> Shortened | None:
-    """Return a schedule whose proof is one of `schedule`; None if none is known that is half."""
+    """Return a schedule of half the blocks or fewer whose proof proves `schedule`, or None."""
     if len(schedule.programs) != 1:
         return None
     least = UNITS_MIN
@@ -71,7 +72,7 @@ def shortened(schedule: Schedule, model: Model) -> Shortened | None:
 
 
 class _Shortening:
-    """The search: repetitions, the numbers that they have in common, and what to leave out."""
+    """The search: repetitions, their common range of numbers, and the numbers to remove."""
 
     def __init__(self, schedule: Schedule, model: Model, least: int) -> None:
         self.schedule = schedule
@@ -101,7 +102,7 @@ class _Shortening:
         if not self.inner:
             raise IrregularError
         reach = self._way(found) + 2 * near + 1
-        last = low + reach  # of those before what is left out
+        last = low + reach  # the last number before the removed ones
         count = high - reach - last
         if 2 * count < high - low:
             raise IrregularError
@@ -122,10 +123,10 @@ class _Shortening:
         return Shortened(schedule=left.schedule_left(), model=left.model_left(), alike=left.alike())
 
     def _take_apart(self, operations: Sequence[Operation]) -> None:
-        """Take a list apart, and those of its branches.
+        """Find the runs of a list, and those of its branches.
 
         Raises:
-            IrregularError: something in it is not followed here.
+            IrregularError: the list has operations that are not supported here.
         """
         every = issued(operations)
         part = RunList(every, runs(every, self.signatures))
@@ -146,16 +147,16 @@ class _Shortening:
                 self._take_apart(each.otherwise)
 
     def _centered(self, part: RunList, run: Run) -> Run:
-        """Return the run with the number of each iteration in the middle of those that it names.
+        """Return the run with each iteration's number in the middle of the numbers it names.
 
-        Any number that grows by one from iteration to iteration will do, and the nearer it is to
-        all that an iteration names, the more iterations can be left out.
+        Any number that grows by one from iteration to iteration is valid. The nearer it is to the
+        numbers that an iteration names, the more iterations can be removed.
         """
         numbers = self._numbers(part, run)
         return replace(run, first=(min(numbers) + max(numbers)) // 2)
 
     def _near(self, part: RunList, run: Run) -> int:
-        """Return how far from that of an iteration the numbers are that it names."""
+        """Return the largest distance between an iteration's number and the numbers it names."""
         return max(abs(number - run.first) for number in self._numbers(part, run))
 
     def _numbers(self, part: RunList, run: Run) -> list[int]:
@@ -167,7 +168,7 @@ class _Shortening:
         ]
 
     def _way(self, found: Sequence[tuple[RunList, Run]]) -> int:
-        """Return how far data goes between two segments."""
+        """Return the maximum distance that data flows between two segments."""
         return longest(
             [
                 way
@@ -179,10 +180,10 @@ class _Shortening:
         )
 
     def _compare(self, names: NumberedNames, said: Callable[[str, int], object]) -> None:
-        """Compare all of each family in the range.
+        """Compare all names of each family in the range.
 
         Raises:
-            IrregularError: one is not there, or says something else than the one before.
+            IrregularError: one is missing, or differs from the first one.
         """
         for by_number in names.families.values():
             inner = [by_number.get(number) for number in self.inner]

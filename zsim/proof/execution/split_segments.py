@@ -1,8 +1,8 @@
-"""Backward of segments in two parts, beside what the plain step makes in one.
+"""Backward of segments in two parts, compared with the plain step's undivided backward.
 
-The first part leaves one number for the second: what the gradients of the outputs come to, if all
-else that it reads is as in the plain step, and otherwise that times a number which is drawn for
-what it reads. The second part is linear in it.
+The first part leaves one number for the second: the combined gradients of the outputs, if all
+other inputs are those of the plain step. Otherwise it is multiplied by a random number, a function
+of the inputs. The second part is linear in it.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from zsim.specification.step import Application
 
 
 class SplitSegments(Segments):
-    """Runs segments, also those whose backward is in two parts."""
+    """Runs segments, also with a backward in two parts."""
 
     def backward_input(
         self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
     ) -> Makes:
-        """Return what the first part makes: gradients of inputs, and what it leaves."""
+        """Return the outputs of the first part: gradients of inputs, and intermediate gradients."""
         known = self._as_plain(ranks, compute, operands)
         if known is not None:
             return known
@@ -58,7 +58,7 @@ class SplitSegments(Segments):
     def backward_weight(
         self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
     ) -> tuple[Makes, list[Datum]]:
-        """Return what the second part makes, and of that the gradients of parameters: all."""
+        """Return the outputs of the second part, and the gradients of parameters among them."""
         known = self._as_plain(ranks, compute, operands)
         if known is not None:
             at = self.positions(compute).gradients
@@ -84,7 +84,7 @@ class SplitSegments(Segments):
         return self.plain.applications.get((compute.unit, compute.segment, compute.micro_batch))
 
     def _settled(self, ranks: RankArray, datum: Datum, wanted: Numbers) -> Datum:
-        """Return a datum as the very array of the plain step, if it holds the same."""
+        """Return the plain step's array for a datum with equal numbers, else the datum."""
         if self._differs(ranks, datum, wanted) is not None:
             return datum
         return Datum(self.contents.within(ranks, wanted))
@@ -92,7 +92,7 @@ class SplitSegments(Segments):
     def _left(self, compute: Compute, left: Sequence[Datum]) -> Numbers:
         """Return the number that the first part has left, linear in all of its places.
 
-        If they hold the same everywhere it is that: weights are drawn, and add up to one.
+        The weights are random with sum one, so equal numbers in all places give that number.
         """
         count = sum(each.count for each in left)
         if not count:
@@ -112,16 +112,16 @@ def _name(compute: Compute) -> str:
 
 
 def _sizes(run: Application) -> list[int]:
-    """Return the pieces of each gradient that a run makes."""
+    """Return the number of pieces of each gradient that a run makes."""
     return [high - low for low, high in zip([0, *run.ends], run.ends, strict=False)]
 
 
 def _trained_end(run: Application) -> int:
-    """Return where gradients of parameters end among those that a run makes."""
+    """Return the end of the gradients of parameters among those that a run makes."""
     return run.ends[run.trained - 1] if run.trained else 0
 
 
 def _widened(datum: Datum, count: int) -> Datum:
-    """Return one number, and its mark, in so many places."""
+    """Return one number, and its mark, repeated in `count` places."""
     marks = None if datum.undefined is None else wide(datum.undefined, count)
     return Datum(wide(datum.values, count), marks)

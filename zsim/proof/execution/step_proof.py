@@ -1,11 +1,11 @@
 """Proves values: any step of a schedule, run on exact numbers, is the step of plain training.
 
-The state of training is arbitrary, and laid out in persistent buffers as setup lays it out. A step
-is run from there, on each way of its branches; where what it leaves is not laid out in the same
-way again, that layout is given up, any number may then be there, and the step is run again, until
-nothing more is given up (Flanagan and Leino 2001, Houdini). A constant that a step writes over
-before it reads it is given up from the start. If what is left holds all parameters and moments,
-every step of any length of training is proved.
+The state of training is arbitrary, and stored in persistent buffers with the layout that setup
+leaves. A step is run from there, on each path through its branches. If it leaves a place with
+another content than the layout says, that place is dropped from the layout and may then hold any
+number. The step is run again until nothing more is dropped (Flanagan and Leino 2001, Houdini). A
+constant that a step overwrites before it reads it is dropped from the start. If the remaining
+layout holds all parameters and moments, every step of training of any length is proved.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,26 +39,26 @@ from zsim.specification.step import PlainStep, TensorCuts, TrainingState
 from zsim.strategy.optimizer_rule import settled
 
 STEPS, SCALE = 1009.0, 2.0**13
-"""Steps that are left of a warm-up, and a loss scale: numbers like no other."""
+"""Remaining steps of a warm-up, and a loss scale, distinct from all other numbers."""
 
 ROUNDS_MAX = 64
-"""Times that a layout is given up in part before the proof is."""
+"""Maximum number of rounds that drop parts of a layout; then the proof fails."""
 
 _NOWHERE = np.zeros(0, np.int64)
 
 RANKS_MAX = 4096
-"""Ranks that are run at most, each for itself or for a class."""
+"""Maximum number of ranks that are run; a rank may represent a class."""
 
 
 class TooManyRanksError(Exception):
-    """More ranks would have to be run than a proof runs; the message says how many."""
+    """Raised if a proof would have to run too many ranks; the message says how many."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """Result of the runs: nothing of all this if values are proved.
+    """Result of the runs; empty if values are proved.
 
-    `departures` are the first segments that read something else than in plain training.
+    `departures` are the first segments with other inputs than in plain training.
     """
 
     differences: list[StateDifference] = field(default_factory=list[StateDifference])
@@ -73,11 +73,11 @@ UNKNOWN = Model(
     units=(Unit(name="", parameters=(), segments=(Segment(inputs=(BATCH,), outputs=(_LOSS,)),)),),
     batch=Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False),
 )
-"""Stands for a model of which nothing is known: no segment is its."""
+"""Placeholder for an unknown model, which has no segment of the schedule."""
 
 
 class StepProof:
-    """One schedule, cut and ready to run."""
+    """One schedule, cut into pieces and ready to run."""
 
     def __init__(
         self,
@@ -133,10 +133,10 @@ class StepProof:
         )
 
     def _counted(self) -> list[str]:
-        """Return the scalar that branches decide on, if updates are delayed after a warm-up.
+        """Return the scalar on which branches decide, if updates are delayed after a warm-up.
 
         Raises:
-            UnfollowedError: they decide on one without that, or on several.
+            UnfollowedError: branches decide on a scalar without a warm-up, or on several scalars.
         """
         found: dict[str, str] = {}
         for program in self.schedule.programs:
@@ -150,10 +150,10 @@ class StepProof:
         return list(found)
 
     def _cut_tensors(self, along: dict[str, Along], parts: Adopted) -> bool:
-        """Cut all tensors for the ranks that are run; whether these stand for the others.
+        """Cut all tensors for the ranks that are run; return True if these represent all others.
 
         Raises:
-            TooManyRanksError: more would have to be run than are.
+            TooManyRanksError: more than `RANKS_MAX` ranks would have to be run.
         """
         ranks = prod(len(each.coordinates) for each in along.values())
         if ranks > RANKS_MAX:
@@ -200,10 +200,10 @@ class StepProof:
         )
 
     def run(self, scalars: Mapping[str, float]) -> StepResult:
-        """Run steps from the state that `scalars` of the host are of; what came of them.
+        """Run steps from states in which the host has `scalars`, and return the result.
 
         Raises:
-            UnfollowedError: the schedule does what cannot be followed.
+            UnfollowedError: the schedule has operations that the proof cannot follow.
         """
         outcome = StepResult(error_bits=self._error_bits())
         if self.training.overflows and not self.kernels.tests_overflow and self._trains():
@@ -237,9 +237,9 @@ class StepProof:
         return any(each.name not in self.model.frozen for each in self.model.parameters)
 
     def stands_for_more(self, alike: Iterable[Sequence[str]]) -> bool:
-        """Return whether all segments read what plain training has them read.
+        """Return True if all segments have the inputs of plain training.
 
-        Persistent buffers whose names stand in a row have to be laid out alike, too.
+        Persistent buffers in one sequence of `alike` must have equal layouts, too.
         """
         return not self.kernels.segments.departed and all(
             np.array_equal(places.get(name, _NOWHERE), places.get(names[0], _NOWHERE))
@@ -251,7 +251,7 @@ class StepProof:
     def _round(
         self, layout: list[LaidOut], scalars: Mapping[str, float]
     ) -> tuple[list[LaidOut], list[StateDifference]]:
-        """Run a step on each of its ways: what is left of a layout, and what differs."""
+        """Run a step on each path; return the remaining layout, and the differences."""
         scalars = {**scalars, **self._given()}
         plain = self.plain = self._plain()
         state = plain.state(self.moments, scalars["updates"])
@@ -283,10 +283,10 @@ class StepProof:
         return kept, differences
 
     def _states(self, state: TrainingState) -> Iterator[DelayedState]:
-        """Yield what steps begin with: any state where updates are not delayed, which is warm.
+        """Yield initial states of steps: any state if updates are not delayed.
 
-        Otherwise a first step, the last one of them, the first whose gradients are kept, and those
-        that begin with gradients of the step before.
+        Otherwise yield the first step of the warm-up, its last step, the first step whose
+        gradients are kept, and steps with pending gradients of the previous step.
         """
         waiting = DelayedState(training=state, pending={})
         if self.training.warm_up is None:
@@ -304,27 +304,27 @@ class StepProof:
             yield replace(waiting, pending=pending, valid=True, overflowed=True)
 
     def _given(self) -> dict[str, float]:
-        """Draw what the caller gives for a step: any numbers."""
+        """Draw values of given scalars for a step: any numbers."""
         names = [scalar.name for scalar in self.schedule.scalars if scalar.given]
         drawn = self.random.draw((len(names),))[0]
         return {name: float(each) / 2**31 for name, each in zip(names, drawn, strict=True)}
 
     def _explain(self, outcome: StepResult, scalars: Mapping[str, float]) -> None:
-        """Run the first round again: where does it leave plain training?"""
+        """Run the first round again to find where it departs from plain training."""
         self.kernels.explains = True
         self._round(self.persistent.begin(self._setup()), scalars)
         outcome.departures = list(self.kernels.segments.departures)
         self.kernels.explains = False
 
     def unheld(self) -> list[StateDifference]:
-        """Return parameters of which no rank keeps all that setup has made."""
+        """Return the parameters from setup that the ranks together do not keep completely."""
         return list(self.persistent.missing(self.persistent.begin(self._setup())))
 
     def wander(self) -> dict[tuple[str, str], str]:
-        """Run steps on all pairs of ways from what setup leaves; what is wrong whatever they train.
+        """Run steps on all pairs of paths after setup; return faults independent of the model.
 
         Raises:
-            UnfollowedError: the schedule does what cannot be followed.
+            UnfollowedError: the schedule has operations that the proof cannot follow.
         """
         memory = self._setup()
         self.kernels.begin(self.plain, {})
@@ -333,10 +333,10 @@ class StepProof:
         return self.interpreter.troubles
 
     def _error_bits(self) -> int:
-        """Return b where a difference is overlooked with a probability below 2**-b.
+        """Return b such that the probability of overlooking a difference is below 2**-b.
 
-        Kernels are random functions of a digest of what they read, and factors are never zero. So a
-        difference is lost only where a sum of differences, each times a number of its own, happens
+        Kernels are random functions of a digest of their inputs, and factors are never zero. So a
+        difference is lost only if a sum of differences, each times its own random number, happens
         to be zero: below 2**-BITS for each digest, square of a norm, and number compared. Large
         constants may be equal modulo both primes, too.
         """
@@ -347,7 +347,7 @@ class StepProof:
         return int(-log2(count * 2.0**-BITS + hidden(self.schedule, self.training)))
 
     def _setup(self) -> list[ClassMemory]:
-        """Run setup; what it leaves."""
+        """Run setup and return the memory that it leaves."""
         initial = {each.name: each.initial for each in self.schedule.scalars}
         memory = [ClassMemory(scalars=dict(initial)) for _ in self.grid.classes]
         self.interpreter.run(memory, setup=True, overflows=False)

@@ -15,15 +15,15 @@ from zsim.schedule.operation import View
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
 NOTHING = -1
-"""The number of the piece where a rank has fewer than others."""
+"""The number of a missing piece, on a rank with fewer pieces than others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
     """Places of a view in a buffer's array: a slice, or numbers that differ by rank.
 
-    `take` has the shape of the ranks, then the places of the view; NOTHING where a rank has none.
-    `is_whole` if they are all places of the array.
+    `take` has shape (ranks..., places of the view); NOTHING for places that a rank does not have.
+    `is_whole` is True if they are all places of the array.
     """
 
     low: int
@@ -33,16 +33,16 @@ class Index:
 
     @property
     def count(self) -> int:
-        """Return the number of places of the view, the most that any rank has."""
+        """The number of places of the view, the maximum over ranks."""
         return self.high - self.low if self.take is None else self.take.shape[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferPieces:
-    """Content of a buffer of a class: its space, and which pieces of it each rank has.
+    """Content of a buffer of a class: its space, and the pieces of it on each rank.
 
-    `first` and `counts` are the number of the first piece and how many there are, in the shape of
-    the ranks; `width` is the length of the array that holds them.
+    `first` is the number of the first piece and `counts` the number of pieces, both in the shape
+    of the ranks; `width` is the length of the array that holds them.
     """
 
     space: Space
@@ -52,7 +52,7 @@ class BufferPieces:
 
 
 class Tensors:
-    """Buffers and views of all classes: spaces are cut, then closed, then indices are made."""
+    """Buffers and views of all classes: spaces are cut, then closed, then indices are computed."""
 
     def __init__(self, schedule: Schedule, grid: Grid, adopted: Adopted | None = None) -> None:
         self.schedule = schedule
@@ -90,7 +90,7 @@ class Tensors:
                 self.spaces.space(self.key(program, own.name), self._extent(own))
 
     def _number_layouts(self) -> bool:
-        """Assign numbers to layouts by their cuts; return whether most are filled as others are."""
+        """Assign numbers to layouts by their cuts; return True if most have equal contents."""
         cut: dict[object, int] = {}
         filled: set[object] = set()
         for layout in self.schedule.layouts:
@@ -104,14 +104,14 @@ class Tensors:
         return is_whole and 2 * len(filled) <= len(self.schedule.layouts)
 
     def _alike(self, ranks: RankArray, buffer: Buffer) -> tuple[object, ...]:
-        """Return what buffers have in common of which ranks have the same pieces."""
+        """Return a key that is equal for buffers of which ranks have the same pieces."""
         space = self.spaces.by_key[self.key(ranks.program, buffer.name)]
         cut = self._cut_of[buffer.layout]
         return (ranks.index, space.key, cut, buffer.shard, buffer.elements)
 
     def kind(self, ranks: RankArray, view: View) -> int:
-        """Return a number that views have in common which are at one place of buffers alike."""
-        key = (ranks.index, id(view))  # to hash a view takes longer
+        """Return a number that is equal for views at the same place of equivalent buffers."""
+        key = (ranks.index, id(view))  # hashing a view takes longer
         found = self._kinds.get(key)
         if found is None:
             place = (view.start, view.size, view.axis, self._cut_of[view.layout], view.origin)
@@ -121,7 +121,7 @@ class Tensors:
         return found[0]
 
     def buffer(self, program: Program, name: str) -> Buffer:
-        """Return a buffer, with the layout of which it holds a part where it has none."""
+        """Return a buffer; one without a layout gets the layout of which it holds a part."""
         return self._buffers.get((program.role, name)) or program.by_name[name]
 
     def _extent(self, buffer: Buffer) -> int:
@@ -161,7 +161,7 @@ class Tensors:
             self._split_parameters(layout)
 
     def _split_parameters(self, layout: Layout) -> None:
-        """Leave out what ranks that are not run have of each parameter."""
+        """Omit the parts of each parameter on ranks that are not run."""
         assert layout.axis is not None
         count = self.mesh.axis_size(layout.axis)
         parts: dict[str, list[tuple[int, int, int]]] = {}
@@ -176,7 +176,7 @@ class Tensors:
             self.spaces.split(key, 0, piece.size, tuple(sorted(parts.get(piece.parameter, ()))))
 
     def run(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
-        """Return the numbers along single axes, the last fastest, that are run, with weights."""
+        """Return (number, weight) along single axes, the last fastest, of ranks that are run."""
         if axes not in self._run:
             found = [(0, 1)]
             for axis in axes:
@@ -187,7 +187,7 @@ class Tensors:
         return self._run[axes]
 
     def split(self, key: Key, start: int, size: int, axes: tuple[str, ...]) -> None:
-        """Say that parts of `size` from `start` on belong to ranks along `axes`, one each."""
+        """Assign parts of `size` from `start` on to ranks along `axes`, one each."""
         if not self._folded or not size or any(axis in self.grid.standing for axis in axes):
             return
         count = 1
@@ -200,7 +200,7 @@ class Tensors:
         self.spaces.split(key, start, start + count * size, parts)
 
     def fragments(self, layout: Layout) -> Iterator[tuple[str, int, int, int]]:
-        """Yield what lies where in the whole: parameter, offset in it, place, size."""
+        """Yield parameter, offset in it, place in the whole layout, and size of each fragment."""
         if layout.axis is None or layout.blocks is None:
             for piece in layout.pieces:
                 if piece.size:
@@ -214,13 +214,13 @@ class Tensors:
                     yield each.parameter, each.offset, first + each.position, each.size
 
     def segment(self, buffer: Buffer, at: Coordinates) -> tuple[int, int]:
-        """Return start and size, in its space, of what a rank has of a buffer."""
+        """Return start and size, in its space, of a rank's part of a buffer."""
         if buffer.shard is None or buffer.layout is None:
             return 0, buffer.elements
         return self._segment(self.schedule.layout_by_name[buffer.layout], buffer.shard, at)
 
     def _segment(self, layout: Layout, axis: str, at: Coordinates) -> tuple[int, int]:
-        """Return start and size of a part, and of those of the ranks it stands for."""
+        """Return start and size of a rank's part, with those of the ranks it represents."""
         assert layout.axis is not None
         count = self.mesh.axis_size(layout.axis)
         start, size = layout.segment(at[axis], count)
@@ -231,7 +231,7 @@ class Tensors:
         return start, size
 
     def _as_one(self, axis: str, at: Coordinates) -> int:
-        """Return for how many ranks along an axis a rank holds the parts."""
+        """Return the number of ranks along an axis whose parts a rank holds."""
         return self.grid.standing[axis][at[axis]] if axis in self.grid.standing else 1
 
     def place(self, program: Program, view: View, at: Coordinates) -> tuple[int, int]:
@@ -263,13 +263,13 @@ class Tensors:
     def places(
         self, ranks: RankArray, view: View, more: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Coordinates, int, int]]:
-        """Yield where a view is on every rank on which it may be somewhere else."""
+        """Yield coordinates, start and size of a view on every rank that may have another place."""
         axes = self.varies(ranks.program, view) | more
         for _, at in self.grid.ranks(ranks, axes):
             yield at, *self.place(ranks.program, view, at)
 
     def cut(self, ranks: RankArray, view: View) -> None:
-        """Cut the space of a view where it begins and ends on some rank."""
+        """Cut the space of a view at its start and end on every rank."""
         kind = self.kind(ranks, view)
         if kind in self._seen:
             return
@@ -288,7 +288,7 @@ class Tensors:
             self.split(space, view.start, view.size, self.mesh.parts(view.axis))
 
     def link(self, ranks: RankArray, one: View, other: View) -> None:
-        """Say that the elements of two views of each rank correspond."""
+        """Link the elements of two views on each rank."""
         program = ranks.program
         first = self.key(program, one.buffer)
         second = self.key(program, other.buffer)
@@ -299,7 +299,7 @@ class Tensors:
             self.spaces.link((first, start), (second, there), size, own=own)
 
     def link_to(self, ranks: RankArray, view: View, key: Key) -> None:
-        """Say that the elements of a view of each rank are those of a space, from its start on."""
+        """Link the elements of a view of each rank with those of a space, from its start on."""
         program = ranks.program
         space = self.key(program, view.buffer)
         own = bool(self.varies(program, view))
@@ -308,7 +308,7 @@ class Tensors:
             self.spaces.link((space, start), (key, 0), size, own=own)
 
     def close(self, classes: Iterable[RankArray]) -> None:
-        """Cut where ranks' parts of buffers begin and end, and number all pieces."""
+        """Cut at the ends of ranks' parts of buffers, and number all pieces."""
         for ranks in classes:
             for declared in ranks.program.buffers:
                 buffer = self.buffer(ranks.program, declared.name)
@@ -323,7 +323,7 @@ class Tensors:
         self.spaces.close()
 
     def held(self, ranks: RankArray, name: str) -> BufferPieces:
-        """Return what the ranks of a class have of a buffer."""
+        """Return the pieces of a buffer on the ranks of a class."""
         found = self._held.get((ranks.index, name))
         if found is None:
             buffer = self.buffer(ranks.program, name)
@@ -347,11 +347,11 @@ class Tensors:
         return tuple(len(along.coordinates) if along.name in axes else 1 for along in ranks.along)
 
     def index(self, ranks: RankArray, view: View) -> Index:
-        """Return which numbers of the array of its buffer a view is."""
+        """Return the places of a view in the array of its buffer."""
         key = (ranks.index, id(view))
         found = self._indices.get(key)
         if found is None:
-            kind = self.kind(ranks, view)  # keeps the view, so that its id stays its own
+            kind = self.kind(ranks, view)  # keeps the view alive, so that its id stays unique
             found = self._indices_alike.get(kind)
             if found is None:
                 found = self._index(ranks, self.held(ranks, view.buffer), view)
@@ -382,7 +382,7 @@ class Tensors:
         return Index(0, width, take)
 
     def filled(self, ranks: RankArray, view: View) -> NDArray[np.bool_]:
-        """Return where each rank has a piece of a view, in the shape of ranks and places."""
+        """Return True where a rank has a piece of a view, shape (ranks..., places)."""
         index, held = self.index(ranks, view), self.held(ranks, view.buffer)
         if index.take is not None:
             there: NDArray[np.bool_] = index.take != NOTHING

@@ -1,9 +1,9 @@
 """Parts of neighbouring ranks that can be run as one, and the buffers that hold such parts.
 
-Where every operation takes a rank's own part of a tensor whole, or as a window on the tensor, the
-parts of neighbours are treated alike, element by element: then one rank can be run that holds the
+If every operation takes a rank's own part of a tensor whole, or as a window on the tensor, it
+treats the parts of neighbours equally, element by element. Then one rank can be run that holds the
 parts of all of them. A buffer without a layout holds a part, too, if a whole part is copied or
-scattered into it, or gathered from it: it is looked at as if it had the layout.
+scattered into it, or gathered from it: it is treated as if it had the layout.
 """
 
 from zsim.schedule.access import accesses
@@ -14,11 +14,11 @@ Part = tuple[str, str]
 """A layout, and the axis along which a rank has a part of it."""
 
 Adopted = dict[tuple[str, str], Part]
-"""By role and buffer without a layout, of what it holds a part."""
+"""The part that a buffer without a layout holds, by role and buffer."""
 
 
 def adopted(schedule: Schedule, axes: frozenset[str]) -> Adopted | None:
-    """Return which buffers hold parts along `axes`; nothing if these cannot be run as one."""
+    """Return the buffers that hold parts along `axes`; None if these cannot be run as one."""
     mesh = schedule.mesh
     if any(axes & set(joined.axes) for joined in schedule.mesh.joined):
         return None
@@ -54,7 +54,7 @@ class _Parts:
             self._look(operation)
 
     def find(self) -> dict[str, Part] | None:
-        """Return the parts that buffers without a layout hold; nothing if some is cut."""
+        """Return the parts that buffers without a layout hold; None if an operation cuts a part."""
         known = -1
         while known != len(self.parts) and self.fits:
             known = len(self.parts)
@@ -72,7 +72,7 @@ class _Parts:
         return {name: part for name, part in self.parts.items() if declared[name].layout is None}
 
     def _look(self, operation: Operation) -> None:
-        """Note which views an operation takes for the same, or gathers one from the other."""
+        """Record the views that an operation treats as equal, or gathers from each other."""
         self.views.update((id(access.view), access.view) for access in accesses(operation))
         match operation:
             case Copy(source=source, target=target, by_parameter=False):
@@ -90,14 +90,14 @@ class _Parts:
         return view.axis is None and view.layout is None and view.size == buffer.elements
 
     def _agree(self, one: View, other: View) -> None:
-        """Say that two views correspond: if one is a part, the other is it, too."""
+        """Record that two views correspond: if one is a part, so is the other."""
         for view, like in ((one, other), (other, one)):
             part = self._part(like)
             if part is not None:
                 self._adopt(view, part)
 
     def _part(self, view: View) -> Part | None:
-        """Return what a view is a whole part of."""
+        """Return the layout and axis of which a view is a whole part; None if it is not."""
         if view.buffer in self.parts:
             return self.parts[view.buffer] if self._is_whole(view) else None
         layout = self.program.by_name[view.buffer].layout
@@ -118,7 +118,7 @@ class _Parts:
             self._adopt(part, (layout, axes[0]))
 
     def _adopt(self, view: View, part: Part) -> None:
-        """Say that the buffer of a view holds a part."""
+        """Record that the buffer of a view holds a part."""
         buffer = self.program.by_name[view.buffer]
         if buffer.layout is not None or view.axis is not None or view.layout is not None:
             return
