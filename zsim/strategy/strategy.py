@@ -74,7 +74,7 @@ class Strategy(Table):
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
-        """Raise ConfigError if tables contradict each other; it lists all contradictions."""
+        """Reject tables that contradict each other; report all contradictions at once."""
         refuse(
             [
                 *self._against_runtime(),

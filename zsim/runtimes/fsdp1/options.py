@@ -52,8 +52,7 @@ class FSDP1(RuntimeOptions):
     offload_wrapper: Flag = False
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in the
-        shards'.
+        """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in theirs.
 
         torch 2.13, `_runtime_utils._accumulate_sharded_grad`.
         """
