@@ -48,7 +48,7 @@ class QuickAllocator(CachingAllocator):
         self.allocated_bytes -= block[1]
         self._waiting.setdefault(stream, []).append([block])
 
-    def serve(  # noqa: PLR0915  (calls would take as long as what they do)
+    def serve(  # noqa: PLR0915  (calls would double the time)
         self, turns: Sequence[Turn], tables: Sequence[Table], stream: str
     ) -> int:
         """Serve turns; return the bytes of the turn that ran out of memory, 0 if none did.

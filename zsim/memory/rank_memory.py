@@ -2,8 +2,8 @@
 
 A request that no free block serves makes the host wait: for the uses of blocks with deferred frees,
 and, if the allocator releases its cache, for the device. The allocator's state afterwards does not
-depend on the duration of the wait. A request is therefore served at once, and the result says what
-the host must wait for before it continues.
+depend on the duration of the wait. A request is therefore served at once, and the result
+describes the wait that the host must do before it continues.
 
 Follows `DeviceCachingAllocator::malloc` (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13.0),
 which starts with `process_events` and ends with `release_cached_blocks`. The time of CUDA driver

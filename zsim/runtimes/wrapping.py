@@ -1,6 +1,6 @@
 """Common to both FSDPs: parameters wrapped by block or in the root, and updates of shards.
 
-Functions named in comments are those of `torch/distributed/fsdp` in torch 2.13.
+Functions named in comments are from `torch/distributed/fsdp` in torch 2.13.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from zsim.zero.step_skeleton import Step
 
 
 def groups(model: Model) -> list[list[Parameter]]:
-    """Return the parameters of each wrapped module: those of every block, and the root's.
+    """Return the parameters of each wrapped module: one for every block, and the root.
 
-    Blocks are the units that are checkpointed separately. The root has all other parameters; it has
-    also those that several units use.
+    Blocks are the units that are checkpointed separately. The root has all other parameters, and
+    the parameters that several units use.
     """
     users: dict[str, list[int]] = {}
     for index, unit in enumerate(model.units):

@@ -3,7 +3,7 @@
 The first part leaves the output gradients of operators with parameters; all saved tensors stay for
 the second part. A segment without trainable parameters runs its whole backward in the first.
 
-Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13.
+Functions named in comments are from `torch/distributed/pipelining` in torch 2.13.
 """
 
 from collections.abc import Iterable, Set

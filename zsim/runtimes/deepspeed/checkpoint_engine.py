@@ -116,7 +116,7 @@ def has_engine(strategy: Strategy) -> bool:
 
 
 def move_checkpoints(step: Step) -> None:
-    """Keep the checkpoints of a step in host memory, if its strategy says so."""
+    """Keep the checkpoints of a step in host memory, if its strategy sets that."""
     writer, model, strategy = step.writer, step.model, step.strategy
     if has_engine(strategy):
         step.passes.checkpoints = CheckpointEngine(writer, model, strategy)

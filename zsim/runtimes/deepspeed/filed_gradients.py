@@ -6,7 +6,7 @@ waits for all writes. Gradients that are too small for a file, and remainders th
 alignment, stay on the device in fp32 until the update of their sub-group. The whole tensor of such
 a remainder stays allocated.
 
-Functions named in comments are those of DeepSpeed 0.19, of `AsyncTensorSwapper` in
+Functions named in comments are from DeepSpeed 0.19, of `AsyncTensorSwapper` in
 `runtime/swap_tensor/async_swapper.py` unless another file is named.
 """
 

@@ -3,7 +3,7 @@
 A shard is read into a separate slot, which it holds until its parameter is freed. A gather waits
 for all reads in flight if it needs one of them. Shards too small for a file stay in host memory.
 
-Functions named in comments are those of DeepSpeed 0.19, of `AsyncPartitionedParameterSwapper` in
+Functions named in comments are from DeepSpeed 0.19, of `AsyncPartitionedParameterSwapper` in
 `runtime/swap_tensor/partitioned_param_swapper.py` unless another file is named.
 """
 

@@ -4,7 +4,7 @@ For each sub-group, states and gradient are read into buffers while the host wai
 CPU, and written back. With `pipeline_read`, the next sub-group is read during the update; with
 `pipeline_write`, the previous one is written.
 
-Functions named in comments are those of DeepSpeed 0.19, of `PipelinedOptimizerSwapper` in
+Functions named in comments are from DeepSpeed 0.19, of `PipelinedOptimizerSwapper` in
 `runtime/swap_tensor/pipelined_optimizer_swapper.py`.
 """
 
@@ -20,7 +20,7 @@ from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class FiledSubGroupStep(HostSubGroupStep):
-    """The update of sub-groups, the large ones of which are in files.
+    """The update of sub-groups; large ones are in files.
 
     `files` holds their gradients.
     """

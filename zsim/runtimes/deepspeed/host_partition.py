@@ -11,7 +11,7 @@ read is not reused before they finish; DeepSpeed waited only at the end of backw
 DeepSpeed keeps the whole parameter if a rank owns a part of it; zsim keeps the part. In DeepSpeed
 an owner measures only its parameters; in zsim a rank measures its parts of all parameters.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
@@ -122,7 +122,7 @@ class HostPartitions(StepPart):
         measure(self, Action.NORM, each.view, part, size=size, stream=self._stream)
         self.measured[each.flat.name].append(each.parameter)
         flag, held = f"{each.parameter}/overflow_part", self._optimizer
-        # Except with fp16, the answer has no effect: any number that is read stands for it.
+        # Except with fp16, the answer has no effect: the norm is read in its place.
         scales = self.strategy.train.precision is Precision.FP16
         action = Action.FINITE if scales else Action.NORM
         writer.buffer(flag, 1, held, Kind.WORKSPACE, home=self._stream)

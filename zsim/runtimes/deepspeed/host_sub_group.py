@@ -6,7 +6,7 @@ in the first micro-batch as a copy of that buffer. In the last micro-batch it is
 copied to the gradient of its sub-group (DeepSpeed 4113). All of this runs on the stream of the
 reduction.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
 `runtime/zero/stage3.py`.
 """
 
@@ -48,7 +48,7 @@ class HostSubGroups(StepPart):
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Return layouts of measured gradients of which tensor ranks hold copies."""
+        """Return the layouts of measured gradients that tensor ranks hold copies of."""
         return tuple(self._copied.values())
 
     def write_setup(self) -> None:

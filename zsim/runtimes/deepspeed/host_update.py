@@ -1,6 +1,6 @@
 """The end of a step of DeepSpeed whose optimizer runs on the CPU.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py` unless another file is named.
 """
 

@@ -6,7 +6,7 @@ parameters. Gradients are copied into a bucket as backward makes them. A full bu
 the ranks and all-reduced, and the rank keeps its part. Stage 1 does so once a step, stage 2 in
 every micro-batch. An in-place all-gather of each flat tensor ends the step.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 

@@ -1,6 +1,6 @@
-"""Gradients in DeepSpeed's stages 1 and 2: all-reduced buckets, of which a rank keeps its part.
+"""Gradients in DeepSpeed's stages 1 and 2: buckets are all-reduced, and a rank keeps its part.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
@@ -65,7 +65,7 @@ class AllReducedBuckets(StepPart):
             self.host = HostPartitions(step, stream=self._stream, copies=copies, pinned=pinned)
         stage, train = step.strategy.zero.stage, step.strategy.train
         self._micro_batches = train.gradient_accumulation_steps if stage == 2 else 1
-        self._micro_batch = -1  # of those that are reduced
+        self._micro_batch = -1  # counts only reduced ones
         self._members: list[BucketedGradient] = []
         self._filled = 0
         self._flushed = 0

@@ -9,7 +9,7 @@ checkpointed unit is recomputed right before its backward; both are one visit he
 A unit is a leaf module of DeepSpeed (`set_z3_leaf_modules`). Without leaf modules, its submodules
 are single layers: gathers are smaller, and more of them are ahead.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
 `runtime/zero/stage3.py` unless another file of that folder is named.
 """
 

@@ -6,7 +6,7 @@ Here the concatenated shards are separate from the flat buffer; in DeepSpeed the
 slot of it, which saves one rank's part. With secondary shards (hpZ), a freed parameter leaves one
 on the device, and until the update it is gathered from those of the inner ranks.
 
-Functions named in comments are those of DeepSpeed 0.19, of `PartitionedParameterCoordinator` in
+Functions named in comments are from DeepSpeed 0.19, of `PartitionedParameterCoordinator` in
 `runtime/zero/partitioned_param_coordinator.py` unless another file of that folder is named.
 """
 

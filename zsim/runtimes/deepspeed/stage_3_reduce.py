@@ -7,7 +7,7 @@ allocated in setup and has `reduce_bucket_size` elements for any model. A larger
 from its own memory. Here the received shards are separate from the rearranged gradients; in
 DeepSpeed they are in the rank's slot of them.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
 `runtime/zero/stage3.py` unless another file is named.
 """
 
@@ -143,7 +143,7 @@ class FilledBuckets(StepPart):
             if not self.shards.bucket(number).elements:
                 self.writer.free(source)
                 continue
-            if number in self._sums:  # autograd adds what several units contribute
+            if number in self._sums:  # autograd adds the contributions of several units
                 target, added = self._sums[number], source
                 done = self.writer.copy(f"add/{target}", added, target, accumulate=True)
                 self.writer.free(added)

@@ -1,6 +1,6 @@
 """Parameter shards in ZeRO-3: each parameter padded separately, many in one flat sub-group.
 
-Functions named in comments are those of `runtime/zero/stage3.py` in DeepSpeed 0.19.
+Functions named in comments are from `runtime/zero/stage3.py` in DeepSpeed 0.19.
 """
 
 from collections.abc import Sequence

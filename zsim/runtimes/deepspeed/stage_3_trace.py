@@ -4,7 +4,7 @@ The first iteration records the order; the schedule is that of the second and la
 is one submodule here. Its visits are its forward, and its backward with any recompute. Parameters
 are numbers, in the order in which the model created them. Sizes are elements without padding.
 
-Functions named in comments are those of `PartitionedParameterCoordinator` in
+Functions named in comments are from `PartitionedParameterCoordinator` in
 `runtime/zero/partitioned_param_coordinator.py`, DeepSpeed 0.19.
 """
 

@@ -128,7 +128,7 @@ def in_files(model: Model, strategy: Strategy) -> set[str]:
 
 
 def norms(model: Model, strategy: Strategy) -> int:
-    """Return the number of sub-groups, each of which has its norm reduced."""
+    """Return the number of norms that are reduced: one for each sub-group."""
     return sum(map(len, sub_groups(model, strategy)))
 
 

@@ -3,7 +3,7 @@
 The division by the ranks is split: a part before the sum and a part after it. The memory of the
 flat gradient returns when the reducing stream is done with it.
 
-Functions named in comments are those of `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
+Functions named in comments are from `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
 """
 
 from zsim.runtimes.fsdp1.options import FSDP1

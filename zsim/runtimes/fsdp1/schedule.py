@@ -4,7 +4,7 @@ A flat parameter is gathered on the unshard stream and used on the compute strea
 that of gradients, returns when the streams that used it are done. To limit gathers in flight, the
 host waits until all but the latest free have taken effect.
 
-Functions named in comments are those of `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
+Functions named in comments are from `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
 """
 
 from collections import deque

@@ -3,7 +3,7 @@
 A group may be gathered in two dtypes: weights that are cast to float8 before, and the rest. Both
 are bytes of one all-gather (`_get_all_gather_input_metadatas`, `_fsdp_collectives.py`).
 
-Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
+Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
 `FSDPParamGroup` in `_fsdp_param_group.py` unless another file is named.
 """
 

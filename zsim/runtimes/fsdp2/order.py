@@ -1,6 +1,6 @@
 """The order in which a stage of PyTorch's pipelines computes, communicates, gathers and reduces.
 
-Classes and functions named in comments are those of `torch/distributed/pipelining/schedules.py` in
+Classes and functions named in comments are from `torch/distributed/pipelining/schedules.py` in
 torch 2.13. If a rank has several stages, they are called chunks here.
 """
 

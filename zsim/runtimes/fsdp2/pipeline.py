@@ -8,7 +8,7 @@ backward of a chunk they are reduced group by group, the root first, and compute
 several chunks, each chunk is gathered as a whole, copied in on the compute stream, and at most
 three are kept (UNSHARD, RESHARD).
 
-Functions named in comments are those of `torch/distributed/pipelining/schedules.py` in torch 2.13.
+Functions named in comments are from `torch/distributed/pipelining/schedules.py` in torch 2.13.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 A training loop divides the loss by the number of micro-batches; here the copy does so.
 
-Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13;
+Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in torch 2.13;
 `foreach_reduce` is in `_fsdp_collectives.py`, `post_backward` in `_fsdp_param_group.py`.
 """
 

@@ -9,7 +9,7 @@ A group gathers its frozen parameters with the others, and reduces only existing
 whose outputs have no gradient has no backward, but the block after it gathers it nevertheless; the
 result is dropped at the end.
 
-Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
+Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
 `FSDPParamGroup` in `_fsdp_param_group.py` unless another class is named.
 """
 
@@ -244,7 +244,7 @@ class FSDP2Step(WrappedStep):
             if self._ahead:
                 # _backward_prefetch: the entry before its own in post_forward_order
                 self.gathers.gather(self._ahead[-1])
-        self.passes.checkpoints.enter(visit)  # _CheckpointFrame's recompute_fn reads what was saved
+        self.passes.checkpoints.enter(visit)  # _CheckpointFrame's recompute_fn reads the input
         self.passes.backward(visit, ())
         self.reductions.collect(visit.unit)
         if block is None:

@@ -1,4 +1,4 @@
-"""A stage of PyTorch's pipelines with FSDP2: the operations of each of its actions.
+"""A stage of PyTorch's pipelines with FSDP2: the operations of its actions.
 
 Each micro-batch has separate receive buffers, which live as long as the stage (`_RecvInfo.buffer`).
 A sent activation is kept until its backward (`fwd_cache`), a sent gradient until the next backward.
@@ -8,7 +8,7 @@ checks if the send has finished.
 A combined send and receive uses the communicator of all stages; others use that of the two ranks,
 each on its own stream (`_batch_p2p`; `pointToPoint` of `ProcessGroupNCCL.cpp`).
 
-Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13, of
+Functions named in comments are from `torch/distributed/pipelining` in torch 2.13, of
 `_PipelineStageBase` in `stage.py` unless another file is named.
 """
 

@@ -9,7 +9,7 @@ A second part computes gradients of the gathered parameters, in their dtype. Tho
 second part are added to them, unless a first part ran in between: in it, FSDP adds existing
 gradients to sums in the dtype of the reduction, if that differs.
 
-Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13, unless
+Functions named in comments are from `torch/distributed/pipelining` in torch 2.13, unless
 another folder is named.
 """
 

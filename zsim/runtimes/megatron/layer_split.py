@@ -1,6 +1,6 @@
 """Layers of each stage of Megatron-LM's pipeline, and of each of its virtual stages.
 
-Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64). Configurations
+Functions named in comments are from `megatron/core` in August 2026 (d98e8a64). Configurations
 that fail their assertions are rejected here with a message that names the field.
 """
 

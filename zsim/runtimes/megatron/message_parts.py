@@ -18,7 +18,7 @@ from zsim.zero.names import TENSOR
 class MessageParts(StageMessages):
     """Messages of a stage: whole values, or a part of each on every tensor rank.
 
-    Functions named in comments are those of `megatron/p2p_communication.py` and `megatron/utils.py`
+    Functions named in comments are from `megatron/p2p_communication.py` and `megatron/utils.py`
     until March 2023 (0b44909c).
     """
 

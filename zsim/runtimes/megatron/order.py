@@ -1,6 +1,6 @@
 """The order in which a stage of Megatron-LM's pipeline computes, sends and receives.
 
-Functions named in comments are those of `megatron/core/pipeline_parallel` in August 2026
+Functions named in comments are from `megatron/core/pipeline_parallel` in August 2026
 (d98e8a64): schedules in `schedules.py`, `P2PCommunicator` in `p2p_communication.py`.
 """
 

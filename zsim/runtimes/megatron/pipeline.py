@@ -20,7 +20,7 @@ A tied embedding is on the first and on the last stage, in a separate bucket, so
 own the same part. Its gradients are summed over the two stages after their reduction; the last
 stage excludes its copy from the norm (`param_is_not_shared`).
 
-Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64).
+Functions named in comments are from `megatron/core` in August 2026 (d98e8a64).
 """
 
 from collections.abc import Iterable, Sequence

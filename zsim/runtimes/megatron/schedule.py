@@ -11,7 +11,7 @@ of it. A rank still measures only its N-th for the norm; in Megatron-LM, every r
 everything. Megatron-LM has one allocation for all buckets of a dtype; here each bucket has a
 separate one, of the same bytes.
 
-Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64);
+Functions named in comments are from `megatron/core` in August 2026 (d98e8a64);
 `_ParamAndGradBucketGroup` is in `distributed/param_and_grad_buffer.py`, `DistributedDataParallel`
 in `distributed/distributed_data_parallel.py`.
 """
@@ -102,7 +102,7 @@ def groups(
 
 
 def packing(strategy: Strategy) -> Packing:
-    """Return the packing of buckets; without the distributed optimizer it has no gaps."""
+    """Return the packing of buckets, without gaps unless the optimizer is distributed."""
     ranks = strategy.parallel.data
     return aligned(ranks) if strategy.zero.stage else one_after_the_other(ranks)
 
@@ -156,8 +156,8 @@ class MegatronStep(Step):
         writer: ScheduleWriter | None = None,
     ) -> None:
         # DistributedOptimizer shards fp32 masters and moments; parameters stay whole
-        # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py). Masters and moments
-        # of Float16OptimizerWithFloat16Params (optimizer/optimizer.py) are whole.
+        # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py). The states of
+        # Float16OptimizerWithFloat16Params (optimizer/optimizer.py) are whole.
         precision = strategy.train.precision
         holding = Holding(
             parameter=precision.compute,
