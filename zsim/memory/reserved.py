@@ -176,9 +176,9 @@ def capacity_bytes(
 ) -> int | None:
     """Return the bytes of a pool that a rank running `program` may reserve; None if unknown.
 
-    For device memory, it is what other users of the GPU leave; for host memory, all memory of the
-    node, or all that it may pin; for other pools, all drives. A pool shared by the ranks of a node
-    is divided equally.
+    Device memory: the bytes that other users of the GPU leave. Host memory: the memory of the node,
+    or its limit of pinned memory. Other pools: all drives. A pool shared by the ranks of a node is
+    divided equally.
     """
     found = pool.capacity_bytes
     if found is None and pool.place is Place.DEVICE:

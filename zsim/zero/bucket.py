@@ -32,8 +32,7 @@ class UnitRun:
     Attributes:
         bucket: number of the bucket.
         parameters: in the order of the unit.
-        starts: offset of each parameter in the bucket, if the bucket holds whole parameters in
-            order.
+        starts: offset of each whole parameter in the bucket's `plain` layout, in elements.
         layout: layout of the unit's concatenated gradients if they are not contiguous in the
             bucket; they are then copied by parameter. None if contiguous.
         trained: parameters that are not frozen.

@@ -264,7 +264,7 @@ class CoalescedGathers(StepPart):
             self.writer.free(self.whole(number), uses=(used,), mode=self._mode)
 
     def end_step(self) -> None:
-        """Gather persistent parameters after the update, each alone; drop secondary shards."""
+        """Gather persistent parameters after the update, one by one; free secondary shards."""
         # _post_step (stage3.py): all_gather of `persistent_parameters`, invalidate_secondary_tensor
         latest = self._latest
         for number in self._not_empty():

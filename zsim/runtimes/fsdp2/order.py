@@ -111,7 +111,7 @@ def zero_bubble_in_v(stages: int, micro_batches: int) -> list[list[Action]]:
     """Return the actions of every stage with two chunks in a V (ZB-V of Qi et al. 2023, section 6).
 
     The last stage passes its first chunk's output directly to its second chunk. The first stage
-    ends with the loss, so that backwards start as early there.
+    computes the loss, so backwards start there without a wait for other stages.
     """
     # ScheduleZBVZeroBubble
     places = [
