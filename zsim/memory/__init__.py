@@ -1,4 +1,4 @@
-"""Memory: the book of what hosts allocate and free, its peak, and PyTorch's caching allocator."""
+"""Memory: a ledger of allocations and frees, its peak, and PyTorch's caching allocator."""
 
 from zsim.memory.ledger import AtOnce, Returns, WorstCase, book
 from zsim.memory.peak import Peak, kept_bytes, peak, peak_bytes, pools, witness

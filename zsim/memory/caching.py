@@ -1,15 +1,16 @@
-"""PyTorch's caching allocator on one device: which blocks it takes, splits, joins and keeps.
+"""PyTorch's caching allocator on one device: how it finds, splits, merges and caches blocks.
 
-Memory comes from the device in segments and is kept when it is freed. A request takes the smallest
-free block that is large enough, among those of its stream and of its pool (up to 1 MiB, or more);
-of several, that of the oldest segment, at the lowest address. What is left over is split off. A
-free block is joined with free neighbours at once. A block that other streams have used is free when
-they have come to where they were at its free, and the allocator looks at the next request. If the
-device has no more, segments that are wholly free go back to it, and it is asked again.
+Memory is allocated from the device in segments, and cached when it is freed. A request gets the
+smallest free block that is large enough, from the pool of its stream and size (up to 1 MiB, or
+larger). Of equal blocks, it gets the one in the oldest segment, at the lowest address. The
+remainder is split off. A free block is merged with free neighbors at once. A block used by other
+streams becomes free at the first request after those streams have reached the point of its free. If
+the device has no memory left, segments that are wholly free are returned to it, and the request is
+retried.
 
-Written after what c10/cuda/CUDACachingAllocator.cpp of PyTorch does; compared with PyTorch 2.13.0.
-(Before 2.13 the lowest address decides, wherever the device has put a segment: PR 183591.)
-Not modelled: private pools of CUDA graphs, and memory of the device that others take.
+Follows c10/cuda/CUDACachingAllocator.cpp of PyTorch; compared with PyTorch 2.13.0. (Before 2.13,
+the lowest address decides, regardless of the segment's age: PR 183591.) Not modeled: private pools
+of CUDA graphs, and device memory used outside the allocator.
 """
 
 from bisect import bisect_left, insort
@@ -36,22 +37,24 @@ from zsim.memory.settings import (
 )
 
 UNLIMITED = 1 << 62
-"""Bytes that no device has."""
+"""Bytes of a device without a limit."""
 
 
 class CachingAllocator:
     """One device's memory of `capacity_bytes`, without a limit if None.
 
     Attributes:
-        reserved_bytes: taken from the device and not returned.
-        peak_reserved_bytes: the largest value of it so far.
-        allocated_bytes: in live blocks.
-        peak_allocated_bytes: the largest value of it so far: `torch.cuda.max_memory_allocated`.
-        journal: what happened; empty without `journals`.
-        retries: how often the cache was given back because the device had no more.
-        ooms: requests that could not be served even then.
-        synchronizations: how often the host waited for all streams before it gave the cache back.
-        device_allocations, device_frees: segments taken from the device, and returned.
+        reserved_bytes: bytes allocated from the device and not returned.
+        peak_reserved_bytes: the largest value of `reserved_bytes` so far.
+        allocated_bytes: bytes in live blocks.
+        peak_allocated_bytes: the largest value of `allocated_bytes` so far:
+            `torch.cuda.max_memory_allocated`.
+        journal: record of all changes; empty without `journals`.
+        retries: number of times the cache was released because the device had no memory left.
+        ooms: requests that failed even then.
+        synchronizations: number of times the host waited for all streams before releasing the
+            cache.
+        device_allocations, device_frees: segments allocated from the device, and returned.
     """
 
     expandable = False
@@ -79,21 +82,21 @@ class CachingAllocator:
         self._small: dict[str, BlockPool] = {}
         self._large: dict[str, BlockPool] = {}
         self._live: dict[Hashable, Block | None] = {}
-        # Free blocks: the size by the address, and the address by the address of the end.
+        # Free blocks: address to size, and address of the end to address.
         self._size_at: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         self._segments: dict[int, int] = {}
-        # How often a large block was looked for, and when a segment became wholly free, in that.
+        # Number of searches for a large block; its value when a segment became wholly free.
         self._searches = 0
         self._free_since: dict[int, int] = {}
         self._next_address = OWN_SEGMENT_ROUNDING_BYTES
-        # Streams that use a live block; blocks that wait for streams, and for how many.
+        # Streams that use a live block; blocks that wait for streams, with one entry per stream.
         self._uses: dict[Hashable, dict[str, None]] = {}
         self._waiting: dict[str, list[list[Block]]] = {}
         self._over: list[list[Block]] = []
 
     def allocate(self, name: Hashable, size_bytes: int, stream: str) -> bool:
-        """Serve a request on a stream; whether there was memory. Of 0 bytes, nothing is taken.
+        """Serve a request on a stream; return True unless out of memory. 0 bytes allocate nothing.
 
         Raises:
             AllocatorError: `name` is live already, or the size is negative.
@@ -142,20 +145,20 @@ class CachingAllocator:
         return True
 
     def growth_bytes(self, size_bytes: int) -> int:
-        """Return what the device is asked for when nothing that is free serves so many bytes."""
+        """Return the bytes to allocate from the device for a request that no free block serves."""
         return segment_bytes(size_bytes + BLOCK_BYTES - 1 & -BLOCK_BYTES)
 
     def use(self, name: Hashable, stream: str) -> None:
-        """Note that another stream uses a live block: `Tensor.record_stream`."""
+        """Record that another stream uses a live block, as `Tensor.record_stream` does."""
         block = self._live[name]
         if block is not None and block[2].stream != stream:
             self._uses.setdefault(name, {})[stream] = None
 
     def free(self, name: Hashable) -> None:
-        """Free a live block: now, or when the streams that use it are there.
+        """Free a live block: now, or when the streams that use it have reached this point.
 
         Raises:
-            KeyError: nothing of that name is live.
+            KeyError: there is no live block of that name.
         """
         block = self._live.pop(name)
         if block is None:
@@ -167,16 +170,16 @@ class CachingAllocator:
             self._give_back(block)
 
     def finish(self, stream: str) -> None:
-        """Note that a stream has come to where the host is: nothing waits for it any longer.
+        """Record that a stream has caught up with the host; blocks no longer wait for it.
 
-        The allocator sees that at the next request.
+        The blocks become free at the next request.
         """
         self._over += self._waiting.pop(stream, ())
 
     def empty_cache(self) -> None:
-        """Wait for all streams, then return to the device what is wholly free.
+        """Wait for all streams, then return wholly free segments to the device.
 
-        That is `release_cached_blocks`, which begins with `synchronize_and_free_events`.
+        This is `release_cached_blocks`, which starts with `synchronize_and_free_events`.
         """
         self.synchronizations += 1
         for stream in list(self._waiting):
@@ -186,14 +189,14 @@ class CachingAllocator:
             self._return_free(pool)
 
     def synchronized_streams(self) -> frozenset[str] | None:
-        """Return the streams that the host has waited for to give memory back, since asked last.
+        """Return the streams the host has waited for to release memory since the last call.
 
-        None is all of them: `release_block` calls `cudaFree`, which waits for the device.
+        None means all streams: `release_block` calls `cudaFree`, which waits for the device.
         """
         return None
 
     def pieces(self) -> tuple[BlockPiece, ...]:
-        """Every block, by address; together they are what is reserved."""
+        """Return every block in order of address; together they are the reserved memory."""
         waiting = chain(self._over, *self._waiting.values())
         blocks: dict[int, BlockPiece] = {}
         for state, found in (
@@ -208,7 +211,7 @@ class CachingAllocator:
         return tuple(blocks[address] for address in sorted(blocks))
 
     def figures(self) -> dict[str, int]:
-        """Figures by the names that `torch.cuda.memory_stats` gives them."""
+        """Return statistics by their names in `torch.cuda.memory_stats`."""
         return self.journal.figures() | {
             "num_alloc_retries": self.retries,
             "num_ooms": self.ooms,
@@ -232,7 +235,7 @@ class CachingAllocator:
         return pool
 
     def _give_back(self, block: Block) -> None:
-        """Free a block and join it with free neighbours."""
+        """Free a block and merge it with free neighbors."""
         address, size, pool, requested = block
         joined, count = size, 1
         end = address + size
@@ -262,7 +265,7 @@ class CachingAllocator:
                 self._changes.append((-size, -requested, size, count))
 
     def _hold(self, name: Hashable, block: Block) -> None:
-        """Let a block wait for every stream that uses it: it stands in the list of each."""
+        """Make a block wait for every stream that uses it: it is in the list of each."""
         if self._changes is not None:
             self.journal.held.append((len(self._changes), -block[1]))
         streams = self._uses.pop(name)
@@ -280,10 +283,10 @@ class CachingAllocator:
         self._over.clear()
 
     def _obtain(self, pool: BlockPool, wanted: int, place: int) -> int:
-        """Return the place of the free block to take, from the device if need be; -1 is none.
+        """Return the place of the free block to use, growing from the device if needed; -1 if none.
 
-        As `DeviceCachingAllocator::malloc` does it: `get_free_block`, else, after
-        `garbage_collect_cached_blocks`, `alloc_block`; again after
+        Follows `DeviceCachingAllocator::malloc`: `get_free_block`; else
+        `garbage_collect_cached_blocks` and `alloc_block`; again after
         `release_available_cached_blocks`, and last after `release_cached_blocks`.
         """
         if not pool.small:
@@ -304,7 +307,7 @@ class CachingAllocator:
         return place
 
     def _choose(self, pool: BlockPool, wanted: int, place: int) -> int:
-        """Return the place of the cached block to take, from `place` on; -1 if there is none."""
+        """Return the place of the cached block to use, from `place` on; -1 if there is none."""
         if place == len(pool.keys):
             return -1
         size, split_max = pool.keys[place] >> ADDRESS_BITS, self._split_max
@@ -313,7 +316,7 @@ class CachingAllocator:
         return place if size < wanted + self.settings.max_non_split_rounding_bytes else -1
 
     def _grow(self, pool: BlockPool, wanted: int) -> int:
-        """Take a segment from the device; the place of its block, or -1."""
+        """Allocate a segment from the device; return its block's place, or -1 if out of memory."""
         size = segment_bytes(wanted)
         address = self._next_address
         if self.reserved_bytes + size > self.capacity_bytes or address + size > ADDRESS_MASK:
@@ -328,7 +331,7 @@ class CachingAllocator:
         return place
 
     def _take(self, size: int, count: int, *, small: bool) -> None:
-        """Note what the device gave, or (negative) got back."""
+        """Record bytes allocated from the device, or (negative) returned to it."""
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         if size > 0:
@@ -339,7 +342,7 @@ class CachingAllocator:
             self.journal.segments.append((len(self._changes), size, count, small))
 
     def _return_unsplit(self, pool: BlockPool, wanted: int) -> bool:
-        """With blocks that may not be split, return enough of them first; whether it is enough."""
+        """Return unsplittable blocks to the device; return True if `wanted` bytes were released."""
         if self.settings.max_split_bytes is None:
             return False
         least = max(wanted, self._split_max)
@@ -357,7 +360,7 @@ class CachingAllocator:
         return returned >= least
 
     def _collect_garbage(self) -> None:
-        """Return large segments that are free for longer than the average, until it is enough."""
+        """Free cached segments older than the average until memory is below the threshold."""
         allowed = int(self.settings.garbage_collection_threshold * self.capacity_bytes)
         excess = self.reserved_bytes - allowed
         if excess <= 0:
@@ -377,7 +380,7 @@ class CachingAllocator:
                 excess -= block[1]
 
     def _return_free(self, pool: BlockPool) -> None:
-        """Return to the device every segment of a pool that is wholly free."""
+        """Return every wholly free segment of a pool to the device."""
         for address, size in pool.blocks():
             if self._segments.get(address) == size:
                 self._return(pool, address, size)

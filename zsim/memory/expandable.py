@@ -1,10 +1,10 @@
-"""The caching allocator with `expandable_segments`: one range of addresses, mapped page by page.
+"""The caching allocator with `expandable_segments`: one address range, mapped page by page.
 
-Each pool of each stream has a range that is larger than the device. When no cached block serves a
-request, pages are mapped at the lowest address where free blocks and unmapped pages in a row are
-large enough. What is wholly free can be unmapped page by page, so little is lost between blocks.
+Each pool of each stream has an address range larger than the device. When no cached block serves a
+request, pages are mapped at the lowest address where consecutive free blocks and unmapped pages are
+large enough. Wholly free pages can be unmapped one by one, so fragmentation is low.
 
-Written after what c10/cuda/CUDACachingAllocator.cpp of PyTorch does; compared with PyTorch 2.13.0.
+Follows c10/cuda/CUDACachingAllocator.cpp of PyTorch; compared with PyTorch 2.13.0.
 """
 
 from bisect import bisect_left, insort
@@ -14,11 +14,11 @@ from zsim.memory.memory_block import ADDRESS_BITS, ADDRESS_MASK, BlockPool
 from zsim.memory.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
 
 RANGE_MAX_BYTES = 1 << 44
-"""The range of addresses on a device without a limit."""
+"""The address range in bytes on a device without a limit."""
 
 
 class ExpandableAllocator(CachingAllocator):
-    """As `CachingAllocator`, with segments that expand."""
+    """A `CachingAllocator` whose segments expand."""
 
     expandable = True
 
@@ -35,15 +35,15 @@ class ExpandableAllocator(CachingAllocator):
             journals=journals,
         )
         self._next_address = 0
-        # Unmapped pages in a row: the size by the address, the address by that of the end, and the
-        # addresses of each pool, sorted.
+        # Runs of unmapped pages: address to size, address of the end to address, and the sorted
+        # addresses of each pool.
         self._unmapped: dict[int, int] = {}
         self._unmapped_start_of: dict[int, int] = {}
         self._ranges: dict[BlockPool, list[int]] = {}
         self._synchronized: set[str] = set()
 
     def synchronized_streams(self) -> frozenset[str]:
-        """Return streams whose pages were unmapped since asked last.
+        """Return the streams whose pages were unmapped since the last call.
 
         `ExpandableSegment::unmapHandles` waits for the segment's own stream, not for the device
         (`cudaStreamSynchronize`).
@@ -53,11 +53,11 @@ class ExpandableAllocator(CachingAllocator):
         return found
 
     def growth_bytes(self, size_bytes: int) -> int:
-        """Return what pages are mapped for when nothing that is free serves so many bytes."""
+        """Return the bytes to map pages for if no free block serves a request."""
         return size_bytes
 
     def _choose(self, pool: BlockPool, wanted: int, place: int) -> int:
-        """Return the best fit, where a block before unmapped pages counts with them."""
+        """Return the place of the best fit; unmapped pages after a block count as part of it."""
         keys = pool.keys
         if place == len(keys):
             return -1
@@ -71,7 +71,7 @@ class ExpandableAllocator(CachingAllocator):
         return size + self._unmapped.get((key & ADDRESS_MASK) + size, 0)
 
     def _grow(self, pool: BlockPool, wanted: int) -> int:
-        """Map pages where the lowest free or unmapped row is large enough; the block, or -1."""
+        """Map pages at the lowest run that is large enough; return the block's place, or -1."""
         if wanted > self._range_bytes:
             return -1
         address = self._row(pool, wanted)
@@ -88,9 +88,10 @@ class ExpandableAllocator(CachingAllocator):
         return bisect_left(pool.keys, self._size_at[address] << ADDRESS_BITS | address)
 
     def _row(self, pool: BlockPool, wanted: int) -> int:
-        """Return the lowest address of free blocks and unmapped pages that are large enough.
+        """Return the lowest address of consecutive free blocks and unmapped pages that suffice.
 
-        A row begins with unmapped pages, or with the block before them.
+        A row starts with unmapped pages, or with the block before them. Without one, reserve a
+        range.
         """
         for unmapped in self._ranges.get(pool, ()):
             start = end = self._start_of.get(unmapped, unmapped)
@@ -109,7 +110,7 @@ class ExpandableAllocator(CachingAllocator):
         return RANGE_MAX_BYTES if capacity == UNLIMITED else capacity + capacity // 8
 
     def _open_range(self, pool: BlockPool) -> int:
-        """One and an eighth of the device, in whole pages; nothing of it is mapped."""
+        """Reserve 9/8 of the device as unmapped addresses, in whole pages; return the start."""
         page = _page(pool)
         size = -(-self._range_bytes // page) * page
         address = -(-self._next_address // page) * page + page
@@ -119,7 +120,7 @@ class ExpandableAllocator(CachingAllocator):
         return address
 
     def _map(self, pool: BlockPool, address: int, size: int) -> int | None:
-        """Map pages for `size` bytes from `address` on; the free block they are in, or None."""
+        """Map pages for `size` bytes from `address`; return their block, None if out of memory."""
         page = _page(pool)
         size = -(-size // page) * page
         if self.reserved_bytes + size > self.capacity_bytes:
@@ -142,7 +143,7 @@ class ExpandableAllocator(CachingAllocator):
         return address
 
     def _return_free(self, pool: BlockPool) -> None:
-        """Unmap every page of a pool that is wholly free."""
+        """Unmap every wholly free page of a pool."""
         page = _page(pool)
         for address, size in pool.blocks():
             first, last = -(-address // page) * page, (address + size) // page * page

@@ -1,19 +1,19 @@
-"""Host memory that set-up takes before a step runs: where most runs with offload are killed.
+"""Host memory that setup uses before a step runs: most runs with offload are killed there.
 
-A model is built before it is sharded. Where every rank of a node builds all of it in host memory,
-as `torch.nn.Module` and `from_pretrained` do by default, the node holds as many copies; where it is
-built on the meta device or inside `deepspeed.zero.Init`, none. What set-up allocates for training
-comes on top, since the copies stay until their parts are where they belong.
+A model is built before it is sharded. If every rank of a node builds the whole model in host
+memory, as `torch.nn.Module` and `from_pretrained` do by default, the node holds one copy per rank.
+If it is built on the meta device or inside `deepspeed.zero.Init`, the node holds no full copy.
+Setup allocates its training buffers in addition, because copies stay until their parts are moved.
 """
 
 from enum import StrEnum
 
 
 class HostSetup(StrEnum):
-    """Ways in which a model is built."""
+    """Methods of building a model."""
 
     SHARDED = "sharded"
-    """Nowhere whole: on the meta device, or each parameter is sharded when it is made."""
+    """Never whole: built on the meta device, or each parameter is sharded when it is created."""
     ONE_RANK = "one_rank"
     """Whole on one rank of each node, which sends the others their parts."""
     EVERY_RANK = "every_rank"
@@ -21,9 +21,9 @@ class HostSetup(StrEnum):
 
 
 def built_bytes(setup: HostSetup, parameters: int, *, size_bytes: int, ranks: int) -> int:
-    """Return what `ranks` of a node hold while a model of `parameters` is built.
+    """Return the host bytes that `ranks` of a node hold while a model of `parameters` is built.
 
-    `size_bytes` is of an element, as it is built: 4 in fp32, PyTorch's default.
+    `size_bytes` is the size of an element in the dtype of the build: 4 in fp32, PyTorch's default.
     """
     copies = {HostSetup.SHARDED: 0, HostSetup.ONE_RANK: 1, HostSetup.EVERY_RANK: ranks}
     return copies[setup] * parameters * size_bytes

@@ -1,7 +1,7 @@
-"""The journal of an allocator, change by change, and the figures that PyTorch keeps of it.
+"""The journal of an allocator, change by change, and the statistics that PyTorch derives from it.
 
-The allocator only notes changes; figures are sums and largest sums over them, made on request. So
-they cost nothing while requests are served, and the course of a figure over time is there too.
+The allocator only records changes. Statistics are sums and maximum sums over them, computed on
+request. They cost nothing while requests are served, and can be followed over time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,14 +14,15 @@ from typing import NamedTuple
 from zsim.memory.settings import SMALL_MAX_BYTES
 
 Change = tuple[int, int, int, int]
-"""One block becomes active (positive) or inactive: its bytes, the bytes that were asked for, and by
-how much and by how many blocks the free parts of split segments change."""
+"""A block that becomes active (positive) or inactive: its bytes, the requested bytes, and the
+change in bytes and in number of free parts of split segments.
+"""
 
 POOLS = ("all", "small_pool", "large_pool")
 
 
 class Moment(NamedTuple):
-    """Bytes that are reserved from the device, and those of them in active blocks."""
+    """Bytes reserved from the device, and bytes of these in active blocks."""
 
     reserved_bytes: int
     active_bytes: int
@@ -29,20 +30,21 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """Changes in the order in which they came about.
+    """Changes in the order in which they occurred.
 
-    A block belongs to the small pool if it has at most `SMALL_MAX_BYTES`: it is never larger than
-    asked for there, and always larger in the large pool.
+    A block belongs to the small pool if it has at most `SMALL_MAX_BYTES`: blocks of the small pool
+    are exactly as large as their rounded request, and blocks of the large pool always exceed the
+    limit.
 
     Attributes:
         changes: of blocks.
-        held: a block that was freed but whose uses are not over is active and not allocated: its
-            bytes, negative from the free on, positive when it is given back; each with the number
-            of changes before.
-        segments: bytes and number of segments taken from the device (negative: returned), whether
-            for the small pool; each with the number of changes before. Pages that are mapped into
-            expandable segments count as bytes only.
-        expandable: free parts of expandable segments are not counted as split.
+        held: a freed block that a stream still uses is active but not allocated. Each entry has the
+            number of changes before it and the bytes: negative at the free, positive at the
+            release.
+        segments: number of changes before, bytes and number of segments allocated from the device
+            (negative: returned), and True if for the small pool. Pages mapped into expandable
+            segments count as bytes only.
+        expandable: True for expandable segments, whose free parts do not count as split.
     """
 
     expandable: bool
@@ -53,7 +55,7 @@ class Journal:
     )
 
     def moments(self) -> Iterator[Moment]:
-        """Return what is reserved and active after each change of either."""
+        """Yield the reserved and active bytes after each change of either."""
         blocks = ((place + 1, 0, change[0]) for place, change in enumerate(self.changes))
         segments = ((place, change, 0) for place, change, _, _ in self.segments)
         reserved = active = 0
@@ -63,7 +65,7 @@ class Journal:
             yield Moment(reserved, active)
 
     def figures(self) -> dict[str, int]:
-        """Return current and largest values by their names in `torch.cuda.memory_stats`."""
+        """Return current and peak values by their names in `torch.cuda.memory_stats`."""
         found: dict[str, int] = {}
         for pool in POOLS:
             for name, series in self._series(pool):
@@ -73,7 +75,7 @@ class Journal:
         return found
 
     def _series(self, pool: str) -> Iterator[tuple[str, Iterable[int]]]:
-        """Return the changes of each figure of a pool."""
+        """Yield the name and the changes of each statistic of a pool."""
         changes, allocated = self._of(pool)
         split = [] if self.expandable else changes
         yield "active_bytes", [change[0] for change in changes]
@@ -88,7 +90,7 @@ class Journal:
         yield "segment", [each[2] for each in segments]
 
     def _of(self, pool: str) -> tuple[list[Change], list[int]]:
-        """Return changes of active blocks of a pool, and of allocated ones."""
+        """Return changes of the active blocks of a pool, and of its allocated bytes."""
         changes = self.changes
         if pool != "all":
             small = _small(pool)

@@ -1,9 +1,9 @@
-"""The allocator's book: allocations and frees in host issue order.
+"""The ledger of memory: allocations and frees in host issue order.
 
-Memory is booked when the host issues `Allocate` and returned when it issues `Free`, as in PyTorch.
-Only a deferred free depends on time: `book` asks its caller whether the uses are over, and without
-an answer assumes the worst that the schedule allows. Blocks are exactly as large as their buffers:
-rounding and fragmentation are for `zsim.memory.caching`.
+An entry is made when the host issues `Allocate` or `Free`, as in PyTorch. Only deferred frees
+depend on time: `book` asks its caller when their uses have finished, and without a caller assumes
+the worst case that the schedule allows. Blocks are exactly as large as their buffers; rounding and
+fragmentation are modeled in `zsim.memory.caching`.
 """
 
 from bisect import bisect_left
@@ -32,19 +32,19 @@ _entry = quick_maker(BookEntry)
 
 
 class Returns(Protocol):
-    """When the uses of deferred frees are over, on a clock that the host reads as it goes on."""
+    """When the uses of deferred frees have finished, on the clock of the issuing host."""
 
     def issue(self, step: int, operation: Operation) -> None:
-        """Note that the host issues `operation`."""
+        """Record that the host issues `operation`."""
         ...
 
     @property
     def now(self) -> int:
-        """Return the time of the host; it never goes back."""
+        """Return the time of the host; it never decreases."""
         ...
 
     def over_at(self, step: int, free: Free) -> int:
-        """Return the time from which the uses of `free`, issued in `step`, have finished."""
+        """Return the time at which the uses of `free`, issued in `step`, have finished."""
         ...
 
 
@@ -54,11 +54,11 @@ def book(
     overflow_steps: frozenset[int] = NO_OVERFLOW,
     returns: "Returns | WorstCase | None" = None,
 ) -> tuple[BookEntry, ...]:
-    """Return the book of one rank that runs setup and `steps` steps of `program`.
+    """Return the ledger of one rank that runs setup and `steps` steps of `program`.
 
-    `returns` says when deferred frees give their memory back; without it they do as late as the
-    schedule allows: when the host has waited for something that comes after the uses. That one, and
-    that of `AtOnce`, is kept while `program` is alive: fewer steps are its beginning.
+    `returns` sets when deferred frees return their memory. Without it, they return as late as the
+    schedule allows: when the host has waited for an operation after the uses. That ledger, and that
+    of `AtOnce`, is cached while `program` is alive; fewer steps are a prefix of it.
     """
     if overflow_steps or not (returns is None or isinstance(returns, AtOnce)):
         return _made(program, steps, overflow_steps, returns)
@@ -74,10 +74,10 @@ def book(
 
 
 _LATEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
-"""Steps and book of programs that are alive, by identity, deferred frees as late as may be."""
+"""Steps and ledger of live programs by identity, with deferred frees as late as possible."""
 
 _EARLIEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
-"""The same with deferred frees at the next allocation."""
+"""Steps and ledger of live programs, with deferred frees at the next allocation."""
 
 
 def _made(
@@ -113,7 +113,7 @@ def _made(
 def _made_at_once(
     program: Program, steps: int, overflow_steps: frozenset[int]
 ) -> tuple[BookEntry, ...]:
-    """Return the book of a program all of whose frees return memory where they are issued."""
+    """Return the ledger of a program without deferred frees."""
     taken: dict[str, tuple[str, Kind, int]] = {}
     given: dict[str, tuple[str, Kind, int]] = {}
     for name, buffer in program.by_name.items():
@@ -124,7 +124,7 @@ def _made_at_once(
         )
     entries: list[BookEntry] = []
     known: Iterable[Operation] = ()
-    lines: list[tuple[str, str, str, Kind, int]] = []  # of one step as of the one before
+    lines: list[tuple[str, str, str, Kind, int]] = []  # of the latest step
     for step, operations in issued_lists(program, steps, overflow_steps):
         if operations is not known:
             known, lines = operations, []
@@ -141,7 +141,7 @@ def _made_at_once(
 
 
 def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
-    """Return a line of the book."""
+    """Return one entry of the ledger."""
     return _entry(operation, step, buffer.pool, buffer.name, buffer.kind, change_bytes)
 
 
@@ -151,16 +151,16 @@ class AtOnce:
     now = 0
 
     def issue(self, step: int, operation: Operation) -> None:
-        """Note that the host issues `operation`."""
+        """Record that the host issues `operation`."""
 
     def over_at(self, step: int, free: Free) -> int:
-        """Return a time that has come."""
+        """Return the current time: uses have always finished."""
         del step, free
         return self.now
 
 
 class WorstCase:
-    """Deferred frees return only when the host is sure: it waited for something after the uses.
+    """Deferred frees return only once the host has waited for an operation after the uses.
 
     Streams are chains, so "operation X has finished" is one position per stream (a vector clock).
     """
@@ -175,7 +175,7 @@ class WorstCase:
         self._step = SETUP
 
     def issue(self, step: int, operation: Operation) -> None:
-        """Note that the host issues `operation`, on its stream or on the host."""
+        """Record that the host issues `operation`, on a stream or on the host."""
         if self._step == SETUP != step:  # setup ends with all streams drained
             self._host = dict(self._count)
         self._step = step
@@ -203,11 +203,11 @@ class WorstCase:
                 self._clock[operation.id] = self._tail[stream] = clock
 
     def over(self, step: int, free: Free) -> bool:
-        """Tell whether the host has waited for something that comes after every use of `free`."""
+        """Return True if the host has waited for an operation after every use of `free`."""
         return self.missing(step, free) is None
 
     def missing(self, step: int, free: Free) -> tuple[str, int] | None:
-        """Return a stream, and the position on it, that a use of `free` still lacks."""
+        """Return a (stream, position) that a use of `free` still needs, or None."""
         for clock in self._uses[step, free.id]:
             for stream, position in clock.items():
                 if self.reached(stream) < position:
@@ -215,7 +215,7 @@ class WorstCase:
         return None
 
     def reached(self, stream: str) -> int:
-        """Return the position on `stream` up to which the host knows that all has finished."""
+        """Return the position on `stream` up to which the host has waited."""
         return self._host.get(stream, 0)
 
     def _clocks(self, edges: Iterable[Edge]) -> Iterator[Mapping[str, int]]:
@@ -226,7 +226,7 @@ class WorstCase:
 
 
 class _UntilTime:
-    """Deferred frees whose memory returns when their uses have ended, each looked at once then."""
+    """Deferred frees, each returned when the time at which its uses end has passed."""
 
     def __init__(self, judge: Returns) -> None:
         self._judge = judge
@@ -239,7 +239,7 @@ class _UntilTime:
         self._frees.append(free)
 
     def returned(self) -> list[Free]:
-        """Take out the frees whose uses are over by now, in the order of issue."""
+        """Remove and return the frees whose uses have finished by now, in issue order."""
         waiting, now = self._waiting, self._judge.now
         found: list[int] = []
         while waiting and waiting[0][0] <= now:
@@ -248,10 +248,10 @@ class _UntilTime:
 
 
 class _UntilSure:
-    """Deferred frees that return when the host is sure.
+    """Deferred frees that return once the host has waited for an operation after their uses.
 
-    Each waits under one position of a stream that it lacks, and is looked at again only when the
-    host has come that far: asking all of them at every allocation takes quadratic time.
+    Each is listed under one stream position that it still needs, and is checked again only when the
+    host has reached that position. Checking all of them at every allocation takes quadratic time.
     """
 
     def __init__(self, judge: WorstCase) -> None:
@@ -274,7 +274,7 @@ class _UntilSure:
             heappush(self._lacking.setdefault(stream, []), (position, number))
 
     def returned(self) -> list[Free]:
-        """Take out the frees whose uses are over by now, in the order of issue."""
+        """Remove and return the frees whose uses have finished, in issue order."""
         for stream, lacking in tuple(self._lacking.items()):
             reached = self._judge.reached(stream)
             while lacking and lacking[0][0] <= reached:

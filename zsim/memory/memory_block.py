@@ -1,4 +1,4 @@
-"""Blocks of an allocator: ranges of addresses, and the free ones of a stream in order of size."""
+"""Blocks of an allocator: address ranges, and a stream's free blocks in order of size."""
 
 from bisect import bisect_left, insort
 from enum import StrEnum
@@ -9,7 +9,7 @@ ADDRESS_BITS = 56
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 Block = tuple[int, int, "BlockPool", int]
-"""A block that is not free: address, bytes, pool, and the bytes that were asked for."""
+"""A block that is not free: address, bytes, pool, and the requested bytes."""
 
 
 class BlockState(StrEnum):
@@ -21,7 +21,7 @@ class BlockState(StrEnum):
 
 
 class BlockPiece(NamedTuple):
-    """A block as it is, for who looks on."""
+    """A block as reported by `CachingAllocator.pieces`."""
 
     address: int
     size_bytes: int
@@ -30,11 +30,11 @@ class BlockPiece(NamedTuple):
 
 
 class BlockPool:
-    """The free blocks of one stream that are small, or those that are large.
+    """The small or the large free blocks of one stream.
 
     Attributes:
         keys: size and address of each block as one number, sorted.
-        kept_bytes: what is left over of a block is split off if it has more than so many bytes.
+        kept_bytes: the remainder of a block is split off if it is larger than this.
     """
 
     __slots__ = ("kept_bytes", "keys", "small", "stream")
@@ -54,5 +54,5 @@ class BlockPool:
         del self.keys[bisect_left(self.keys, size_bytes << ADDRESS_BITS | address)]
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Address and bytes of each free block, the smallest first."""
+        """Return (address, bytes) of each free block, the smallest first."""
         return [(key & ADDRESS_MASK, key >> ADDRESS_BITS) for key in self.keys]

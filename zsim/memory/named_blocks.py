@@ -1,4 +1,4 @@
-"""Blocks of an allocator that knows them by name, as handles: what `QuickAllocator` hands out."""
+"""Handles for the blocks of a named-block allocator, with the interface of `QuickAllocator`."""
 
 from collections.abc import MutableMapping, Sequence
 
@@ -8,14 +8,14 @@ from zsim.memory.quick_caching import Turn
 
 
 class NamedBlocks:
-    """Blocks of one allocator, each a number that is its name there."""
+    """Blocks of one allocator; each handle is the number that names the block there."""
 
     def __init__(self, allocator: CachingAllocator | PinnedAllocator) -> None:
         self._allocator = allocator
         self._count = 0
 
     def take(self, size_bytes: int, stream: str) -> int | None:
-        """Return a block of a stream, or None if there is no memory."""
+        """Return a block of a stream, or None if out of memory."""
         self._count += 1
         return self._count if self._allocator.allocate(self._count, size_bytes, stream) else None
 
@@ -24,7 +24,7 @@ class NamedBlocks:
         self._allocator.free(block)
 
     def hold(self, block: int, stream: str) -> None:
-        """Free a block when `stream`, which uses it too, has come to where it is now."""
+        """Free a block once `stream`, which uses it too, has reached this point."""
         self._allocator.use(block, stream)
         self._allocator.free(block)
 
@@ -34,7 +34,7 @@ class NamedBlocks:
         tables: Sequence[MutableMapping[int, int]],
         stream: str,
     ) -> int:
-        """Serve turns as `QuickAllocator.serve` does."""
+        """Serve `turns` like `QuickAllocator.serve`; return the bytes of the failed turn, or 0."""
         for number, key, size, _, _ in turns:
             table = tables[number]
             if size > 0:

@@ -1,4 +1,4 @@
-"""The largest book of a pool: how much, when, and what was alive then."""
+"""The peak of a pool in the ledger: how many bytes, when, and which buffers were alive."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from zsim.trace.trace import BookEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The largest book of one pool: how much, when, and what was alive then, largest first."""
+    """The peak of one pool: its bytes, when it occurs, and the live buffers, largest first."""
 
     pool: str
     bytes: int
@@ -20,12 +20,12 @@ class Peak:
 
 
 def pools(entries: Iterable[BookEntry]) -> tuple[str, ...]:
-    """Pools that the book names, in the order of first use."""
+    """Return the pools in the ledger, in order of first use."""
     return tuple(dict.fromkeys(entry.pool for entry in entries))
 
 
 def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
-    """Largest sum of what is alive in `pool`."""
+    """Return the largest number of live bytes in `pool`."""
     alive = largest = 0
     for entry in entries:
         if entry.pool == pool:
@@ -36,17 +36,17 @@ def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
 
 
 def kept_bytes(entries: Iterable[BookEntry], pool: str) -> int:
-    """Largest sum of what is alive in `pool` and no buffer of a collective."""
+    """Return the largest number of live bytes in `pool`, without buffers of collectives."""
     return peak_bytes((each for each in entries if each.kind is not Kind.COMMUNICATION), pool)
 
 
 def peak(entries: tuple[BookEntry, ...], pool: str) -> Peak:
-    """Return the first time that the book of `pool` is at its largest."""
+    """Return the first time that the ledger of `pool` reaches its peak."""
     return witness(entries, pool, peak_bytes(entries, pool) - 1)
 
 
 def witness(entries: Iterable[BookEntry], pool: str, capacity_bytes: int) -> Peak:
-    """Return the first time that the book of `pool` exceeds `capacity_bytes`; else its end."""
+    """Return the first time that live bytes of `pool` exceed `capacity_bytes`, or else the end."""
     alive: dict[str, int] = {}
     kinds: dict[str, Kind] = {}
     total, operation, step = 0, "", 0

@@ -1,12 +1,12 @@
-"""PyTorch's caching allocator of pinned host memory: which blocks it takes, and keeps.
+"""PyTorch's caching allocator of pinned host memory: which blocks it allocates and caches.
 
-A request is rounded up to a power of two, and takes a free block of that size if there is one; a
-freed block is kept, and never split. Sizes above a threshold are exact, and those that are not
-cached go back at once. A block that streams use is free when they have come to where they were at
-its free. Nothing is given back to serve a request: if the host has no more, it fails.
+A request is rounded up to a power of two, and gets a free block of that size if there is one. A
+freed block is cached, and never split. Sizes above a threshold are exact; blocks that are not
+cached are returned at once. A block used by streams becomes free when they have reached the point
+of its free. The cache is not released to serve a request: if the host has no memory left, it fails.
 
-Written after CachingHostAllocatorImpl in ATen/core/CachingHostAllocator.h of PyTorch 2.13.0. The
-order in which blocks of one size are taken again does not matter here: they are alike.
+Follows CachingHostAllocatorImpl in ATen/core/CachingHostAllocator.h of PyTorch 2.13.0. The order in
+which blocks of one size are reused does not matter here: they are interchangeable.
 """
 
 from collections import Counter
@@ -17,12 +17,13 @@ from zsim.memory.settings import AllocatorError, PinnedSettings, pinned_bytes
 
 
 class PinnedAllocator:
-    """Pinned memory of one rank, of `capacity_bytes` at most, without a limit if None.
+    """Pinned memory of one rank, of at most `capacity_bytes`, without a limit if None.
 
     Attributes:
-        reserved_bytes: taken from the host and not returned.
-        peak_allocated_bytes: the most that was asked for at a time, without what waits for streams.
-        device_frees, synchronizations: 0, since nothing is given back to serve a request.
+        reserved_bytes: bytes allocated from the host and not returned.
+        peak_allocated_bytes: the most requested bytes live at once, without blocks waiting for
+            streams.
+        device_frees, synchronizations: 0, because the cache is not released to serve a request.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class PinnedAllocator:
         self._waiting: list[tuple[set[str], int]] = []
 
     def allocate(self, name: Hashable, size_bytes: int, stream: str) -> bool:
-        """Serve a request; return whether there was memory. All streams share the blocks.
+        """Serve a request; return True unless out of memory. All streams share the blocks.
 
         Raises:
             AllocatorError: `name` is live already, or the size is negative.
@@ -60,18 +61,18 @@ class PinnedAllocator:
         return True
 
     def growth_bytes(self, size_bytes: int) -> int:
-        """Return what the host is asked for when nothing that is free serves so many bytes."""
+        """Return the bytes to allocate from the host for a request that no free block serves."""
         return pinned_bytes(size_bytes, self.settings)
 
     def use(self, name: Hashable, stream: str) -> None:
-        """Note that a stream uses a live block: a copy that is not waited for."""
+        """Record that a stream uses a live block: a copy that the host does not wait for."""
         self._uses.setdefault(name, set()).add(stream)
 
     def free(self, name: Hashable) -> None:
-        """Free a live block: now, or when the streams that use it are there.
+        """Free a live block: now, or when the streams that use it have reached this point.
 
         Raises:
-            AllocatorError: it is not live.
+            AllocatorError: `name` is not live.
         """
         if name not in self._live:
             raise AllocatorError(f"{name}: is not live")
@@ -84,7 +85,7 @@ class PinnedAllocator:
             self._keep(block)
 
     def finish(self, stream: str) -> None:
-        """Note that a stream has come to where it was at the frees of what it uses."""
+        """Record that a stream has reached the frees of the blocks that it uses."""
         still: list[tuple[set[str], int]] = []
         for uses, block in self._waiting:
             uses.discard(stream)
@@ -95,7 +96,7 @@ class PinnedAllocator:
         self._waiting = still
 
     def synchronized_streams(self) -> frozenset[str] | None:
-        """Return none: the host never waits to give memory back."""
+        """Return an empty set: the host never waits to release memory."""
         return frozenset()
 
     def _keep(self, block: int) -> None:

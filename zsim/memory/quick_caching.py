@@ -1,8 +1,8 @@
-"""PyTorch's caching allocator with default settings and no journal, a whole segment at a time.
+"""PyTorch's caching allocator with default settings and no journal, one model segment a call.
 
-What `CachingAllocator` does, decision by decision; a property test compares both. A block stands
-for itself here, and the tensors of a segment are served in one loop: of a pipeline of many
-micro-batches they are most of what there is to simulate.
+It makes the same decisions as `CachingAllocator`; a property test compares both. Blocks are handed
+out without names, and the tensors of a segment are served in one loop: in a pipeline of many
+micro-batches they dominate the simulation time.
 """
 
 from bisect import bisect_left, insort
@@ -13,27 +13,27 @@ from zsim.memory.memory_block import ADDRESS_BITS, ADDRESS_MASK, Block
 from zsim.memory.settings import BLOCK_BYTES, SMALL_MAX_BYTES
 
 Turn = tuple[int, int, int, int, int]
-"""A turn of a segment: the number of its buffer, the number of the tensor's key, and bytes; of what
-is allocated these rounded up, and the least key of a free block that is large enough."""
+"""An allocation or free in a segment: number of its buffer, number of the tensor's key, bytes (a
+free if not positive), bytes rounded up, and the least key of a free block that is large enough."""
 
 Table = MutableMapping[int, Block]
 """Blocks of a buffer's tensors, by key."""
 
 
 def turn(number: int, key: int, size: int) -> Turn:
-    """Return a turn that takes `size` bytes, or gives them back."""
+    """Return a turn that allocates `size` bytes, or frees the tensor if `size` is not positive."""
     wanted = size + BLOCK_BYTES - 1 & -BLOCK_BYTES if size > 0 else size
     return number, key, size, wanted, max(wanted, 0) << ADDRESS_BITS
 
 
 class QuickAllocator(CachingAllocator):
-    """As `CachingAllocator` without settings or a journal; blocks are handed out, not named."""
+    """A `CachingAllocator` with default settings and no journal that returns unnamed blocks."""
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         super().__init__(capacity_bytes=capacity_bytes, journals=False)
 
     def take(self, size_bytes: int, stream: str) -> Block | None:
-        """Return a block of a stream, or None if there is no memory."""
+        """Return a block of a stream, or None if out of memory."""
         table: dict[int, Block] = {}
         self.serve((turn(0, 0, size_bytes),), (table,), stream)
         return table.get(0)
@@ -44,16 +44,16 @@ class QuickAllocator(CachingAllocator):
         self._give_back(block)
 
     def hold(self, block: Block, stream: str) -> None:
-        """Free a block when `stream`, which uses it too, has come to where it is now."""
+        """Free a block once `stream`, which uses it too, has reached this point."""
         self.allocated_bytes -= block[1]
         self._waiting.setdefault(stream, []).append([block])
 
-    def serve(  # noqa: PLR0915  (calls would take as long as what they do)
+    def serve(  # noqa: PLR0915  (calls would double the time)
         self, turns: Sequence[Turn], tables: Sequence[Table], stream: str
     ) -> int:
-        """Serve turns; return how many bytes there was no memory for, 0 if for all.
+        """Serve turns; return the bytes of the turn that ran out of memory, 0 if none did.
 
-        By number, a buffer has a table of its blocks.
+        `tables` holds the blocks of each buffer, by the buffer's number in the turn.
         """
         size_at, start_of = self._size_at, self._start_of
         small = self._small.get(stream) or self._open(stream, small=True)

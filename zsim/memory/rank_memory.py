@@ -1,13 +1,13 @@
-"""The memory of one rank while its host issues: what it books, and when the host has to wait.
+"""The memory of one rank while its host issues: ledger entries, and when the host must wait.
 
-A request for which nothing is free makes the host wait: for the uses of blocks whose free was
-deferred, and, where the allocator gives its cache back, for the device. What the allocator has
-afterwards does not depend on how long that takes, so a request is served at once, and the answer
-says what the host has to wait for before it goes on.
+A request that no free block serves makes the host wait: for the uses of blocks with deferred frees,
+and, if the allocator releases its cache, for the device. The allocator's state afterwards does not
+depend on the duration of the wait. A request is therefore served at once, and the result
+describes the wait that the host must do before it continues.
 
-After `DeviceCachingAllocator::malloc` (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13.0), which
-begins with `process_events` and ends with `release_cached_blocks`. What the calls of the CUDA
-driver take beside the wait is not modelled.
+Follows `DeviceCachingAllocator::malloc` (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13.0),
+which starts with `process_events` and ends with `release_cached_blocks`. The time of CUDA driver
+calls, other than the wait, is not modeled.
 """
 
 from collections import Counter
@@ -25,16 +25,16 @@ from zsim.schedule.schedule import Buffer, Discipline, Pool, Program, Schedule
 from zsim.trace.trace import BookEntry, Reservation, Shortage
 
 Pending = tuple[int, Free]
-"""A deferred free whose memory has not come back, and the step in which it was issued."""
+"""A deferred free whose memory has not returned, after the step in which it was issued."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryWait:
-    """The wait of a host inside a request for memory.
+    """The wait of a host inside a memory request.
 
     Attributes:
-        uses: deferred frees whose uses it waits for.
-        streams: streams that it waits for as well; None is all of them.
+        uses: deferred frees whose uses the host waits for.
+        streams: streams that it waits for as well; None means all streams.
     """
 
     uses: tuple[Pending, ...]
@@ -42,7 +42,7 @@ class MemoryWait:
 
 
 class RankMemory:
-    """Memory of a rank that runs `program`, request by request, in the order of its host."""
+    """Memory of a rank that runs `program`, request by request, in its host's issue order."""
 
     def __init__(self, schedule: Schedule, program: Program, cluster: Cluster) -> None:
         self.pending: list[Pending] = []
@@ -56,9 +56,9 @@ class RankMemory:
     def allocate(
         self, step: int, allocate: Allocate, over: Callable[[Pending], bool]
     ) -> MemoryWait | None:
-        """Serve a request; return what the host has to wait for, if anything.
+        """Serve a request; return the wait it causes, or None.
 
-        `over` says whether the uses of a deferred free have ended by now.
+        `over` returns True if the uses of a deferred free have finished by now.
         """
         at = (step, allocate.id)
         buffer = self._program.by_name[allocate.buffer]
@@ -84,7 +84,7 @@ class RankMemory:
         return wait
 
     def free(self, step: int, free: Free) -> None:
-        """Free a buffer, whose uses have ended unless the free is deferred."""
+        """Free a buffer; its uses have finished unless the free is deferred."""
         buffer = self._program.by_name[free.buffer]
         pool = self._pools[buffer.pool]
         deferred = free.mode is FreeMode.DEFERRED
@@ -96,15 +96,15 @@ class RankMemory:
             self._book((step, free.id), buffer, -buffer.size_bytes, pool)
 
     def book(self) -> tuple[BookEntry, ...]:
-        """Return the book so far."""
+        """Return the ledger so far."""
         return tuple(self._entries)
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """Return what each pool has reserved so far."""
+        """Return the reservations of each pool so far."""
         return tuple(pool.reservation() for pool in self._pools.values())
 
     def _finish(self, found: Sequence[Pending], at: tuple[int, str]) -> None:
-        """Book back deferred frees whose uses have ended, at an allocation."""
+        """Return the memory of deferred frees whose uses have finished, at an allocation."""
         gone = {id(each) for each in found}
         self.pending = [each for each in self.pending if id(each) not in gone]
         for each in found:
@@ -118,7 +118,7 @@ class RankMemory:
         return self._pools[self._program.by_name[pending[1].buffer].pool]
 
     def _waited_for(self, pool: "_PoolMemory") -> list[Pending]:
-        """Return the deferred frees that a wait for memory of `pool` is for, the oldest first."""
+        """Return the deferred frees that a request to `pool` waits for, the oldest first."""
         waiting = [each for each in self.pending if self._pool(each) is pool]
         names = pool.served.waited_for
         if names is None:
@@ -141,7 +141,7 @@ class RankMemory:
 
 
 class _PoolMemory:
-    """One pool: who serves it, what it reserved after each line of its book, until one failed."""
+    """One pool: its allocator, and its reserved bytes after each ledger entry until one failed."""
 
     def __init__(self, pool: Pool, program: Program, capacity: int | None) -> None:
         self.pool = pool.name
@@ -156,7 +156,7 @@ class _PoolMemory:
             self.served = Service(allocator_of(pool, capacity), program, pool.name)
 
     def reservation(self) -> Reservation:
-        """Return what was reserved so far."""
+        """Return the reservation so far."""
         return Reservation(
             pool=self.pool,
             capacity_bytes=self.capacity_bytes,

@@ -1,4 +1,4 @@
-"""Requests of a host to an allocator, as a list: to be replayed, recorded, compared."""
+"""Memory requests of a host as a list, to replay, record and compare."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A stream other than its own uses what is live: `Tensor.record_stream`."""
+    """A stream other than its own uses a live block: `Tensor.record_stream`."""
 
     name: str
     stream: str
@@ -28,21 +28,21 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """Free what is live."""
+    """Free a live block."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A stream has come to where the host is."""
+    """A stream has caught up with the host."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Wait for all streams and give back to the device what is wholly free: `empty_cache`."""
+    """Wait for all streams and return wholly free segments to the device: `empty_cache`."""
 
 
 Request = Take | Use | Give | Finish | Empty
@@ -51,13 +51,13 @@ Request = Take | Use | Give | Finish | Empty
 def caching_allocator(
     *, capacity_bytes: int | None = None, settings: AllocatorSettings | None = None
 ) -> CachingAllocator:
-    """Return the allocator that has these settings; without any, PyTorch's defaults."""
+    """Return an allocator with these settings; PyTorch's defaults if None."""
     kind = ExpandableAllocator if settings and settings.expandable_segments else CachingAllocator
     return kind(capacity_bytes=capacity_bytes, settings=settings)
 
 
 def replay(requests: Iterable[Request], allocator: CachingAllocator) -> tuple[str, ...]:
-    """Serve `requests`; the names for which there was no memory, whose later requests are void."""
+    """Serve `requests`; return the names that ran out of memory, whose later requests are void."""
     refused: dict[str, None] = {}
     allocate, free = allocator.allocate, allocator.free
     for request in requests:

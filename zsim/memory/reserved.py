@@ -1,8 +1,8 @@
-"""Memory that a pool takes from its device: the book of a rank, served by its discipline.
+"""Memory that a pool reserves from its device, if its allocator serves the ledger of a rank.
 
-Requests are those of `zsim.memory.service`. A block whose free is deferred waits for its uses
-from the free on until the book gives it back, or until memory runs out: then the allocator waits
-for all uses before it gives up, as in PyTorch.
+Requests are those of `zsim.memory.service`. A block with a deferred free waits for its uses until
+the ledger returns it, or until memory runs out; the allocator then waits for all uses before it
+fails, as in PyTorch.
 """
 
 from itertools import accumulate, takewhile
@@ -22,7 +22,7 @@ from zsim.schedule.schedule import Discipline, Place, Pool, Program, Schedule, S
 from zsim.trace.trace import BookEntry, Reservation, Shortage
 
 PAGEABLE = "pageable"
-"""The beginning of the names of pools of host memory that is not pinned."""
+"""Prefix of the names of host memory pools that are not pinned."""
 
 
 def reservations(
@@ -33,7 +33,7 @@ def reservations(
     *,
     deferred: Deferred = (),
 ) -> tuple[Reservation, ...]:
-    """Return what each pool of a rank reserves that runs `program` and has this book."""
+    """Return the reservations of each pool of a rank that runs `program` with this ledger."""
     return tuple(
         reserve(
             program,
@@ -52,7 +52,7 @@ def deferred_frees(
     steps: int,
     overflow_steps: frozenset[int] = NO_OVERFLOW,
 ) -> Deferred:
-    """Return where in the book of `program` the host issues each free that is deferred."""
+    """Return the position in the ledger at which the host issues each deferred free."""
     found: list[tuple[int, str]] = []
     line = 0
     for step, operation in issued(program, steps, overflow_steps):
@@ -75,9 +75,9 @@ def reserve(
     *,
     deferred: Deferred = (),
 ) -> Reservation:
-    """Serve the book of a rank that runs `program`, on a device of `capacity_bytes`.
+    """Serve the ledger of a rank that runs `program`, on a device of `capacity_bytes`.
 
-    Without `deferred`, such a block is freed where the book gives it back.
+    Without `deferred`, a deferred block is freed at its entry in the ledger.
     """
     if pool.discipline is Discipline.EXACT:
         return _exact(program, entries, pool, capacity_bytes)
@@ -105,11 +105,11 @@ def reserve(
 
 
 def needed_bytes(program: Program, pool: Pool) -> int:
-    """Return the least that a rank holds of a pool at its peak, however long its host waits.
+    """Return the least peak bytes of a pool that a rank needs, with unlimited host waits.
 
-    That is what `torch.cuda.max_memory_allocated` says of the tensors, of which no other stream
-    has to be waited for. It is kept while `program` is alive: where memory is full it is asked of
-    the worst case, and of what was simulated.
+    This is `torch.cuda.max_memory_allocated` of tensors that no other stream uses. The result is
+    cached while `program` is alive, because both the worst case and the simulation need it when
+    memory is full.
     """
     key = id(program)
     if key not in _NEEDED:
@@ -121,7 +121,7 @@ def needed_bytes(program: Program, pool: Pool) -> int:
 
 
 _NEEDED: dict[int, dict[Pool, int]] = {}
-"""By identity of a program that is alive, what a rank needs of each pool."""
+"""Needed bytes of each pool, by identity of a live program."""
 
 
 def _needed_bytes(program: Program, pool: Pool) -> int:
@@ -130,13 +130,13 @@ def _needed_bytes(program: Program, pool: Pool) -> int:
         return peak_bytes(at_once, pool.name)
     service = Service(allocator_of(pool, None), program, pool.name)
     served = len(service.course(at_once))
-    # A slip of an exponent asks for more than there are addresses: then it is what tensors hold.
+    # A mistyped exponent can exceed the address space; then use the bytes of the tensors.
     is_whole = served == sum(entry.pool == pool.name for entry in at_once)
     return service.allocated_bytes if is_whole else peak_bytes(at_once, pool.name)
 
 
 def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator | PinnedAllocator:
-    """Return the allocator that hands out a pool, which is not exact; it keeps no journal."""
+    """Return the allocator of a pool that is not exact; it keeps no journal."""
     if pool.place is Place.HOST:
         return PinnedAllocator(capacity_bytes=capacity_bytes)
     if pool.discipline is Discipline.EXPANDABLE:
@@ -147,9 +147,9 @@ def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator | P
 def handed_out(
     schedule: Schedule, discipline: Discipline, pinned: Discipline = Discipline.EXACT
 ) -> Schedule:
-    """`schedule` with device memory, and pinned host memory, handed out in another way.
+    """Return `schedule` with other disciplines of device memory and of pinned host memory.
 
-    A pool of slots is taken once, whole: its slots are not rounded up one by one.
+    A pool of slots is allocated once, whole: its slots are not rounded individually.
     """
     ways = {
         pool.name: discipline
@@ -167,17 +167,18 @@ def _is_taken_in_parts(pool: Pool) -> bool:
 
 
 def is_pinned(pool: Pool) -> bool:
-    """Return whether a pool is pinned host memory: all of it is, but what is called pageable."""
+    """Return True if a pool is pinned host memory: all host memory that is not named pageable."""
     return pool.place is Place.HOST and not pool.name.startswith(PAGEABLE)
 
 
 def capacity_bytes(
     pool: Pool, schedule: Schedule, program: Program, cluster: Cluster
 ) -> int | None:
-    """Return what a rank that runs `program` may reserve of a pool; None if unknown.
+    """Return the bytes of a pool that a rank running `program` may reserve; None if unknown.
 
-    Of device memory, what other things on the GPU leave; of host memory, all that the node has, or
-    may pin; of any other, all drives; of a pool that the ranks of a node share, an equal part.
+    Device memory: the bytes that other users of the GPU leave. Host memory: the memory of the node,
+    or its limit of pinned memory. Other pools: all drives. A pool shared by the ranks of a node is
+    divided equally.
     """
     found = pool.capacity_bytes
     if found is None and pool.place is Place.DEVICE:
@@ -190,7 +191,7 @@ def capacity_bytes(
 
 
 def node_bytes(pool: Pool, cluster: Cluster) -> int | None:
-    """Return what a node has of the memory of a pool that is not on a GPU; None if unknown."""
+    """Return the bytes a node has for a pool that is not on a GPU; None if unknown."""
     host, drives = cluster.host, cluster.drives
     if pool.place is not Place.HOST:
         return None if drives is None else drives.total_bytes
@@ -201,7 +202,7 @@ def node_bytes(pool: Pool, cluster: Cluster) -> int | None:
 
 
 def communicators(schedule: Schedule, program: Program) -> int:
-    """Communicators of a rank that runs `program`: groups of several ranks that it uses."""
+    """Return the number of communicators of a rank: groups of several ranks in `program`."""
     return sum(schedule.group_by_name[name].size(schedule.mesh) > 1 for name in program.groups)
 
 

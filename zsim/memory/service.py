@@ -1,8 +1,8 @@
-"""A book passed on to an allocator, tensor by tensor where a course says which there are.
+"""Serves the ledger of a rank from an allocator, tensor by tensor if a buffer has a trace.
 
-A buffer is one request, served where the book has it. One with a course is allocated when a
-segment runs, whose tensors come and go as they do there, and those of the other buffers of the
-course with them, instead of where the book has these.
+A buffer without a trace is one request, served at its ledger entry. A buffer with a trace
+(`course`) is allocated when its segment runs: the tensors in the trace are then allocated and freed
+in its order, instead of at the ledger entries of their buffers.
 """
 
 from collections import deque
@@ -18,22 +18,22 @@ from zsim.schedule.schedule import Buffer, Program
 from zsim.trace.trace import BookEntry
 
 Deferred = tuple[tuple[int, str], ...]
-"""Frees that are deferred: how many lines the book had when the host issued it, and the buffer."""
+"""Deferred frees: the number of ledger entries when the host issued each, and its buffer."""
 
 _Key = tuple[int, int]
-"""A tensor in a course: the number of its buffer, and its own."""
+"""A tensor in a trace: the number of its buffer, and of the tensor."""
 
 VOID, GONE, ALIVE = range(3)
-"""States of a buffer whose tensors take turns: there is none, it is not alive, it is."""
+"""States of a buffer in a trace: no such buffer, not alive, alive."""
 
 
 class Service:
-    """Serves the book of a rank that runs `program`, of one pool.
+    """Serves the ledger entries of one pool, for a rank that runs `program`.
 
     Attributes:
-        refused_bytes: what the allocator could not serve; 0 if it served all.
-        waits: requests that were served after the host had waited for memory to come back.
-        waited_for: buffers whose deferred frees the latest such wait was for; None is all.
+        refused_bytes: bytes of the request that failed; 0 if none did.
+        waits: requests that were served after the host had waited for memory to return.
+        waited_for: buffers whose deferred frees the latest wait was for; None means all.
     """
 
     def __init__(
@@ -57,25 +57,28 @@ class Service:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return what the allocator has taken from its device."""
+        """Return the bytes that the allocator has reserved from its device."""
         return self._allocator.reserved_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """Return what the device would have to have for the request that could not be served."""
+        """Return the bytes that the device would need for the failed request."""
         return self.reserved_bytes + self._allocator.growth_bytes(self.refused_bytes)
 
     @property
     def allocated_bytes(self) -> int:
-        """Return the most that was allocated, without what waits for the uses of its free."""
+        """Return the peak of allocated bytes, without blocks that wait for uses after the free."""
         return self._allocator.peak_allocated_bytes
 
     def synchronized_streams(self) -> frozenset[str] | None:
-        """Return the streams that the host has waited for since asked last; None is all of them."""
+        """Return the streams that the host has waited for since the last call; None means all."""
         return self._allocator.synchronized_streams()
 
     def course(self, entries: Sequence[BookEntry], deferred: Deferred = ()) -> list[int]:
-        """Serve a book; what is reserved after each line of the pool, up to one that fails."""
+        """Serve a ledger; return the reserved bytes after each entry of the pool.
+
+        The list ends before the first entry that fails.
+        """
         pool, buffers, allocator, waiting = (
             self._pool,
             self._buffers,
@@ -105,7 +108,7 @@ class Service:
         return found
 
     def take(self, buffer: Buffer) -> bool:
-        """Allocate a buffer, or run its course; return whether there was memory."""
+        """Allocate a buffer, or serve its trace; return True unless out of memory."""
         name, course, allocator = buffer.name, buffer.course, self._allocator
         block: Any = None
         size = self._rest.get(name, 0 if course is not None else buffer.size_bytes)
@@ -120,12 +123,12 @@ class Service:
         alive.append(block)
         if self.refused_bytes or not (course is None or self._run(name, course, buffer.home)):
             return False
-        # Memory went back to the device, or the host waited for streams so that it might.
+        # Memory returned to the device, or the host waited for streams so that it might.
         self.waits += allocator.device_frees + allocator.synchronizations > before
         return True
 
     def _run(self, own: str, course: AllocationTrace, stream: str) -> bool:
-        """Serve the turns of a segment; whether there was memory."""
+        """Serve the turns of a segment; return True unless out of memory."""
         names = (own, *course.buffers)
         tables = [self._tensors.setdefault(name, {}) for name in names]
         alive = self._alive
@@ -135,7 +138,7 @@ class Service:
         return not self.refused_bytes
 
     def _turns_of(self, course: AllocationTrace, states: tuple[int, ...]) -> list[Turn]:
-        """Return the turns that are not void, once for all courses and buffers that are alike."""
+        """Return the turns that take effect, cached by the trace's turns and buffer states."""
         key = (id(course.turns), states)
         found = self._turns.get(key)
         if found is None:
@@ -148,9 +151,9 @@ class Service:
         return found
 
     def _end(self, name: str) -> list[Any]:
-        """Blocks of a buffer that goes: it is no longer alive."""
+        """Remove a buffer and return its blocks."""
         alive = self._alive.get(name)
-        block = alive.popleft() if alive else None  # schedules that nobody proved may free twice
+        block = alive.popleft() if alive else None  # schedules that are not proved may free twice
         blocks = [] if block is None else [block]
         if name in self._tensors:
             blocks += self._tensors.pop(name).values()
@@ -162,20 +165,20 @@ class Service:
             self._blocks.give(block)
 
     def finish(self, name: str) -> None:
-        """Return the memory of the buffer's earliest deferred free: its uses have ended."""
+        """Return the memory of the buffer's earliest deferred free: its uses have finished."""
         self._allocator.finish(self._waiting[name].popleft())
 
     def defer(self, name: str) -> None:
-        """Free a buffer when its uses on other streams end, which `finish` says."""
+        """Free a buffer once its uses on other streams finish, at the call of `finish`."""
         self._count += 1
-        stream = f"{name}@{self._count}"  # a stream of its own
+        stream = f"{name}@{self._count}"  # a separate stream
         for block in self._end(name):
             self._blocks.hold(block, stream)
         self._waiting.setdefault(name, deque()).append(stream)
 
 
 class ExactMemory:
-    """Serves a pool that reserves what is booked; the same methods as `Service`."""
+    """Serves a pool that reserves exactly its buffers' bytes, with the methods of `Service`."""
 
     def __init__(self, capacity_bytes: int | None, program: Program) -> None:
         self.reserved_bytes = self.needed_bytes = self.allocated_bytes = self.waits = 0
@@ -186,13 +189,14 @@ class ExactMemory:
         self._returned = 0
 
     def synchronized_streams(self) -> frozenset[str] | None:
-        """Return none: there is no cache to give back."""
+        """Return an empty set: there is no cache to release."""
         return frozenset()
 
     def take(self, buffer: Buffer) -> bool:
         """Allocate a buffer, after a wait for the oldest deferred frees that make room for it.
 
-        A wait for more of them might end later in less memory. False: there is too little.
+        Waiting for more frees than needed could leave less memory later. Return False if out of
+        memory.
         """
         short = self.reserved_bytes + buffer.size_bytes - self._capacity_bytes
         waited_for = self.waited_for = list[str]()
@@ -215,11 +219,11 @@ class ExactMemory:
         self.reserved_bytes -= self._sizes[name]
 
     def defer(self, name: str) -> None:
-        """Free a buffer when its uses on other streams have ended, which `finish` says."""
+        """Free a buffer once its uses on other streams finish, at the call of `finish`."""
         self._deferred.append(name)
 
     def finish(self, name: str) -> None:
-        """Return the memory of the buffer's earliest deferred free, if a wait has not done so."""
+        """Return the memory of the buffer's earliest deferred free, unless a wait has done so."""
         if self._returned:
             self._returned -= 1
         else:
@@ -228,7 +232,7 @@ class ExactMemory:
 
 
 def _beside_courses(program: Program) -> dict[str, int]:
-    """Of buffers that take turns in courses, what is beside their tensors there."""
+    """Return the bytes of each buffer that are not covered by its tensors in traces."""
     tensors: dict[str, dict[_Key, int]] = {}
     for buffer in program.buffers:
         if buffer.course is not None:

@@ -1,7 +1,7 @@
-"""Settings of PyTorch's caching allocator, and the constants that cannot be set.
+"""Settings of PyTorch's caching allocator, and its constants.
 
-Source: c10/core/AllocatorConfig.h of PyTorch 2.13.0, and the page "CUDA semantics" of its manual
-for the settings, whose names in `PYTORCH_ALLOC_CONF` are those here.
+Source: c10/core/AllocatorConfig.h of PyTorch 2.13.0, and the page "CUDA semantics" of its manual.
+Settings have the names of `PYTORCH_ALLOC_CONF`.
 """
 
 from dataclasses import dataclass
@@ -9,39 +9,40 @@ from dataclasses import dataclass
 MIB = 1024 * 1024
 
 BLOCK_BYTES = 512
-"""Sizes are rounded up to a multiple of it."""
+"""Block sizes are rounded up to a multiple of it."""
 SMALL_MAX_BYTES = MIB
-"""The largest block of the small pool."""
+"""The largest block of the small pool, in bytes."""
 SMALL_SEGMENT_BYTES = 2 * MIB
-"""What the device is asked for on behalf of the small pool."""
+"""Bytes of a segment of the small pool."""
 LARGE_SEGMENT_BYTES = 20 * MIB
-"""What the device is asked for when the large pool needs less than `OWN_SEGMENT_MIN_BYTES`."""
+"""Bytes of a segment of the large pool for blocks below `OWN_SEGMENT_MIN_BYTES`."""
 OWN_SEGMENT_MIN_BYTES = 10 * MIB
-"""From here on, a block that is not found gets a segment of its own."""
+"""Blocks from this size on get a separate segment if no cached block fits."""
 OWN_SEGMENT_ROUNDING_BYTES = 2 * MIB
-"""A segment of its own is rounded up to a multiple of it."""
+"""Separate segments are rounded up to a multiple of it."""
 
 
 class AllocatorError(ValueError):
-    """Settings that PyTorch refuses, or requests that make no sense."""
+    """Settings that PyTorch rejects, or invalid requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """`PYTORCH_ALLOC_CONF`.
+    """Settings of `PYTORCH_ALLOC_CONF`.
 
     Attributes:
-        expandable_segments: one range of addresses for each pool and stream, in which pages are
-            mapped as needed, instead of one segment after the other.
+        expandable_segments: one address range for each pool and stream, in which pages are mapped
+            as needed, instead of separate segments.
         max_split_bytes: blocks from this size on are not split, and smaller requests do not get
-            them; None is no limit.
+            them; None for no limit.
         max_non_split_rounding_bytes: a block that may not be split serves requests that are smaller
             by less than this.
-        roundup_power2_divisions: sizes are rounded up to one of so many steps between two powers of
-            two; 0 is off. (PyTorch can have another number for each range of sizes; here is one.)
-        garbage_collection_threshold: once more than this part of the device is reserved, segments
-            that have long been free go back before a new one is taken; 0 is off. (PyTorch does so
-            only under `set_per_process_memory_fraction`: the device is then that part of it.)
+        roundup_power2_divisions: sizes are rounded up to one of this number of steps between two
+            powers of two; 0 for off. (PyTorch accepts a number for each range of sizes; zsim has
+            one.)
+        garbage_collection_threshold: once more than this fraction of the device is reserved, old
+            free segments are returned before a new one is allocated; 0 for off. (PyTorch does so
+            only under `set_per_process_memory_fraction`; the device is then that fraction of it.)
     """
 
     expandable_segments: bool = False
@@ -77,10 +78,10 @@ class AllocatorSettings:
 
 
 def rounded(size_bytes: int, divisions: int) -> int:
-    """Bytes of the block that a request of `size_bytes` asks for.
+    """Return the bytes of the block for a request of `size_bytes`.
 
-    With `divisions` of at least 2, requests of more than so many blocks are rounded up to the next
-    of `divisions` equal steps between two powers of two.
+    With `divisions` of at least 2, requests of more than `divisions` blocks are rounded up to the
+    next of `divisions` equal steps between two powers of two.
     """
     if divisions < 2 or size_bytes <= BLOCK_BYTES * divisions:
         return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
@@ -89,7 +90,7 @@ def rounded(size_bytes: int, divisions: int) -> int:
 
 
 def segment_bytes(block_bytes: int) -> int:
-    """Return what the device is asked for when no cached block has `block_bytes`."""
+    """Return the bytes of the segment to allocate if no cached block has `block_bytes`."""
     if block_bytes <= SMALL_MAX_BYTES:
         return SMALL_SEGMENT_BYTES
     if block_bytes < OWN_SEGMENT_MIN_BYTES:
@@ -99,11 +100,12 @@ def segment_bytes(block_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedSettings:
-    """The part of `PYTORCH_ALLOC_CONF` that speaks of pinned host memory; None is no limit.
+    """The part of `PYTORCH_ALLOC_CONF` about pinned host memory; None for no limit.
 
     Attributes:
         max_round_threshold_bytes: larger requests are exact (`pinned_max_round_threshold_mb`).
-        max_cached_bytes: larger blocks are neither rounded nor kept (`pinned_max_cached_size_mb`).
+        max_cached_bytes: larger blocks are neither rounded nor cached
+            (`pinned_max_cached_size_mb`).
     """
 
     max_round_threshold_bytes: int | None = None
@@ -117,7 +119,7 @@ class PinnedSettings:
 
 
 def pinned_bytes(size_bytes: int, settings: PinnedSettings) -> int:
-    """Return the bytes of the pinned block that a request of `size_bytes` asks for."""
+    """Return the bytes of the pinned block for a request of `size_bytes`."""
     limits = settings.max_round_threshold_bytes, settings.max_cached_bytes
     if size_bytes < 1 or any(limit is not None and size_bytes > limit for limit in limits):
         return max(0, size_bytes)

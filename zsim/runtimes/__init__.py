@@ -1,1 +1,1 @@
-"""Runtimes that zsim emulates, and zsim's own stages beside them."""
+"""Runtimes that zsim emulates."""

@@ -1,9 +1,9 @@
-"""Checkpoints that other runtimes keep in the host's memory: copied on the compute stream.
+"""Checkpoints that other runtimes keep in host memory, copied on the compute stream.
 
-A block's input goes out before the block runs, and comes back before it is run again. PyTorch's
+A block's input is copied out before the block runs, and back before recompute. PyTorch's
 `offload_wrapper` around `checkpoint_wrapper` does so (`_NoopSaveInputs` of torch.utils.checkpoint
-saves what a block is given, `save_on_cpu(pin_memory=True)` copies what is saved, torch 2.13): to
-pinned memory, and the host goes on. So did DeepSpeed's `cpu_checkpointing` until 0.19.5: to
+saves the inputs of a block, `save_on_cpu(pin_memory=True)` copies saved tensors, torch 2.13): to
+pinned memory, without blocking the host. DeepSpeed's `cpu_checkpointing` until 0.19.5 copied to
 pageable memory, for which the host waits (`CheckpointFunction` in
 `runtime/activation_checkpointing/checkpointing.py`).
 """
@@ -22,7 +22,7 @@ from zsim.zero.visit_order import UnitVisit
 
 
 class HostStore(CheckpointStore):
-    """A buffer of the host for each checkpoint, pinned or not, first written on a stream."""
+    """A host buffer for each checkpoint, pinned or not, first written on the stream `home`."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class HostStore(CheckpointStore):
 
 
 class CopiedCheckpoints(Checkpoints):
-    """Checkpoints that go out where a block begins, and come back where it is run again.
+    """Checkpoints that are copied out when a block starts, and back before recompute.
 
-    The host `waits` for copies with memory that is not pinned. What `stays` on the device although
-    it was copied is not given back, as what a stage of a pipeline was sent.
+    If the host `waits` for copies, the memory is not pinned. Values in `stays` are copied but not
+    freed on the device, such as the received input of a pipeline stage.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CopiedCheckpoints(Checkpoints):
                 self._given[first] = visit.parts
 
     def enter(self, visit: UnitVisit, after: tuple[Edge, ...] = ()) -> None:
-        """Copy what a block is given out before its forward; back before it is run again."""
+        """Copy the inputs of a block out before its forward, and back before recompute."""
         if visit.backward:
             for value in visit.parts:
                 self._copy_back(value, after)
@@ -75,21 +75,21 @@ class CopiedCheckpoints(Checkpoints):
                 self._copy_out(value, after)
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
-        """Forget what the host has by now."""
+        """Free the inputs that the host now holds."""
         del last
         self.writer.free(*(value for value in visit.parts if value not in self._stays))
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """Return nothing: what follows on the compute stream comes after the copy."""
+        """Return nothing: the compute stream also runs the copy, so it is ordered."""
         del visit
         return ()
 
     def view(self, value: str) -> View:
-        """Return what came back, whole."""
+        """Return the view of the checkpoint that was copied back, whole."""
         return self.writer.all(brought_back(value))
 
     def end(self, value: str, last: str) -> None:
-        """Give its memory back; `last` is on the stream that the copy was on."""
+        """Free the checkpoint; `last` is on the same stream as the copy."""
         del last
         self.writer.free(brought_back(value))
 
@@ -119,7 +119,7 @@ class CopiedCheckpoints(Checkpoints):
             writer.free(target)
 
     def _own_part(self, value: str, name: str) -> str:
-        """Take device memory for the rank's share of a checkpoint on its way out, or back."""
+        """Allocate device memory for the rank's share of a checkpoint, for a copy out or back."""
         size = own_elements(self.model, self.strategy, value)
         dtype = self.model.values[value].dtype
         part = self.writer.buffer(f"{value}/{name}", size, dtype, Kind.SAVED)

@@ -1,7 +1,7 @@
-"""The end of a step whose states are in host memory, where Python itself runs the optimizer.
+"""The end of a step with states in host memory, when Python itself runs the optimizer.
 
-DeepSpeed's CPU Adam and PyTorch's optimizers return when they are done, so nothing of the device is
-issued meanwhile. What crosses to the device and back does so on the current stream.
+DeepSpeed's CPU Adam and PyTorch's optimizers block, so no device operation is issued meanwhile.
+Copies to and from the device are on the current stream.
 """
 
 from zsim.schedule.operation_list import COMPUTE
@@ -24,6 +24,6 @@ class BlockingHostStep(HostOptimizerStep):
         return MemoryTier.HOST
 
     def finish_one(self, writer: ScheduleWriter, item: UpdatedTensor, updated: str) -> None:
-        """Wait until the tensor is updated; give the memory of its gradient back."""
+        """Wait until the tensor is updated; free its gradient."""
         writer.host_wait("wait", updated)
         super(HostOptimizerStep, self).finish_one(writer, item, updated)

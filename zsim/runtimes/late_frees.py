@@ -1,4 +1,4 @@
-"""The peak of a program whose memory comes back later than it is freed."""
+"""The peak of a program whose memory returns later than it is freed."""
 
 from zsim.memory.ledger import book
 from zsim.memory.peak import peak_bytes
@@ -6,14 +6,14 @@ from zsim.schedule.schedule import Program
 from zsim.schedule.schedule_writer import POOL
 
 STEPS = 2
-"""Steps after which the ledger repeats: what a step leaves to be freed, the next one frees."""
+"""Steps after which the ledger repeats: a step returns the memory that the previous one left."""
 
 
 def worst_case(program: Program) -> int | None:
-    """Return the peak if memory returns as late as waits of the host allow.
+    """Return the peak bytes if memory returns as late as host waits allow, or None.
 
-    Where a host never waits it may be any number of steps ahead, and no peak can be promised.
+    If the host never waits, it may be any number of steps ahead, and no peak can be promised: None.
     """
-    twice = book(program, 2 * STEPS)  # first: the book of fewer steps is its beginning
+    twice = book(program, 2 * STEPS)  # first: the ledger of fewer steps is a prefix of it
     peak = peak_bytes(book(program, STEPS), POOL)
     return peak if peak_bytes(twice, POOL) == peak else None

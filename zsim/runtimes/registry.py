@@ -1,4 +1,4 @@
-"""Runtimes by name: what each takes, writes and moves; the way from a strategy to its schedule.
+"""Runtimes by name: their options, schedules and data volumes.
 
 A runtime is registered as an entry point of the group "zsim.runtimes": its name, and a `Runtime`.
 """
@@ -25,11 +25,11 @@ class Runtime:
     """A runtime whose order of operations is emulated.
 
     Attributes:
-        options: what it takes, and what it can do.
-        schedule: returns what every rank does to train a model as a strategy says.
-        volume: returns, from the strategy alone, what this moves over the data axes.
-        need: returns if `schedule` has one as far as that is known without it, and raises its
-            ModelError else; None asks nothing.
+        options: class of its options, which also states its features.
+        schedule: returns the schedule in which every rank trains a model with a strategy.
+        volume: returns the data volumes of the schedule, given only the strategy.
+        need: raises ModelError if it can tell, without building it, that `schedule` fails; None if
+            there is no such check.
     """
 
     options: type[RuntimeOptions]
@@ -39,15 +39,15 @@ class Runtime:
 
 
 OWN = Runtime(options=RuntimeOptions, schedule=own.schedule, volume=lambda _: VOLUME)
-"""The stages of zsim's own, which take their options from the strategy."""
+"""zsim's own stages, whose options are in the strategy."""
 
 
 @cache
 def runtimes() -> Mapping[str, Runtime]:
-    """Return every runtime that is installed, by name.
+    """Return every installed runtime by name.
 
     Raises:
-        TypeError: what is registered is no runtime.
+        TypeError: a registered object is not a `Runtime`.
     """
     found: dict[str, Runtime] = {}
     for name, runtime in registered().items():
@@ -66,12 +66,12 @@ def runtime_of(strategy: Strategy) -> Runtime:
 
 
 def make_schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what every rank does to train `model` as `strategy` says.
+    """Return the schedule in which every rank trains `model` with `strategy`.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, a checkpoint cannot be
-            partitioned, there is nothing that another runtime could train, or a group of
-            parameters names none.
+        ModelError: the model was built for other parallel degrees, a checkpoint cannot be
+            partitioned, another runtime has nothing to train, or a pattern of a parameter group
+            matches no parameter.
     """
     need_trainable(model, strategy)
     with uncollected():
@@ -79,10 +79,11 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
 
 
 def need_trainable(model: Model, strategy: Strategy) -> None:
-    """Return if there is a schedule, as far as that is known before one is made.
+    """Raise ModelError if it is known, before building it, that the schedule cannot exist.
 
     Raises:
-        ModelError: there is none.
+        ModelError: an emulated runtime has no parameters to train or cannot freeze them, a pattern
+            of a parameter group matches nothing, or the runtime's `need` fails.
     """
     if strategy.zero.emulate is not None and not model.parameters:
         raise ModelError("model.parameters: none; only zsim's own stages take such a model")
@@ -110,27 +111,27 @@ def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
     """Return the bytes that a rank sends in a step by closed form, by group and collective.
 
     Raises:
-        ModelError: the units do not fill the stages of a pipeline.
+        ModelError: the units do not fill the pipeline stages.
     """
     volume = runtime_of(strategy).volume(strategy)
     return closed_form.wire_bytes(model, strategy, volume)
 
 
 def copied_bytes(model: Model, strategy: Strategy) -> CopiedBytes:
-    """Return by closed form what a rank copies on its device in a step, at least."""
+    """Return by closed form the bytes that a rank copies on its device in a step, at least."""
     copied = runtime_of(strategy).volume(strategy).copied
     return CopiedBytes() if copied is None else copied(model, strategy)
 
 
 def host_bytes(model: Model, strategy: Strategy) -> tuple[HostBytes, ...]:
-    """Return by closed form what a rank copies to its host in a step, and from there, by role.
+    """Return by closed form the bytes a rank copies to and from its host in a step, by role.
 
     Raises:
-        ModelError: the units do not fill the stages of a pipeline.
+        ModelError: the units do not fill the pipeline stages.
     """
     return closed_form.host_bytes(model, strategy, runtime_of(strategy).volume(strategy))
 
 
 def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
-    """Return by closed form what a rank reads from files in a step, and writes."""
+    """Return by closed form the bytes that a rank reads and writes in files in a step."""
     return closed_form.file_bytes(model, strategy, runtime_of(strategy).volume(strategy))

@@ -1,7 +1,8 @@
-"""What a stage of a pipeline does, in order: tasks, messages, waits, reductions.
+"""Actions of a pipeline stage, in order: tasks, messages, waits, reductions.
 
-Runtimes yield it as data, with actions of their own among it. It knows no buffers, so that an order
-can be compared with upstream's line by line, and what one stage sends with what another takes.
+Runtimes yield actions as data, and may add their own. Actions do not refer to buffers, so that an
+order can be compared line by line with that of the emulated runtime, and the sends of one stage
+with the receives of another.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from enum import IntEnum
 
 
 class Direction(IntEnum):
-    """Direction of what is computed, and where it is sent: the offset along the pipeline."""
+    """Direction of a computation and its result: the offset along the pipeline."""
 
     FORWARD = 1
     BACKWARD = -1
@@ -27,12 +28,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """What a stage sends and receives at a time.
+    """Messages that a stage sends and receives together.
 
     Attributes:
         sends: tasks whose results it sends.
         receives: tasks whose inputs it receives.
-        is_awaited: whether compute waits for it at once; otherwise an `Awaited` says when.
+        is_awaited: True if compute waits for them at once; otherwise an `Awaited` sets when.
     """
 
     sends: tuple[Task, ...] = ()
@@ -42,7 +43,7 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Compute waits until the result of a task is sent, or until its input has come."""
+    """Make compute wait until the result of a task is sent, or until its input has arrived."""
 
     task: Task
     is_sent: bool
@@ -50,17 +51,17 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """The reduction of a chunk's gradients begins: it has run all its backwards."""
+    """Start the reduction of a chunk's gradients: it has run all its backwards."""
 
     chunk: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """A stage among others: its number, theirs, and the chunks of each.
+    """A stage of a pipeline: its index, the number of stages, and of chunks on each.
 
-    Chunks follow each other from the last stage to the first, or `in_v` the second one goes back: a
-    stage of number s has the chunks s and 2 P - 1 - s of P stages.
+    Chunks follow each other from the last stage to the first. With `in_v`, the second chunk goes
+    back: stage s of P has the chunks s and 2 P - 1 - s.
     """
 
     index: int
@@ -75,27 +76,27 @@ class StagePlace:
         return chunk * self.stages + self.index
 
     def makes_loss(self, chunk: int) -> bool:
-        """Return whether the model ends with this chunk."""
+        """Return True if the model ends with this chunk."""
         return self.virtual(chunk) == self.stages * self.chunks - 1
 
     def begins(self, chunk: int) -> bool:
-        """Return whether the model begins with this chunk."""
+        """Return True if the model starts with this chunk."""
         return self.virtual(chunk) == 0
 
     def other_end(self, task: Task, *, is_sent: bool) -> tuple[int, int]:
-        """Return the stage and its chunk that read what a task makes, or make what it reads."""
+        """Return the (stage, chunk) that reads the output of a task, or that makes its input."""
         way = int(task.direction) if is_sent else -int(task.direction)
         chunk, index = divmod(self.virtual(task.chunk) + way, self.stages)
         return (self.stages - 1 - index if self.in_v and chunk else index), chunk
 
     def is_given(self, task: Task) -> bool:
-        """Return whether another stage sends what a task reads."""
+        """Return True if another stage sends the input of a task."""
         is_forward = task.direction is Direction.FORWARD
         ends = self.begins(task.chunk) if is_forward else self.makes_loss(task.chunk)
         return not ends and self.other_end(task, is_sent=False)[0] != self.index
 
     def hands_on(self, task: Task) -> bool:
-        """Return whether another stage reads what a task makes."""
+        """Return True if another stage reads the output of a task."""
         is_forward = task.direction is Direction.FORWARD
         ends = self.makes_loss(task.chunk) if is_forward else self.begins(task.chunk)
         return not ends and self.other_end(task, is_sent=True)[0] != self.index
@@ -107,7 +108,7 @@ class StagePlace:
         receives: Sequence[Task] = (),
         is_awaited: bool = True,
     ) -> Messages:
-        """Return what is left of an exchange at the ends of the model."""
+        """Return an exchange without the messages that do not exist at the ends of the model."""
         return Messages(
             tuple(task for task in sends if self.hands_on(task)),
             tuple(task for task in receives if self.is_given(task)),
@@ -116,10 +117,10 @@ class StagePlace:
 
 
 def under_way(actions: Sequence[object], chunks: int) -> list[int]:
-    """Return how many micro-batches of each chunk are held at once at most.
+    """Return the largest number of micro-batches of each chunk that are held at once.
 
-    One is from when its input is received, or its forward begins, to the end of its backward, or to
-    when what that made is sent if compute goes on meanwhile.
+    A micro-batch is held from the receive of its input, or the start of its forward, to the end of
+    its backward, or to the end of its send if compute continues meanwhile.
     """
     held: list[set[int]] = [set() for _ in range(chunks)]
     most = [0] * chunks

@@ -1,7 +1,7 @@
-"""Tasks of a stage of a pipeline: what each visits, and the buffers of what it sends or receives.
+"""Tasks of a pipeline stage: their visits, and the buffers of their messages.
 
-A message is named by the task whose result is sent, or whose input is received. Forward hands a
-value on to the next stage, backward the gradient of one to the stage before.
+A message is named by the task whose result is sent, or whose input is received. Forward sends a
+value to the next stage, backward the gradient of one to the previous stage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from zsim.zero.visit_order import UnitVisit
 
 
 class StageMessages:
-    """What a stage sends and receives, by chunk and slot of its micro-batches."""
+    """Messages of a stage, by chunk and slot of its micro-batches."""
 
     def __init__(self, writer: ScheduleWriter, slots: Sequence[Sequence[ChunkSlot]]) -> None:
         self.writer = writer
@@ -42,7 +42,7 @@ class StageMessages:
             yield visit
 
     def value(self, task: Task, *, is_sent: bool) -> Value:
-        """Return the value that a task makes or reads, or whose gradient it does."""
+        """Return the value that a task makes or reads, or the value whose gradient it does."""
         slot = self.slot_of(task)
         made = is_sent == (task.direction is Direction.FORWARD)
         value = slot.sent if made else slot.given
@@ -65,7 +65,7 @@ class StageMessages:
     ) -> tuple[str, str]:
         """Send the result of a task, or receive its input; return its name and operation.
 
-        It goes on the communicator of all stages, or on that of a `pair` of them.
+        It uses the communicator of all stages, or that of a `pair` of them.
         """
         moved = self.moved(task, is_sent=is_sent)
         self.writer.prefix = self.path(task)
@@ -75,10 +75,10 @@ class StageMessages:
         return path, move(path, pair or PIPELINE, moved, offset, stream=stream, after=after)
 
     def moved(self, task: Task, *, is_sent: bool) -> str | View:
-        """Return what is sent or received: all of a message."""
+        """Return the buffer that is sent or received, whole."""
         return self.buffer(task, is_sent=is_sent)
 
 
 def offset_of(task: Task, *, is_sent: bool) -> int:
-    """Return along the pipeline where a message goes, or comes from."""
+    """Return the offset along the pipeline to the receiver, or to the sender, of a message."""
     return int(task.direction) if is_sent else -int(task.direction)

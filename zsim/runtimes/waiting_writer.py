@@ -15,15 +15,15 @@ from zsim.zero.names import PIPELINE
 
 @cache
 def _with_after(kind: Hashable) -> Callable[..., StreamOperation]:
-    """Return what copies an operation of a kind, with other edges."""
-    return quick_replacer(cast("type[Copy]", kind), "after")  # or any other
+    """Return a function that copies an operation of a kind with other edges."""
+    return quick_replacer(cast("type[Copy]", kind), "after")  # or any other kind
 
 
 class WaitingWriter(ScheduleWriter):
-    """A writer whose compute stream can wait: the next operation on it has the edges.
+    """A writer whose compute stream can wait: its next operation gets the edges.
 
     Attributes:
-        computed: the last operation of the compute stream, of the step once it has begun.
+        computed: the last operation of the compute stream; in the step, of the step.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -33,16 +33,16 @@ class WaitingWriter(ScheduleWriter):
         self._awaited: list[str] = []
 
     def wait(self, operation: str) -> None:
-        """Let the compute stream wait for `operation` before whatever comes next on it."""
+        """Make the compute stream wait for `operation` before its next operation."""
         self._awaited.append(operation)
 
     def begin_step(self) -> None:
-        """End setup: what is written from now on is the step."""
+        """End setup and start the step."""
         super().begin_step()
         self.computed = ""
 
     def add(self, operation: Operation) -> str:
-        """Append an operation, after what its stream waits for."""
+        """Append an operation, with the edges that its stream waits for."""
         if isinstance(operation, StreamOperation) and operation.stream == COMPUTE:
             self.computed = operation.id
             if self._awaited:

@@ -1,6 +1,6 @@
-"""Common to both FSDPs: parameters wrapped by block or in the root, shards that are updated.
+"""Common to both FSDPs: parameters wrapped by block or in the root, and updates of shards.
 
-Functions named in comments are those of `torch/distributed/fsdp` in torch 2.13.
+Functions named in comments are from `torch/distributed/fsdp` in torch 2.13.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from zsim.zero.step_skeleton import Step
 
 
 def groups(model: Model) -> list[list[Parameter]]:
-    """Return the parameters of each wrapped module: of every block its own, of the root all others.
+    """Return the parameters of each wrapped module: one for every block, and the root.
 
-    Blocks are the units that checkpointing treats alone. A parameter that several units use is the
-    root's.
+    Blocks are the units that are checkpointed separately. The root has all other parameters, and
+    the parameters that several units use.
     """
     users: dict[str, list[int]] = {}
     for index, unit in enumerate(model.units):
@@ -31,8 +31,8 @@ def groups(model: Model) -> list[list[Parameter]]:
         first, *others = users[parameter.name]
         return first if not others and model.units[first].checkpoint else None
 
-    # An outer call takes what no inner one manages: fully_shard (_get_managed_states), and
-    # _init_param_handle_from_module (_get_orig_params) in FSDP1.
+    # An outer call manages the parameters that no inner call does: fully_shard
+    # (_get_managed_states), and _init_param_handle_from_module (_get_orig_params) in FSDP1.
     found: dict[int | None, list[Parameter]] = {}
     for parameter in model.parameters:
         found.setdefault(block_of(parameter), []).append(parameter)
@@ -40,10 +40,10 @@ def groups(model: Model) -> list[list[Parameter]]:
 
 
 def two_parts(ranks: int) -> tuple[int, int]:
-    """Return what gradients are divided by before and after they are summed over `ranks`."""
-    # DefaultState._get_gradient_predivide_factor (_comm_hooks/default_hooks.py) takes the first
-    # power of two from the root of `ranks` on; what is left of it need not be whole. Here it is the
-    # largest power of two up to there that divides `ranks`.
+    """Return the divisors of gradients before and after their sum over `ranks`."""
+    # DefaultState._get_gradient_predivide_factor (_comm_hooks/default_hooks.py) uses the first
+    # power of two from the square root of `ranks` on; the other factor need not be whole. Here it
+    # is the largest power of two up to there that divides `ranks`.
     before = 1
     while ranks % (2 * before) == 0 and ranks / before > before:
         before *= 2
@@ -51,11 +51,11 @@ def two_parts(ranks: int) -> tuple[int, int]:
 
 
 class WrappedStep(Step):
-    """A step of blocks that are wrapped alone, within a root.
+    """A step of blocks that are wrapped separately, within a root.
 
     Attributes:
-        order: buckets of the blocks, in the order of forward.
-        root: the root's bucket; None if every parameter is a block's.
+        order: buckets of the blocks, in forward order.
+        root: the root's bucket; None if all parameters are in blocks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class WrappedStep(Step):
         tier: MemoryTier = MemoryTier.DEVICE,
         writer: ScheduleWriter | None = None,
     ) -> None:
-        # The sharded parameters are in their original format, which the optimizer updates, and are
+        # The sharded parameters are in their original dtype, which the optimizer updates, and are
         # cast as they are gathered: FlatParamHandle._use_low_precision_shard (_flat_param.py),
         # FSDPParam.all_gather_inputs (_fsdp_param.py).
         holding = Holding(
@@ -90,25 +90,25 @@ class WrappedStep(Step):
         self.root = next(roots, None)
 
     def block(self, unit: int) -> int | None:
-        """Return the bucket of the block that a unit is; None of one that belongs to the root."""
+        """Return the bucket of the block that a unit is; None if the unit belongs to the root."""
         if not self.model.units[unit].checkpoint:
             return None
         own = (run.bucket for run in self.buckets.runs[unit])
         return next((number for number in own if self.buckets.all[number].units == (unit,)), None)
 
     def has_input_gradient(self, unit: int) -> bool:
-        """Tell whether autograd computes a gradient of what the unit is given."""
+        """Return True if autograd computes a gradient of an input of the unit."""
         segments = self.model.units[unit].segments
         own = {value.name for segment in segments for value in segment.outputs}
         given = {name for segment in segments for name in segment.inputs} - own - {BATCH}
         return any(self.model.values[name].requires_gradient for name in given)
 
     def enter_root(self) -> None:
-        """Write what follows as part of the root."""
+        """Write the following operations as part of the root."""
         self.writer.prefix = f"{self.writer.prefix}/root"
 
     def update_shards(self, reduced: Mapping[int, Reduced]) -> None:
-        """Update every trained shard as an optimizer of PyTorch does, on the compute stream."""
+        """Update every trained shard with PyTorch's optimizer, on the compute stream."""
         # clip_grad_norm_ and the optimizer wait for all gradients: _post_backward_final_callback,
         # FSDPParamGroup.finalize_backward.
         after = tuple(item.operation for item in reduced.values())

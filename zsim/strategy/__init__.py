@@ -1,1 +1,1 @@
-"""Strategies, by which a model is sharded and trained: stages, knobs, optimizers, runtimes."""
+"""Strategies that shard and train a model: stages, options, optimizers, runtimes."""

@@ -1,4 +1,4 @@
-"""What forward keeps for backward: all, a part, or the inputs of blocks alone."""
+"""Activations kept from forward to backward: all, some, or only the inputs of blocks."""
 
 from enum import StrEnum
 
@@ -11,10 +11,10 @@ from zsim.strategy.config_table import Count, Flag, Table
 class Checkpointing(StrEnum):
     """Activations that are kept for backward.
 
-    FULL: of a block, its input alone. SELECTIVE: all but the softmax of plain attention's scores,
-    which the module itself makes again (Korthikanti et al. 2022, section 5): the schedule runs
-    nothing twice. OPERATIONS: results of attention and of every second matrix product; the module
-    makes the rest again.
+    FULL: only the input of each block. SELECTIVE: all but the softmax of plain attention's scores,
+    which the module recomputes (Korthikanti et al. 2022, section 5); the schedule runs nothing
+    twice. OPERATIONS: outputs of attention and of every second matrix multiplication; the module
+    recomputes the rest.
     """
 
     NONE = "none"
@@ -24,15 +24,15 @@ class Checkpointing(StrEnum):
 
 
 class Activations(Table):
-    """`[activations]`: what forward keeps for backward.
+    """`[activations]`: activations kept from forward to backward.
 
     Attributes:
         checkpointing: which activations are kept.
         partition: keep a rank's share of each checkpoint and gather it over the tensor axis before
             recompute (ZeRO-R Pa, section 6.1).
-        every_nth: with full checkpointing, of so many blocks in a row the last alone is
-            checkpointed (torchtitan's `selective_ac_option` as a number).
-        early_stop: a block that is run again stops when all is there that backward reads (see
+        every_nth: with full checkpointing, checkpoint only every n-th block (torchtitan's
+            `selective_ac_option` as a number).
+        early_stop: recompute of a block stops as soon as backward's inputs exist (see
             `zsim.strategy.execution`).
     """
 
@@ -44,7 +44,7 @@ class Activations(Table):
     @model_validator(mode="before")
     @classmethod
     def _refuse_offload(cls, given: object) -> object:
-        """Say where a key went that was here."""
+        """Report the new key of an option that has moved."""
         if isinstance(given, dict) and "offload" in given:
             why = "is not here any more: say offload.checkpoints = host"
             refuse([refusal("offload", None, why)])

@@ -1,7 +1,7 @@
 """Tables of a configuration file, and the types of their fields: units, counts, ranges.
 
-A table is an immutable value of pydantic. From Python a wrong field raises one `ConfigError` of
-one line; tables inside a file are told of together, as `zsim.config_error` words it.
+A table is an immutable pydantic model. From Python, an invalid field raises a `ConfigError` of one
+line. Errors of tables inside a file are reported together, as worded in `zsim.config_error`.
 """
 
 import fractions
@@ -54,7 +54,7 @@ def _time(value: object) -> object:
 
 
 LARGEST = 2**60
-"""No count in a file is larger: a slip of the exponent is refused instead of computed."""
+"""Upper limit of every count in a file, which catches mistyped exponents."""
 
 Whole = Annotated[int, Strict(), Field(ge=0, le=LARGEST), BeforeValidator(whole)]
 Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST), BeforeValidator(whole)]
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 else:
 
     class _OneLineErrors(type(BaseModel)):
-        """Metaclass that tells a caller of a table what is wrong in one line."""
+        """Metaclass that reports the validation errors of a table in one line."""
 
         def __call__(cls, *args: object, **fields: object) -> object:
             try:
@@ -87,29 +87,29 @@ else:
 
 
 class Table(_Table):
-    """A table of a configuration file; a key that it does not have is refused."""
+    """A table of a configuration file; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Self:
-        """Return the table with these values by key (`zero.stage`); the others are defaults.
+        """Return the table with these values by key (`zero.stage`) and defaults for the others.
 
         Raises:
-            ConfigError: there is no such key, or it cannot have that value.
+            ConfigError: a key is unknown, or a value is invalid.
         """
         return cls(**_changed(None, values))
 
     def but(self, changes: Mapping[str, object] | None = None, /, **fields: object) -> Self:
-        """Return this table with other values by key (`zero.stage`); None takes a key away.
+        """Return this table with other values by key (`zero.stage`); None resets a key.
 
         Raises:
-            ConfigError: there is no such key, or it cannot have that value.
+            ConfigError: a key is unknown, or a value is invalid.
         """
         return type(self)(**_changed(self, {**(changes or {}), **fields}))
 
     def given(self, kind: "type[Table]") -> dict[str, object]:
-        """Return the values of this table for the fields of `kind`, as far as they were given."""
+        """Return the values of this table that were set explicitly and are fields of `kind`."""
         names = self.model_fields_set & kind.model_fields.keys()
         return {name: getattr(self, name) for name in names}
 

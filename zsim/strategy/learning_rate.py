@@ -1,4 +1,4 @@
-"""The learning rate of each step, as a training loop gives it: a warmup, then a decay."""
+"""The learning rate of each step: a warmup, then a decay."""
 
 from enum import StrEnum
 from math import cos, pi
@@ -12,7 +12,7 @@ from zsim.strategy.config_table import Count, NotNegative, Table, Whole
 
 
 class Decay(StrEnum):
-    """Form of the learning rate from its peak to its minimum."""
+    """Shape of the learning rate from its peak to its minimum."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -20,10 +20,10 @@ class Decay(StrEnum):
 
 
 class LearningRateShape(Table):
-    """`[train.learning_rates]`: a warmup in a line from zero to the peak, then a decay.
+    """`[train.learning_rates]`: a linear warmup from zero to the peak, then a decay.
 
-    As `get_lr` in nanoGPT's `train.py`. Steps that an overflow skips are counted; from step number
-    `decay_steps` on, warmup included, the rate is `minimum`.
+    Like `get_lr` in nanoGPT's `train.py`. Steps skipped by an overflow are counted. From step
+    `decay_steps` on (warmup included), the rate is `minimum`.
     """
 
     decay: Decay = Decay.COSINE
@@ -33,7 +33,7 @@ class LearningRateShape(Table):
 
 
 class LearningRates(LearningRateShape):
-    """Learning rates that go up to `peak`."""
+    """Learning rates that rise to `peak`."""
 
     peak: NotNegative
 

@@ -1,6 +1,6 @@
-"""Tiers of memory that model states are kept in: the device, its host, or drives of its node.
+"""Memory tiers of model states: the device, its host, or drives of its node.
 
-ZeRO-Offload (Ren et al. 2021) keeps the optimizer's states on the host and updates them there;
+ZeRO-Offload (Ren et al. 2021) keeps the optimizer states on the host and updates them there.
 ZeRO-Infinity (Rajbhandari et al. 2021) keeps parameters there as well, and either on NVMe.
 """
 
@@ -24,13 +24,13 @@ class MemoryTier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAccess:
-    """The way reads and writes of files are issued; the defaults are those of DeepSpeed's `aio`.
+    """How files are read and written; the defaults are those of DeepSpeed's `aio`.
 
     Attributes:
         block_bytes: bytes of one request to the drives.
         queue_depth: requests that a thread has in flight.
-        threads: equal parts into which a read or write is cut, each on a thread of its own.
-        waves: a thread waits for all that it has in flight before it issues more.
+        threads: number of equal parts of a read or write, each on a separate thread.
+        waves: a thread waits for all its requests in flight before it issues more.
     """
 
     block_bytes: int = 2**20
@@ -44,35 +44,34 @@ SUB_GROUP_ELEMENTS = 1_000_000_000
 
 
 class Offload(Table):
-    """`[offload]`: where zsim's own stages keep what a rank does not need at once.
+    """`[offload]`: memory tiers of zsim's own stages.
 
     Attributes:
         optimizer: tier of masters and moments. Beyond the device, gradients are copied to the host
-            as they are reduced, and updated there: 2 bytes out and 2 back for each parameter in 16
-            bits (Ren et al. 2021, section 3).
-        gradients: with `optimizer = nvme`: where reduced gradients wait for the update; on
-            NVMe they are written as they arrive, and read with the states of their sub-group.
+            as they are reduced, and applied there: 2 bytes out and 2 back for each 16-bit parameter
+            (Ren et al. 2021, section 3).
+        gradients: with `optimizer = nvme`: tier of reduced gradients before the update. On NVMe
+            they are written as they arrive, and read with the states of their sub-group.
         parameters: tier of the parameters' shards in stage 3, which are fetched before each gather.
-        checkpoints: tier that inputs of checkpointed units move to after forward, and from which
-            they come back before they are run again (ZeRO-R Pa+cpu, Rajbhandari et al. 2020,
-            section 6.1; on NVMe ZeRO-Infinity, section 5.1).
+        checkpoints: tier of the inputs of checkpointed units between forward and recompute (ZeRO-R
+            Pa+cpu, Rajbhandari et al. 2020, section 6.1; on NVMe ZeRO-Infinity, section 5.1).
         sub_group_elements: with `optimizer = nvme`: elements of a rank that are read, updated and
-            written as one.
-        pipeline_read: read the states of the next sub-group while one is updated.
-        pipeline_write: write those of the last one at the same time.
-        buffers: slots for the states of sub-groups; None is as many as the pipeline needs.
-        device_share: with `optimizer = host`: the first buckets that have at most this share of all
-            that is trained keep masters and moments on the device, and are updated there (Twin-Flow
-            of ZeRO-Offload++; DeepSpeed's `ratio` is the rest).
-        delayed_update: with `optimizer = host`: apply the gradients of a step while the next one
-            runs, so that every step computes with parameters one update old (ZeRO-Offload's
-            one-step delayed parameter update, section 5.2).
-        warm_up_steps: with `delayed_update`: so many first steps update at once (40 in that
+            written together.
+        pipeline_read: read the states of the next sub-group during an update.
+        pipeline_write: write the states of the previous sub-group during an update.
+        buffers: slots for the states of sub-groups; None for as many as the pipeline needs.
+        device_share: with `optimizer = host`: the first buckets, up to this share of all trained
+            elements, keep masters and moments on the device and are updated there (Twin-Flow of
+            ZeRO-Offload++; DeepSpeed's `ratio` is the rest).
+        delayed_update: with `optimizer = host`: apply the gradients of a step during the next one,
+            so that every step computes with parameters one update old (ZeRO-Offload's one-step
+            delayed parameter update, section 5.2).
+        warm_up_steps: with `delayed_update`: number of first steps that update at once (40 in the
             paper).
-        fetch_units: with `parameters` beyond the device: units whose copy to the device is issued
-            ahead of the gather.
-        read_units: with `parameters` or `checkpoints = nvme`: units that are read ahead of that
-            copy.
+        fetch_units: with `parameters` beyond the device: number of units by which copies to the
+            device are ahead of the gather.
+        read_units: with `parameters` or `checkpoints = nvme`: number of units by which reads are
+            ahead of these copies.
         block_bytes, queue_depth, io_threads: how files are read and written, as in `FileAccess`.
     """
 
@@ -95,22 +94,22 @@ class Offload(Table):
 
     @property
     def moves_states(self) -> bool:
-        """True if model states leave the device, for threads of the host to work on."""
+        """True if the optimizer states or parameters leave the device, which needs host threads."""
         return {self.optimizer, self.parameters} != {MemoryTier.DEVICE}
 
     @property
     def uses_host(self) -> bool:
-        """True if anything leaves the device."""
+        """True if model states or checkpoints leave the device."""
         return self.moves_states or self.checkpoints is not MemoryTier.DEVICE
 
     @property
     def uses_nvme(self) -> bool:
-        """True if anything is kept on drives."""
+        """True if model states or checkpoints are kept on drives."""
         return MemoryTier.NVME in (self.optimizer, self.parameters, self.checkpoints)
 
     @property
     def file_access(self) -> FileAccess:
-        """The way files are read and written."""
+        """How files are read and written."""
         return FileAccess(
             block_bytes=self.block_bytes, queue_depth=self.queue_depth, threads=self.io_threads
         )
@@ -122,7 +121,7 @@ class Offload(Table):
 
     @property
     def sets(self) -> int:
-        """Sub-groups whose states are in host memory at once."""
+        """Number of sub-groups whose states are in host memory at once."""
         return 1 + self.pipeline_read + self.pipeline_write
 
     def contradictions(
@@ -135,9 +134,9 @@ class Offload(Table):
         has_groups: bool,
         of_runtime: str = "",
     ) -> Iterator[InitErrorDetails]:
-        """Yield what contradicts the rest of a strategy, or another key of this table.
+        """Yield conflicts with the rest of a strategy, or between keys of this table.
 
-        `of_runtime` is the key with which the runtime that is emulated moves checkpoints.
+        `of_runtime` is the key with which the emulated runtime moves checkpoints.
         """
         for name in ("optimizer", "parameters", "checkpoints"):
             tier = getattr(self, name)

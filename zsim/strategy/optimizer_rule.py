@@ -1,14 +1,14 @@
-"""Rules that change gradients and parameters, with their constants."""
+"""Update rules for gradients and parameters, with their constants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 Rate = float | str
-"""A learning rate: a number, or the name of the host scalar that the caller gives it in."""
+"""A learning rate: a number, or the name of the host scalar that holds it."""
 
 LEARNING_RATE = "learning_rate"
-"""That scalar, where a scenario asks for one."""
+"""The name of that scalar if a scenario sets the rate for each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +23,18 @@ class Adam:
 
     @property
     def moments(self) -> int:
-        """Numbers that it keeps for each element: averages of the gradient and of its square."""
+        """Numbers kept for each element: averages of the gradient and of its square."""
         return 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD:
-    """Stochastic gradient descent as `torch.optim.SGD` has it, without dampening.
+    """Stochastic gradient descent as `torch.optim.SGD`, without dampening.
 
-    With `momentum` it keeps a buffer, which becomes momentum * buffer + gradient and takes the
-    gradient's place; with `nesterov` gradient + momentum * buffer does. The buffer begins at zero,
-    so that after the first step it is the gradient, as in PyTorch. `weight_decay` times the
-    parameter is added to the gradient first.
+    First, `weight_decay` times the parameter is added to the gradient. With `momentum`, a buffer
+    becomes momentum * buffer + gradient and replaces the gradient; with `nesterov`, gradient +
+    momentum * buffer does. The buffer starts at zero, so that after the first step it is the
+    gradient, as in PyTorch.
     """
 
     learning_rate: Rate = 1e-2
@@ -48,7 +48,7 @@ class SGD:
 
     @property
     def moments(self) -> int:
-        """Numbers that it keeps for each element: the momentum buffer, if there is momentum."""
+        """Numbers kept for each element: the momentum buffer, if there is momentum."""
         return 1 if self.momentum else 0
 
 
@@ -56,7 +56,7 @@ class SGD:
 class ClipNorm:
     """Scale gradients so that their global 2-norm is at most `maximum`.
 
-    The coefficient is min(1, maximum / (norm + epsilon)), as torch.nn.utils.clip_grad_norm_.
+    The coefficient is min(1, maximum / (norm + epsilon)), as in torch.nn.utils.clip_grad_norm_.
     """
 
     maximum: float
@@ -64,32 +64,32 @@ class ClipNorm:
 
 
 Optimizer = Adam | SGD
-"""Rules that updates go by."""
+"""Update rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that have a rule of their own, as one of `param_groups` in PyTorch.
+    """Parameters with a separate rule, like one of `param_groups` in PyTorch.
 
-    `parameters` are patterns of names as `fnmatch` has them: `*.bias`.
+    `parameters` are `fnmatch` patterns of names, such as `*.bias`.
     """
 
     parameters: tuple[str, ...]
     rule: Optimizer
 
     def holds(self, name: str) -> bool:
-        """Return whether the parameter called `name` is one of them."""
+        """Return True if the parameter called `name` is in the group."""
         return any(fnmatchcase(name, pattern) for pattern in self.parameters)
 
 
 def rate_of(rule: Optimizer, scalars: Mapping[str, float]) -> float:
-    """Return the learning rate of a rule, where the host's scalars are these."""
+    """Return the learning rate of a rule, given the host's scalars."""
     rate = rule.learning_rate
     return scalars[rate] if isinstance(rate, str) else rate
 
 
 def settled(rule: Optimizer, scalars: Mapping[str, float]) -> Optimizer:
-    """Return the rule with a number for its learning rate."""
+    """Return the rule with a number as its learning rate."""
     return replace(rule, learning_rate=rate_of(rule, scalars))
 
 

@@ -1,29 +1,29 @@
 """Configuration of Transformer Engine's userbuffers (`ub_cfgs` of `initialize_ub`, 2.20).
 
-Files that `--tp-comm-overlap-cfg` names have these tables, and more keys in each. Defaults are
-those of `get_default_config` (transformer_engine/pytorch/module/base.py); before 2.1 no product
-spared multiprocessors unless it was said.
+Files given to `--tp-comm-overlap-cfg` have these tables, and more keys in each. Defaults are those
+of `get_default_config` (transformer_engine/pytorch/module/base.py). Before 2.1, GEMMs left no SMs
+free by default.
 """
 
 from zsim.strategy.config_table import Count, Flag, Table
 
 
 class RingExchange(Table):
-    """A gather around a ring, beside products of what has come.
+    """A gather around a ring that overlaps GEMMs of the tokens that have arrived.
 
     Attributes:
-        aggregate: two ranks' tokens are multiplied at a time.
+        aggregate: multiply the tokens of two ranks at a time.
     """
 
     aggregate: Flag = False
 
 
 class ByKernel(Table):
-    """A collective whose kernel runs beside products, which are whole (bulk) or parts (pipeline).
+    """A collective whose kernel overlaps whole GEMMs (bulk) or parts of them (pipeline).
 
     Attributes:
-        num_sm: multiprocessors of that kernel.
-        set_sm_margin: products leave it so many; without, both compete for them.
+        num_sm: SMs of that kernel.
+        set_sm_margin: GEMMs leave it that many SMs; if False, both compete for SMs.
     """
 
     num_sm: Count = 16
@@ -31,12 +31,12 @@ class ByKernel(Table):
 
     @property
     def spared(self) -> int:
-        """Return the multiprocessors that products leave."""
+        """Return the number of SMs that GEMMs leave free."""
         return self.num_sm if self.set_sm_margin else 0
 
 
 class OverlapMethods(Table):
-    """Ways of each product of a block to run beside a collective, by Transformer Engine's names."""
+    """How each GEMM of a block overlaps a collective, by Transformer Engine's names."""
 
     qkv_fprop: RingExchange = RingExchange()
     qkv_dgrad: ByKernel = ByKernel()

@@ -1,4 +1,4 @@
-"""Axes of ranks that a model is cut over."""
+"""Mesh axes over which a model is parallelized."""
 
 from collections.abc import Iterator
 
@@ -11,17 +11,17 @@ from zsim.strategy.runtime_options import RuntimeOptions
 
 
 class ParallelAxes(Table):
-    """Keys of `[parallel]` that a file and a `Strategy` write alike.
+    """Keys of `[parallel]` that files and `Strategy` have in common.
 
     Attributes:
         tensor: ranks of the tensor axis, inside units (Shoeybi et al. 2019, section 3).
         context: ranks of the data axis that share each sequence (Liu et al. 2023).
-        context_exchange: how they exchange keys and values; None is as the runtime does by default.
-        pipeline: stages that the units are split over, each on ranks of its own (Narayanan et al.
+        context_exchange: how they exchange keys and values; None for the runtime's default.
+        pipeline: stages that the units are split over, each on separate ranks (Narayanan et al.
             2021, section 2.2).
-        replicate: replicas of the sharded model states, each with other data: gradients are reduced
-            over the data axis, then over the replicas (hybrid sharding, Zhao et al. 2023, section
-            3.2.2; MiCS, Zhang et al. 2022).
+        replicate: replicas of the sharded model states, each with different data: gradients are
+            reduced over the data axis, then over the replicas (hybrid sharding, Zhao et al. 2023,
+            section 3.2.2; MiCS, Zhang et al. 2022).
     """
 
     tensor: Count = 1
@@ -31,14 +31,17 @@ class ParallelAxes(Table):
     replicate: Count = 1
 
     def exchange(self, runtime: RuntimeOptions | None) -> ContextExchange:
-        """Return how ranks that share sequences exchange keys and values, in a runtime or none."""
+        """Return the exchange of keys and values; `runtime` sets the default."""
         default = ContextExchange.ALL_GATHER if runtime is None else runtime.context_exchange
         return self.context_exchange or default
 
     def against_context(
         self, data: int, inner: tuple[str, int | None]
     ) -> Iterator[InitErrorDetails]:
-        """Check ranks that share sequences, of `data` ranks; `inner` may split these, too."""
+        """Yield errors of the context degree for `data` ranks.
+
+        `inner` is the option that splits the data axis otherwise, and its inner ranks or None.
+        """
         name, ranks = inner
         if data % self.context:
             yield refusal("parallel.context", self.context, f"must divide data = {data}")
@@ -47,7 +50,7 @@ class ParallelAxes(Table):
             yield refusal("parallel.context", self.context, why)
 
     def against_tiles(self, tiles: int) -> Iterator[InitErrorDetails]:
-        """Check that the axes are modelled for linear layers in tiles."""
+        """Yield errors of axes that are not modeled for linear layers in tiles."""
         for name in ("tensor", "context"):
             if (ranks := getattr(self, name)) > 1:
                 yield refusal("zero.tiles", tiles, f"is not modelled for {name} = {ranks}")

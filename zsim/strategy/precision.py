@@ -1,4 +1,4 @@
-"""Formats of numbers in training."""
+"""Dtypes in training."""
 
 from enum import StrEnum
 
@@ -6,10 +6,10 @@ from zsim.dtype import DType
 
 
 class Precision(StrEnum):
-    """Format of parameters and gradients in forward and backward.
+    """Precision of training, named by the dtype of parameters and gradients.
 
-    FP16 and BF16 keep fp32 master weights (Micikevicius et al. 2018, section 3.1); PURE_BF16, FP32
-    and FP64 train the parameters themselves, with moments in their format. FP64 is for tests.
+    FP16 and BF16 keep fp32 master weights (Micikevicius et al. 2018, section 3.1). PURE_BF16, FP32
+    and FP64 update the parameters directly, with moments in their dtype. FP64 is for tests.
     """
 
     FP16 = "fp16"
@@ -20,22 +20,22 @@ class Precision(StrEnum):
 
     @property
     def compute(self) -> DType:
-        """Format of parameters, gradients and activations."""
+        """Dtype of parameters, gradients and activations."""
         return _COMPUTE[self]
 
     @property
     def optimizer(self) -> DType:
-        """Format of master weights and moments."""
+        """Dtype of master weights and moments."""
         return _OPTIMIZER[self]
 
     @property
     def wide(self) -> DType:
-        """Format in which kernels add up: statistics of norms and softmax, and the loss."""
+        """Dtype in which kernels accumulate: statistics of norms and softmax, and the loss."""
         return DType.FP64 if self is Precision.FP64 else DType.FP32
 
     @property
     def has_master(self) -> bool:
-        """True if the optimizer keeps its own copy of the parameters."""
+        """True if the optimizer keeps a separate copy of the parameters."""
         return self.compute is not self.optimizer
 
 

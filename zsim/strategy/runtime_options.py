@@ -1,4 +1,4 @@
-"""Options of a runtime that is emulated: what it can do, and what follows from them for a strategy.
+"""Options of an emulated runtime: its features, and their effects on a strategy.
 
 Runtimes are found by the entry points "zsim.runtimes" of installed packages.
 """
@@ -22,24 +22,24 @@ GROUP = "zsim.runtimes"
 
 def _floating(value: DType) -> DType:
     if value in (DType.INT8, DType.INT64):
-        raise ValueError("must be fp16, bf16, fp32 or fp64")  # gradients are averaged in it
+        raise ValueError("must be fp16, bf16, fp32 or fp64")  # gradients are averaged in this dtype
     return value
 
 
 FloatFormat = Annotated[DType, AfterValidator(_floating)]
-"""A format of fractions."""
+"""A floating-point dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """Formats on the way from a gradient to an update.
+    """Dtypes of a gradient from backward to the update.
 
     Attributes:
-        compute: of parameters, activations, and the gradients that backward makes.
-        reduction: in which gradients are summed over ranks that see different data.
-        whole: in which gradients of several micro-batches are summed before their reduction.
-        reduced: in which they are summed after it.
-        optimizer: of what the update reads and writes.
+        compute: of parameters, activations, and the gradients that backward produces.
+        reduction: of sums of gradients over ranks that see different data.
+        whole: of sums of gradients over micro-batches before their reduction.
+        reduced: of sums of gradients over micro-batches after their reduction.
+        optimizer: of the tensors that the update reads and writes.
     """
 
     compute: DType
@@ -50,26 +50,25 @@ class Formats:
 
 
 class RuntimeOptions(Table):
-    """Base of the options of every runtime: a table of a scenario.
+    """Base class of the options of every runtime: a table of a scenario.
 
     Class attributes:
-        stages: ZeRO stages that the runtime is or has.
-        usual_stage: the one that a scenario has if it names none; None asks for one.
-        has_replicas: whether states may be sharded over some ranks and replicated over others.
-        has_pipeline: whether units can be split over stages of a pipeline.
-        ties_ends: whether the first and the last stage may have one embedding, which is tied.
-        checkpoints_every_nth: whether of several blocks in a row one alone can be checkpointed.
-        takes_frozen: whether there may be parameters that are not trained.
-        trains_narrow: whether parameters in bf16 are trained themselves (`pure_bf16`).
-        has_context: whether it has ranks that share a sequence in the way that is modelled here; a
-            search asks no other for them.
-        context_exchange: how ranks that share a sequence exchange keys and values by default.
-        merges_context: whether attention to what was gathered of them is one rank after the other.
-        checkpoint_option: the option, a flag, with which checkpoints go to the host's memory; None
-            if there is none.
-        layers_option: the option with which all that some first layers keep for their backward goes
-            there; None if there is none.
-        stored_least: elements from which on a tensor of such a layer does.
+        stages: ZeRO stages that the runtime supports.
+        usual_stage: the default stage of a scenario; None if it must be set.
+        has_replicas: True if states may be sharded over some ranks and replicated over others.
+        has_pipeline: True if units can be split over pipeline stages.
+        ties_ends: True if the first and the last stage may share a tied embedding.
+        checkpoints_every_nth: True if only every n-th block can be checkpointed.
+        takes_frozen: True if frozen parameters are supported.
+        trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
+        has_context: True if its context parallelism is modeled here; a search tries context degrees
+            only for these runtimes.
+        context_exchange: default exchange of keys and values among ranks that share a sequence.
+        merges_context: True if attention to gathered keys runs rank by rank.
+        checkpoint_option: the flag that moves checkpoints to host memory; None if there is none.
+        layers_option: the option that moves the activations of some first layers to host memory;
+            None if there is none.
+        stored_least: least elements of a tensor of such a layer to be moved.
     """
 
     stages: ClassVar[tuple[int, ...]] = ()
@@ -89,17 +88,17 @@ class RuntimeOptions(Table):
 
     @staticmethod
     def kinds() -> tuple[type["RuntimeOptions"], ...]:
-        """Return the options of all runtimes that are installed."""
+        """Return the options of all installed runtimes."""
         return _kinds()
 
     @property
     def moves_checkpoints(self) -> bool:
-        """True if checkpoints are in the host's memory from forward until they are run again."""
+        """True if checkpoints are in host memory from forward until recompute."""
         return self.checkpoint_option is not None and bool(getattr(self, self.checkpoint_option))
 
     @property
     def layers_on_host(self) -> int:
-        """Return of how many first layers the host's memory has what they keep for backward."""
+        """Return the number of first layers whose activations are kept in host memory."""
         return 0 if self.layers_option is None else int(getattr(self, self.layers_option))
 
     @property
@@ -109,7 +108,7 @@ class RuntimeOptions(Table):
 
     @property
     def keeps_whole(self) -> bool:
-        """True if what was gathered of such a state is kept for backward."""
+        """True if the gathered hidden state is kept for backward."""
         return False
 
     @property
@@ -119,7 +118,7 @@ class RuntimeOptions(Table):
 
     @property
     def composes_loss(self) -> bool:
-        """True if the loss over parts of the vocabulary is one operator after the other."""
+        """True if the loss over parts of the vocabulary runs as separate operators."""
         return False
 
     @property
@@ -129,88 +128,88 @@ class RuntimeOptions(Table):
 
     @property
     def gathers_each(self) -> bool:
-        """True if each linear layer gathers the tokens that it reads, by itself."""
+        """True if each linear layer gathers its input tokens separately."""
         return False
 
     @property
     def gathers_float8(self) -> bool:
-        """True if weights of 8-bit linear layers are cast before they are gathered."""
+        """True if weights of float8 linear layers are cast before they are gathered."""
         return False
 
     @property
     def gathers_float8_tokens(self) -> bool:
-        """True if tokens that 8-bit linear layers read are cast before they are gathered."""
+        """True if input tokens of float8 linear layers are cast before they are gathered."""
         return False
 
     @property
     def fuses_tokens(self) -> TokenFusion | None:
-        """Return what fuses products with collectives of the tokens that they read or make."""
+        """Return the mechanism that fuses GEMMs with collectives of their tokens, or None."""
         return None
 
     @property
     def overlap_methods(self) -> OverlapMethods:
-        """Return how products run beside these collectives in userbuffers."""
+        """Return how GEMMs overlap these collectives in userbuffers."""
         return DEFAULT_METHODS
 
     @property
     def splits_outputs(self) -> bool:
-        """True if what userbuffers scatter is made in parts."""
+        """True if scattered outputs in userbuffers are computed in parts."""
         return True
 
     @property
     def rearranges(self) -> bool:
-        """True if collectives along tokens copy what is whole, since sequences come first."""
+        """True if collectives along tokens copy the whole tensor, because sequences come first."""
         return False
 
     @property
     def in_place_loss(self) -> bool:
-        """True if the gradient of the logits takes the place of their softmax, on any rank."""
+        """True if the gradient of the logits overwrites their softmax, on every rank."""
         return False
 
     @property
     def file_access(self) -> FileAccess:
-        """The way files are read and written, where something is in files."""
+        """How files are read and written, if anything is kept in files."""
         return FileAccess()
 
     @property
     def splits_backward(self) -> bool:
-        """True if stages of a pipeline make gradients of inputs first, those of weights later."""
+        """True if pipeline stages compute gradients of inputs first, those of weights later."""
         return False
 
     @property
     def stages_in_v(self) -> bool:
-        """True if the second of two chunks of stages goes back from the last stage to the first."""
+        """True if the second of two chunks runs from the last stage to the first (V shape)."""
         return False
 
     @property
     def collects_stage(self) -> bool:
-        """True if whole gradients of a stage of a pipeline collect until its last backward."""
+        """True if unsharded gradients of a pipeline stage accumulate until its last backward."""
         return False
 
     def keeps_stage_whole(self, *, chunks: int) -> bool:
-        """Return whether all parameters of a stage are gathered from its first forward on."""
+        """Return True if all parameters of a stage stay gathered from its first forward on."""
         del chunks
         return False
 
     def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...] | None:
-        """Return how many layers each virtual stage of a pipeline has, in the order of the model.
+        """Return the number of layers of each virtual pipeline stage, in the order of the model.
 
-        So many as a multiple of `stages` are there, since each stage has as many. None if blocks
-        are dealt out by what they cost.
+        The result has a multiple of `stages` entries, because each stage has equally many virtual
+        stages. None if blocks are distributed by their cost.
 
         Raises:
-            ValueError: layers cannot be dealt out so; the message starts with the field.
+            ValueError: layers cannot be distributed so; the message starts with the field.
         """
         del layers, stages
         return None
 
     @property
     def head_is_whole(self) -> bool:
-        """Return whether what follows the layers is on one stage, if blocks are dealt out."""
+        """Return True if the units after the layers are on one stage, if blocks are distributed."""
         return False
 
     def cuts_messages(self, *, tensor: int) -> bool:
-        """Return whether of `tensor` ranks each sends a part of what all hand on in a pipeline."""
+        """Return True if each of `tensor` ranks sends only a part of pipeline messages."""
         del tensor
         return False
 
@@ -220,7 +219,7 @@ class RuntimeOptions(Table):
         return "", None
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return in which formats gradients are reduced and accumulated."""
+        """Return the dtypes in which gradients are reduced and accumulated."""
         del stage
         return Formats(
             compute=compute,
@@ -231,67 +230,67 @@ class RuntimeOptions(Table):
         )
 
     def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
-        """Return the bytes for gradients that each element of a parameter takes all the time."""
+        """Return the bytes of permanent gradient buffers for each element of a parameter."""
         del stage, compute, data
         return 0
 
     def alignment(self, *, stage: int, data: int) -> int:
-        """Return at multiples of how many elements the shards of model states begin."""
+        """Return the alignment of the starts of the shards of model states, in elements."""
         del stage, data
         return 1
 
     def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
-        """Return by option the tier of memory that it moves something to, beyond the device."""
+        """Return the memory tier of each offload option that is not the device."""
         del stage
         return {}
 
     def without_replicas(self, *, stage: int) -> str | None:
-        """Return where there are no replicas of shards, after its name; None if there are."""
+        """Return None if replicas of shards are supported, else the condition for the message."""
         if not self.has_replicas:
             return ""
         return None if stage else " in stage 0"
 
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
-        """Yield options that cannot be in a stage, with their value and what is allowed.
+        """Yield (option, value, allowed values) of options that are invalid in a stage.
 
-        `moments` is how many the optimizer keeps of each parameter.
+        `moments` is the number of moments that the optimizer keeps for each parameter.
         """
         del stage, moments
         yield from ()
 
     def smaller_buckets(self, elements: int) -> str | None:
-        """Return the option with which buckets hold at most so many elements; None if they do."""
+        """Return the option that limits buckets to `elements`; None if they are limited already."""
         del elements
         return None
 
     def fewer_gathered(self) -> str | None:
-        """Return the option with which fewer parameters are gathered at once, if there is one."""
+        """Return the option that limits the parameters gathered at once, if there is one."""
         return None
 
     @classmethod
     def offloads(cls, *, stage: int) -> tuple[tuple[str, ...], ...]:
-        """Return options that move states off the device, those that move least first."""
+        """Return options that move states off the device, from the least to the most moved."""
         del stage
         return ()
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all runtimes that are installed; imports none of them."""
+    """Return the names of all installed runtimes, without importing them."""
     return tuple(sorted({entry.name for entry in entries(GROUP)}))
 
 
 class Registered(Protocol):
-    """Object behind an entry point: `zsim.runtimes.registry.Runtime` has the rest of it."""
+    """Object behind an entry point; `zsim.runtimes.registry.Runtime` has all attributes."""
 
     @property
     def options(self) -> type[RuntimeOptions]:
-        """Class of the options that the runtime takes."""
+        """Class of the options of the runtime."""
         ...
 
 
 @cache
 def registered() -> dict[str, Registered]:
-    """Return every runtime that is installed, by name.
+    """Return every installed runtime by name.
 
     Raises:
         ValueError: two packages register one name.

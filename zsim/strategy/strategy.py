@@ -1,8 +1,8 @@
-"""How a model is sharded and trained: zsim's own ZeRO stages, or those of another runtime.
+"""How a model is sharded and trained: by zsim's own ZeRO stages, or those of another runtime.
 
-A `Strategy` is nested as a scenario file is, and so are the names of its fields: `zero.stage` here
-is `stage` of `[zero]` there. Where a file may leave open what a run has to know (the ranks of the
-data axis, say), its table has a base in common with the one here: a knob is defined once.
+A `Strategy` is nested like a scenario file, and its fields have the same names: `zero.stage` here
+is `stage` of `[zero]` there. If a file may leave open a value that a run needs (the size of the
+data axis, say), its table and the one here share a base class, so that an option is defined once.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
 
 STAGES = (0, 1, 2, 3)
-"""The ZeRO stages of zsim's own."""
+"""zsim's own ZeRO stages."""
 
 
 def _stage(value: object) -> object:
@@ -39,9 +39,9 @@ Stage = Annotated[int, BeforeValidator(_stage)]
 
 
 class Parallel(ParallelAxes):
-    """`[parallel]` of a strategy: ranks of each axis.
+    """`[parallel]` of a strategy: the size of each axis.
 
-    `data` is how many ranks of the data axis model states are sharded over.
+    `data` is the number of ranks that model states are sharded over.
     """
 
     data: Count = 1
@@ -53,7 +53,7 @@ class Zero(ZeroKnobs):
     Attributes:
         stage: ZeRO stage (Rajbhandari et al. 2020, section 5): 0 replicates everything, 1 shards
             optimizer state, 2 gradients as well, 3 parameters as well.
-        emulate: the runtime whose order is taken, instead of zsim's own.
+        emulate: options of the emulated runtime; None for zsim's own stages.
     """
 
     stage: Stage
@@ -64,7 +64,7 @@ Options = TypeVar("Options", bound=RuntimeOptions)
 
 
 class Strategy(Table):
-    """Degrees of parallelism, ZeRO stage, precision and the knobs of the schedule."""
+    """Degrees of parallelism, ZeRO stage, precision and the options of the schedule."""
 
     parallel: Parallel = Parallel()
     zero: Zero
@@ -74,7 +74,7 @@ class Strategy(Table):
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
-        """Check that no table contradicts another; all contradictions are told at once."""
+        """Reject tables that contradict each other; report all contradictions at once."""
         refuse(
             [
                 *self._against_runtime(),
@@ -135,7 +135,7 @@ class Strategy(Table):
                 yield refusal(knob, value, why)
 
     def _against_fused_tokens(self, name: str) -> Iterator[InitErrorDetails]:
-        """Yield what PyTorch's asynchronous tensor parallelism does not go with."""
+        """Yield conflicts with PyTorch's asynchronous tensor parallelism."""
         field = f"zero.{name.lower()}.enable_async_tensor_parallel"
         if not self.train.compile:  # maybe_enable_async_tp of torchtitan
             yield refusal(field, None, "true needs train.compile = true")
@@ -144,17 +144,17 @@ class Strategy(Table):
             yield refusal(field, None, why)
 
     def _against_userbuffers(self, name: str) -> Iterator[InitErrorDetails]:
-        """Yield what Transformer Engine's userbuffers do not go with."""
+        """Yield conflicts with Transformer Engine's userbuffers."""
         field = f"zero.{name.lower()}.tp_comm_overlap"
         if self.parallel.tensor == 1:
-            # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then asks
-            # for it
+            # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then
+            # requires it
             yield refusal(field, None, "true needs parallel.tensor of at least 2")
         if self.train.float8 is not None:
             yield refusal(field, None, "true is not modelled with train.float8")
         if self.activations.checkpointing is Checkpointing.FULL:
-            # what runs without autograd gathers first, then multiplies (`is_grad_enabled` in
-            # `_LayerNormLinear.forward`): other kernels than where it is run again
+            # without autograd, TE gathers first, then multiplies (`is_grad_enabled` in
+            # `_LayerNormLinear.forward`): other kernels than in recompute
             yield refusal(field, None, "true is not modelled with activations.checkpointing = full")
 
     def _against_stage(self) -> Iterator[InitErrorDetails]:
@@ -211,21 +211,21 @@ class Strategy(Table):
             yield refusal("activations.partition", None, why)
 
     def _against_moved(self, why: str) -> Iterator[InitErrorDetails]:
-        """Yield that the runtime moves checkpoints to the host, if it does."""
+        """Yield an error if the runtime moves checkpoints to the host."""
         runtime = self.zero.emulate
         if runtime is not None and runtime.moves_checkpoints:
             yield refusal(self._checkpoint_key, None, why)
 
     @property
     def _checkpoint_key(self) -> str:
-        """The key with which the runtime moves checkpoints to the host; empty if it has none."""
+        """The key with which the runtime moves checkpoints to the host; "" if it has none."""
         runtime = self.zero.emulate
         if runtime is None or runtime.checkpoint_option is None:
             return ""
         return f"zero.{type(runtime).__name__.lower()}.{runtime.checkpoint_option}"
 
     def _against_layers_on_host(self) -> Iterator[InitErrorDetails]:
-        """Yield what does not go with layers whose activations are in the host's memory."""
+        """Yield conflicts with layers whose activations are in host memory."""
         runtime, mode = self.zero.emulate, self.activations.checkpointing
         assert runtime is not None
         option = f"zero.{type(runtime).__name__.lower()}.{runtime.layers_option}"
@@ -238,24 +238,24 @@ class Strategy(Table):
 
     @property
     def layers_on_host(self) -> int:
-        """Layers whose activations are in the host's memory until their backward."""
+        """Number of first layers whose activations are in host memory until their backward."""
         return 0 if self.zero.emulate is None else self.zero.emulate.layers_on_host
 
     @property
     def stored_least(self) -> int:
-        """Elements from which on a tensor of such a layer is there."""
+        """Least elements of a tensor of such a layer to be moved to host memory."""
         return 0 if self.zero.emulate is None else self.zero.emulate.stored_least
 
     @property
     def checkpoint_tier(self) -> MemoryTier:
-        """Tier of memory that checkpoints are in from forward until they are run again."""
+        """Tier of memory of checkpoints from forward until recompute."""
         runtime = self.zero.emulate
         moves = runtime is not None and runtime.moves_checkpoints
         return MemoryTier.HOST if moves else self.offload.checkpoints
 
     @property
     def keeps_master(self) -> bool:
-        """True if a master is kept beside each parameter: for its format, or in another tier."""
+        """True if each parameter has a master copy: for its dtype, or in another tier."""
         return self.train.precision.has_master or self.offload.optimizer is not MemoryTier.DEVICE
 
     @cached_property
@@ -295,12 +295,12 @@ class Strategy(Table):
 
     @property
     def replicas(self) -> int:
-        """Ranks that see different data: what gradients are averaged over."""
+        """Ranks that see different data: gradients are averaged over them."""
         return self.parallel.replicate * self.parallel.data
 
     @property
     def bucket_limit(self) -> int | None:
-        """Most elements of a bucket of several parameters; None if all are in one."""
+        """Most elements of a bucket of several parameters; None if all parameters are in one."""
         return None if self.zero.fused_buffers is FusedBuffers.MODEL else self.zero.bucket_elements
 
     @property
@@ -311,7 +311,7 @@ class Strategy(Table):
 
     @property
     def cuts_checkpoints(self) -> bool:
-        """True if a rank keeps a share of each checkpoint alone."""
+        """True if a rank keeps only its share of each checkpoint."""
         return self.activations.partition and self.parallel.tensor > 1
 
     @property
@@ -322,14 +322,14 @@ class Strategy(Table):
 
     @property
     def casts_tokens(self) -> bool:
-        """True if such tokens are cast to 8-bit floats before linear layers gather them."""
+        """True if such tokens are cast to float8 before linear layers gather them."""
         runtime, one_scale = self.zero.emulate, self.train.float8 is Float8.TENSORWISE
         casts = runtime is not None and runtime.gathers_float8_tokens
         return self.cuts_tokens and one_scale and casts
 
     @property
     def keeps_whole(self) -> bool:
-        """True if what was gathered of such a state is kept: not where operations run again."""
+        """True if the gathered hidden state is kept for backward; never if operations recompute."""
         by_operations = self.activations.checkpointing is Checkpointing.OPERATIONS
         runtime = self.zero.emulate
         return runtime is not None and runtime.keeps_whole and not by_operations
@@ -342,31 +342,31 @@ class Strategy(Table):
 
     @property
     def in_place_loss(self) -> bool:
-        """True if the gradient of the logits takes the place of their softmax, on any rank."""
+        """True if the gradient of the logits overwrites their softmax, on every rank."""
         return self.zero.emulate is not None and self.zero.emulate.in_place_loss
 
     @property
     def moves_checkpoints(self) -> bool:
-        """True if checkpoints do not stay where forward made them."""
+        """True if checkpoints are moved from the memory where forward wrote them."""
         full = self.activations.checkpointing is Checkpointing.FULL
         leaves = self.checkpoint_tier is not MemoryTier.DEVICE
         return full and (self.cuts_checkpoints or leaves or self.zero.contiguous)
 
     def rule_of(self, parameter: str) -> Optimizer:
-        """Return the rule by which the parameter of that name is updated."""
+        """Return the rule that updates the parameter of that name."""
         rules = (group.rule for group in self.train.groups if group.holds(parameter))
         return next(rules, self.train.optimizer)
 
     @property
     def moments(self) -> int:
-        """Numbers that the optimizer keeps for each parameter."""
+        """Number of moments that the optimizer keeps for each parameter."""
         return self.train.optimizer.moments
 
     def options(self, kind: type[Options]) -> Options:
-        """Return the options of the runtime that is emulated, which is of a kind.
+        """Return the options of the emulated runtime, which must be of type `kind`.
 
         Raises:
-            ConfigError: it is another one, or none.
+            ConfigError: another runtime is emulated, or none.
         """
         if isinstance(self.zero.emulate, kind):
             return self.zero.emulate
@@ -375,18 +375,18 @@ class Strategy(Table):
 
     @property
     def inner(self) -> int | None:
-        """Inner ranks of a data axis that is split in two; None if it is not."""
+        """Size of the inner part of a split data axis; None if it is not split."""
         return self._inner[1]
 
     @property
     def _inner(self) -> tuple[str, int | None]:
-        """The same with the field that says so."""
+        """The option that splits the data axis, and the inner size or None."""
         if self.zero.emulate is None:
             return "secondary", self.zero.secondary
         return self.zero.emulate.inner(stage=self.zero.stage, data=self.parallel.data)
 
     @property
     def reduces_once(self) -> bool:
-        """True if gradients are reduced in the last micro-batch alone."""
+        """True if gradients are reduced only in the last micro-batch."""
         once = self.zero.reduce_once or self.train.gradient_accumulation_steps == 1
         return self.zero.stage < 2 or once

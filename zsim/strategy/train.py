@@ -1,4 +1,4 @@
-"""Settings that a step trains with: precision, the optimizer, batches, the loss scale."""
+"""Training settings of a step: precision, the optimizer, batches, the loss scale."""
 
 from collections.abc import Iterator
 from typing import Annotated, Self
@@ -19,8 +19,8 @@ from zsim.strategy.runtime_options import RuntimeOptions
 class LossScale(Table):
     """`[train.loss_scale]`: the dynamic loss scale of fp16 (Micikevicius et al. 2018, section 3.2).
 
-    On overflow the step is skipped and the scale multiplied by `backoff`, down to `minimum`; after
-    `interval` steps without one it is multiplied by `growth`.
+    On overflow, the step is skipped and the scale multiplied by `backoff`, down to `minimum`. After
+    `interval` steps without overflow, it is multiplied by `growth`.
     """
 
     initial: Positive = 2.0**16
@@ -40,20 +40,20 @@ class LossScale(Table):
 
 
 class TrainKnobs(Table):
-    """Keys of `[train]` that a file and a `Strategy` write alike.
+    """Keys of `[train]` that files and `Strategy` have in common.
 
     Attributes:
-        precision: format of forward and backward.
+        precision: precision of forward and backward.
         compile: blocks are compiled (see `zsim.strategy.execution`).
-        float8: what shares a scale where linear layers of blocks multiply in 8-bit floats; None
-            multiplies in the format of the rest.
-        loss: how the loss is computed.
-        metrics: cross entropies that the training loop computes once more, to report them (see
-            `zsim.strategy.execution`).
-        norms: how norms by the root mean square run where blocks are not compiled.
-        holds_logits: the training loop holds the logits until backward has made their gradient.
+        float8: scaling of float8 GEMMs in the linear layers of blocks; None for GEMMs in the
+            compute dtype.
+        loss: implementation of the loss.
+        metrics: number of additional cross entropies that the training loop computes to report them
+            (see `zsim.strategy.execution`).
+        norms: implementation of RMS norms in blocks that are not compiled.
+        holds_logits: the training loop holds the logits until backward has computed their gradient.
         clip_norm: largest global gradient norm; None does not clip.
-        loss_scale: used with fp16 alone.
+        loss_scale: loss scaling, used only with fp16.
     """
 
     precision: Precision = Precision.FP32
@@ -68,14 +68,14 @@ class TrainKnobs(Table):
 
 
 class Train(TrainKnobs):
-    """`[train]` of a strategy: what a schedule needs to know of training.
+    """`[train]` of a strategy: the training settings that a schedule depends on.
 
     Attributes:
         gradient_accumulation_steps: micro-batches per optimizer step.
-        optimizer: the rule of the update, with its constants.
-        learning_rates: what is given as the learning rate of each step, where the optimizer reads
-            it from the host; None leaves it to the caller.
-        groups: parameters that are updated by rules of their own; the first that holds one counts.
+        optimizer: the update rule, with its constants.
+        learning_rates: learning rate of each step, if the optimizer reads it from the host; None
+            leaves it to the caller.
+        groups: parameters with separate update rules; the first group that matches counts.
     """
 
     gradient_accumulation_steps: Repeat = 1
@@ -86,7 +86,7 @@ class Train(TrainKnobs):
     def contradictions(
         self, runtime: RuntimeOptions | None, offload: Offload, stage: int
     ) -> Iterator[InitErrorDetails]:
-        """Yield a precision that is not modelled for a runtime, or for what leaves the device."""
+        """Yield an error if the precision is not modeled for the runtime or the offload tiers."""
         if self.precision is not Precision.PURE_BF16:
             return
         if runtime is not None and not runtime.trains_narrow:

@@ -1,4 +1,4 @@
-"""Knobs of zsim's own ZeRO stages, as a file and a `Strategy` write them alike."""
+"""Options of zsim's own ZeRO stages that files and `Strategy` have in common."""
 
 from enum import StrEnum
 
@@ -13,11 +13,11 @@ class Keep(StrEnum):
 
 
 class FusedBuffers(StrEnum):
-    """Sizes of buffers in which gradients are fused for one collective and one update.
+    """Sizes of the buckets that fuse gradients for one collective and one update.
 
-    CONSTANT: at most `bucket_elements`, however large the model (ZeRO-R CB, Rajbhandari et al.
-    2020, section 6.2). MODEL: all gradients in one, and all of their fp32 copy, as trainers had it
-    before.
+    CONSTANT: at most `bucket_elements`, regardless of the model's size (ZeRO-R CB, Rajbhandari et
+    al. 2020, section 6.2). MODEL: one bucket for all gradients and their fp32 copy, as in trainers
+    before ZeRO.
     """
 
     CONSTANT = "constant"
@@ -29,36 +29,36 @@ BUCKET_ELEMENTS = 500_000_000
 
 
 class ZeroKnobs(Table):
-    """Keys of `[zero]` that a file and a `Strategy` write alike: knobs of zsim's own stages.
+    """Keys of `[zero]` that files and `Strategy` have in common: options of zsim's own stages.
 
     Attributes:
-        bucket_elements: parameters are gathered and gradients reduced in buckets of at most so many
-            elements (a larger parameter is a bucket of its own).
+        bucket_elements: parameters are gathered and gradients reduced in buckets of at most this
+            number of elements (a larger parameter has a separate bucket).
         first_bucket_elements: stages 0 to 2: limit of the bucket that backward completes first, so
-            that its reduction begins early; None is that of the others.
-        fused_buffers: stages 0 to 2: whether buckets are of a constant size, or one for all.
-        contiguous: gradients and checkpoints are moved into memory that set-up allocates, where
-            they lie in a row for good (ZeRO-R MD, section 6.3).
-        prefetch_units: stage 3: units whose gather is issued ahead of the one that computes.
-        gathered_elements: stage 3: a gather is not issued ahead while more elements than these
-            would be gathered at once; None does not limit. What the unit at hand needs is always
-            gathered.
+            that its reduction starts early; None for the limit of the others.
+        fused_buffers: stages 0 to 2: buckets of constant size, or one for all parameters.
+        contiguous: gradients and checkpoints are moved into contiguous memory that is allocated in
+            setup and never freed (ZeRO-R MD, section 6.3).
+        prefetch_units: stage 3: number of units by which gathers are issued ahead of compute.
+        gathered_elements: stage 3: a gather is not issued ahead if more than this number of
+            elements would be gathered at once; None for no limit. Parameters of the computing unit
+            are always gathered.
         keep_after_forward: stage 3: parameters that stay gathered from forward to backward.
-        reduce_once: stages 2 and 3: accumulate whole gradients and reduce in the last micro-batch,
-            instead of in each. Stages 0 and 1 always do.
-        reductions_in_flight: gradient buckets whose reduction may be unfinished while backward goes
-            on; at 0 compute waits for each reduction.
-        host_ahead_units: units that the host may issue ahead of the device, in forward and
-            backward; None does not limit.
-        secondary: stage 3: after the first forward of a step parameters stay sharded over so many
-            neighbouring ranks of the data axis, where later gathers find them (hpZ, Wang et al.
-            2023, section 3.2); None keeps no secondary shards.
-        tiles: stage 3: linear layers of blocks are cut along their outputs into so many tiles, each
-            gathered, used and freed like a unit of its own (memory-centric tiling, Rajbhandari et
-            al. 2021, section 5.1.3); 1 cuts none.
-        sequence_parallel: with a tensor axis, cut what flows between attention and MLP by tokens:
-            each rank has the norms and residuals of its own (Korthikanti et al. 2022, section
-            4.2.2).
+        reduce_once: stages 2 and 3: accumulate whole gradients and reduce them in the last
+            micro-batch, instead of in each. Stages 0 and 1 always do.
+        reductions_in_flight: gradient buckets whose reduction may be unfinished while backward
+            continues; with 0, compute waits for each reduction.
+        host_ahead_units: number of units that the host may issue ahead of the device, in forward
+            and backward; None for no limit.
+        secondary: stage 3: after the first forward of a step, parameters stay sharded over this
+            number of neighboring ranks of the data axis, among which later gathers run (hpZ, Wang
+            et al. 2023, section 3.2); None keeps no secondary shards.
+        tiles: stage 3: number of tiles of each linear layer of blocks, split along its outputs;
+            each is gathered, used and freed as a separate unit (memory-centric tiling, Rajbhandari
+            et al. 2021, section 5.1.3); 1 does not split.
+        sequence_parallel: with a tensor axis, shard hidden states between attention and MLP by
+            tokens: each rank computes norms and residuals of its tokens (Korthikanti et al. 2022,
+            section 4.2.2).
     """
 
     bucket_elements: Count = BUCKET_ELEMENTS

@@ -1,5 +1,5 @@
-"""The techniques of ZeRO that schedules are composed of; `own` has zsim's own stages.
+"""Building blocks of ZeRO schedules; `own` composes them into zsim's own stages.
 
-Each technique stands in its own file. Nothing here knows a clock, a cluster or a number of ranks
-beyond the sizes of the axes.
+Each technique has its own file. Nothing here depends on a clock, a cluster or a number of ranks
+other than the sizes of the mesh axes.
 """

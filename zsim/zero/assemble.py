@@ -1,4 +1,4 @@
-"""Assembly of a schedule: the mesh, its groups, the programs of all roles, and the contract."""
+"""Assemble a schedule from its mesh, groups, the programs of all roles, and its contract."""
 
 from collections.abc import Callable, Sequence, Set
 
@@ -49,7 +49,7 @@ POOLS = (
     Pool(name=PAGEABLE_POOL, place=Place.HOST, scope=Scope.NODE),
     Pool(name=NVME_POOL, place=Place.NVME),
 )
-"""A GPU's memory, that of a node's host, which its ranks share, and a file of each rank."""
+"""Memory pools: the GPU; pinned and pageable host memory, shared by a node's ranks; NVMe files."""
 
 
 DATA_AXES = (REPLICATE, OUTER, INNER, CONTEXT, DATA)
@@ -57,11 +57,10 @@ DATA_AXES = (REPLICATE, OUTER, INNER, CONTEXT, DATA)
 
 
 def need_fitting(model: Model, strategy: Strategy) -> None:
-    """Check that `model` was resolved for `strategy`.
+    """Raise ModelError unless `model` was built for the parallel degrees and tiles of `strategy`.
 
     Raises:
-        ModelError: it was resolved for another tensor degree, for other ranks that share sequences,
-            or its layers are not cut into tiles.
+        ModelError: the tensor degree, the context degree, the exchange or the tiles differ.
     """
     if model.tensor != strategy.parallel.tensor:
         tensor = strategy.parallel.tensor
@@ -84,10 +83,11 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
 
 
 def need_single_calls(model: Model, runtime: str) -> None:
-    """Check that no unit of `model` is called twice in a forward.
+    """Raise ModelError if a unit of `model` is called twice in a forward.
 
     Raises:
-        ModelError: one is, and how `runtime` gathers and reduces it each time is not known.
+        ModelError: a unit is called again; zsim does not emulate how `runtime` gathers and reduces
+            it.
     """
     for unit in model.units:
         if unit.module:
@@ -98,7 +98,7 @@ def need_single_calls(model: Model, runtime: str) -> None:
 
 
 PeakOf = Callable[[Program], int | None]
-"""The peak of device memory that a program promises; None is nothing."""
+"""Returns the peak device memory in bytes that a program promises, or None for no promise."""
 
 
 def assemble(
@@ -112,10 +112,10 @@ def assemble(
     layouts: tuple[Layout, ...],
     peak_of: PeakOf | None = None,
 ) -> Schedule:
-    """Return the schedule of all roles, which differ in the units that they run.
+    """Return the schedule of all roles, one program for each writer.
 
-    It promises the peaks of each writer's ledger, or what `peak_of` a program says of the device:
-    None is nothing.
+    The contract promises the peak of each pool in each writer's ledger. With `peak_of`, its result
+    replaces the peak of device memory; None promises nothing.
     """
     mesh = mesh_of(strategy)
     programs = tuple(writer.program() for writer in writers)
@@ -160,18 +160,18 @@ def assemble(
 
 
 def _pools(writers: Sequence[ScheduleWriter], used: Set[str]) -> tuple[Pool, ...]:
-    """Return the pools that are used, and those of slots that writers declared."""
+    """Return the pools in `used` and the slot pools that the writers declared."""
     slots = (pool for writer in writers for pool in writer.slot_pools)
     return (*(pool for pool in POOLS if pool.name in used), *slots)
 
 
 def mesh_of(strategy: Strategy) -> Mesh:
-    """Return ranks as pipeline x replicate x data x tensor; tensor varies fastest.
+    """Return the mesh with axes pipeline x replicate x data x tensor; tensor varies fastest.
 
-    There is a pipeline axis if there are several stages (outermost, as nanotron and Megatron-LM
-    number ranks), a replicate axis if there are several replicas of the sharded states, and the
-    data axis is joined of outer and inner if something is sharded over the inner ranks alone, of
-    outer and context if neighbours share each sequence (torchtitan's order, `ParallelDims`).
+    The pipeline axis exists only with several stages (outermost, as nanotron and Megatron-LM number
+    ranks), the replicate axis only with several replicas of the sharded states. The data axis is
+    joined from outer and inner if something is sharded over the inner ranks only, and from outer
+    and context if neighboring ranks share each sequence (torchtitan's order, `ParallelDims`).
     """
     axes = [
         Axis(name=DATA, size=strategy.parallel.data),
@@ -189,7 +189,7 @@ def mesh_of(strategy: Strategy) -> Mesh:
 
 
 def _part_of_data(strategy: Strategy) -> Axis | None:
-    """Return the part of the data axis that varies fastest; None if the axis is not split."""
+    """Return the faster-varying part of the data axis; None if the axis is not split."""
     if strategy.inner is not None:
         return Axis(name=INNER, size=strategy.inner)
     if strategy.parallel.context > 1:
@@ -198,9 +198,9 @@ def _part_of_data(strategy: Strategy) -> Axis | None:
 
 
 def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
-    """Return generators that segments draw from, seeded apart on ranks with other data or units.
+    """Return the random generators that segments draw from, and the axes that vary their seeds.
 
-    Megatron-LM does so along the data axis with `--data-parallel-random-init`.
+    Megatron-LM seeds differently along the data axis with `--data-parallel-random-init`.
     """
     drawn = {segment.draws for unit in model.units for segment in unit.segments}
     every = tuple(axis.name for axis in mesh.axes)
@@ -214,7 +214,7 @@ def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
 
 
 def groups_of(strategy: Strategy) -> tuple[Group, ...]:
-    """Return groups along the axes of the mesh: what is not there has no group."""
+    """Return one group for each axis in use, the group of all ranks, and that of one replica."""
     part = _part_of_data(strategy)
     data = (DATA,) if part is None else (OUTER, part.name)
     found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
@@ -235,5 +235,5 @@ def groups_of(strategy: Strategy) -> tuple[Group, ...]:
 
 
 def replica_group(strategy: Strategy) -> str:
-    """Return the group over which a norm is summed: ranks that hold every gradient once."""
+    """Return the group over which a norm is summed: its ranks hold every gradient exactly once."""
     return WORLD if strategy.parallel.replicate == 1 else REPLICA

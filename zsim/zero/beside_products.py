@@ -1,10 +1,9 @@
-"""NCCL's collectives of the tensor axis beside products of column-parallel layers.
+"""Collectives of the tensor axis that overlap the GEMMs of column-parallel layers.
 
-Megatron-LM issues them on the stream of NCCL, behind all that was issued for the compute stream,
-and has that wait for them behind the product (`LinearWithGradAccumulationAndAsyncCommunication`,
+Megatron-LM issues them on NCCL's stream after all work issued so far on the compute stream. The
+compute stream waits for them after the GEMM (`LinearWithGradAccumulationAndAsyncCommunication`,
 megatron/core/tensor_parallel/layers.py, 2026-08): `async_op=True`, then `handle.wait()`. With
-CUDA_DEVICE_MAX_CONNECTIONS=1, before which it waited for a kernel of 3 us, each begins before the
-product.
+CUDA_DEVICE_MAX_CONNECTIONS=1, each collective starts before the GEMM.
 """
 
 from zsim.schedule.operation import Edge, StreamOperation
@@ -17,7 +16,10 @@ TOKEN_COLLECTIVES = "token_collectives"
 
 
 def gather_beside(writer: ScheduleWriter, path: str, own: str, whole: str) -> str:
-    """Gather `own` of all ranks into `whole` beside the next `Compute` of a segment."""
+    """All-gather `own` into `whole`, overlapping the next `Compute` operation of a segment.
+
+    Return the id of the all-gather.
+    """
     before = next(
         each.id
         for each in reversed(writer.operations)
@@ -31,7 +33,10 @@ def gather_beside(writer: ScheduleWriter, path: str, own: str, whole: str) -> st
 def scatter_beside(
     writer: ScheduleWriter, path: str, summands: str, own: str, *, maker: Edge
 ) -> str:
-    """Reduce `summands`, which end with it, to the `own` tokens beside the `maker`'s products."""
+    """Reduce-scatter `summands` to `own`, overlapping the other GEMMs of `maker`; free `summands`.
+
+    Return the id of the reduce-scatter.
+    """
     done = writer.reduce_scatter(
         path, TENSOR, summands, own, beside=True, stream=TOKEN_COLLECTIVES, after=(maker,)
     )
@@ -40,7 +45,7 @@ def scatter_beside(
 
 
 def sum_beside(writer: ScheduleWriter, path: str, summands: str, *, maker: Edge) -> str:
-    """Sum `summands` over ranks, in place, beside the `maker`'s other products."""
+    """All-reduce `summands` in place, overlapping the other GEMMs of `maker`; return the id."""
     return writer.all_reduce(
         path, TENSOR, summands, beside=True, stream=TOKEN_COLLECTIVES, after=(maker,)
     )

@@ -1,13 +1,13 @@
-"""Buckets: which parameters are gathered and reduced as one, and where each lies.
+"""Buckets: which parameters are gathered and reduced together, and the offset of each.
 
 A bucket of zsim's own stages holds whole parameters and is padded to a multiple of the data axis,
-so that every rank owns an equal shard. It is of a constant size (ZeRO-R CB, Rajbhandari et al.
-2020, section 6.2), or takes everything; the first that backward completes may be smaller, as that
-of DistributedDataParallel is. In stage 3 a bucket never crosses a unit; in the others it
-may, and is filled in the order of backward, so that it is complete as early as can be. A parameter
-that several units use is a bucket of its own; a unit that is called again is one unit here, whose
-gradients are complete with its first call. Frozen parameters have buckets of their own. Other
-runtimes fill and pad in their own way: `numbered` makes buckets of any groups of parameters.
+so that every rank owns an equal shard. Its size is constant (ZeRO-R CB, Rajbhandari et al. 2020,
+section 6.2) or unlimited. The first bucket that backward completes may be smaller, as in
+DistributedDataParallel. In stage 3 a bucket never crosses a unit. In other stages it may, and is
+filled in backward order so that it completes as early as possible. A parameter used by several
+units has its own bucket. A unit that is called again counts once; its gradients are complete with
+its first call. Frozen parameters have separate buckets. For the packing of other runtimes,
+`numbered` builds buckets from any groups of parameters.
 """
 
 from collections import Counter
@@ -27,16 +27,16 @@ from zsim.zero.names import DATA, INNER, PIPELINE, TENSOR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRun:
-    """The parameters that one unit has in one bucket.
+    """The parameters of one unit in one bucket.
 
     Attributes:
         bucket: number of the bucket.
         parameters: in the order of the unit.
-        starts: where each begins in the bucket, seen as whole parameters one after the other.
-        layout: of the unit's gradients, one after the other, where they do not lie so in the
-            bucket: they are then copied by parameter.
-        trained: those of which backward makes gradients.
-        size: elements of these, without padding.
+        starts: offset of each whole parameter in the bucket's `plain` layout, in elements.
+        layout: layout of the unit's concatenated gradients if they are not contiguous in the
+            bucket; they are then copied by parameter. None if contiguous.
+        trained: parameters that are not frozen.
+        size: elements of `trained`, without padding.
     """
 
     bucket: int
@@ -53,7 +53,7 @@ class UnitRun:
 
     @property
     def start(self) -> int:
-        """Start of the first parameter."""
+        """Offset of the first parameter."""
         return self.starts[0]
 
 
@@ -61,9 +61,9 @@ class UnitRun:
 class Bucket:
     """One flat tensor: `elements` of parameters, and padding up to `padded`.
 
-    `layout` is how ranks own it; `plain` the layout of whole parameters one after the other, the
-    same but where ranks own a part of each of its blocks. One whose parameters are all `frozen` is
-    neither reduced nor updated.
+    `layout` describes how ranks own the bucket. `plain` is the layout of the whole parameters in
+    order; it differs from `layout` only if each rank owns a part of every block. If all parameters
+    are `frozen`, the bucket is neither reduced nor updated.
     """
 
     index: int
@@ -95,7 +95,7 @@ class Bucket:
         layout: Layout | None = None,
         pool: str = POOL,
     ) -> str:
-        """Declare a buffer of the whole bucket, as `layout` has it; return its name."""
+        """Declare a buffer of the whole bucket in `layout` (default: its own); return its name."""
         path, cut = f"{self.name}/{name}", (layout or self.layout).name
         return writer.buffer(path, self.padded, dtype, kind, home=home, layout=cut, pool=pool)
 
@@ -109,7 +109,7 @@ class Bucket:
         home: str = COMPUTE,
         pool: str = POOL,
     ) -> str:
-        """Declare a buffer of what one rank of the data axis owns; return its name."""
+        """Declare a buffer for the shard of one data rank; return its name."""
         return writer.buffer(
             f"{self.name}/{name}",
             self.shard,
@@ -124,7 +124,7 @@ class Bucket:
     def inner_buffer(
         self, writer: ScheduleWriter, inner: Layout, ranks: int, dtype: DType, *, home: str
     ) -> str:
-        """Declare a buffer of what one of the inner ranks owns; return its name."""
+        """Declare a buffer for the shard of one inner rank; return its name."""
         return writer.buffer(
             inner.name,
             self.padded // ranks,
@@ -136,7 +136,7 @@ class Bucket:
         )
 
     def over_inner(self, name: str, *, by_block: bool = False) -> Layout:
-        """Return the layout of the bucket cut over the inner ranks alone."""
+        """Return the layout of the bucket sharded over the inner ranks only."""
         return Layout(
             name=f"{self.name}/{name}",
             pieces=self.layout.pieces,
@@ -148,28 +148,28 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """All buckets, in the order of their first use in forward, and each unit's runs in them."""
+    """All buckets, in the order of first use in forward, and the runs of each unit in them."""
 
     all: tuple[Bucket, ...]
     runs: tuple[tuple[UnitRun, ...], ...]
 
     @property
     def trained(self) -> tuple[Bucket, ...]:
-        """Those that are reduced and updated."""
+        """Buckets that are reduced and updated."""
         return tuple(bucket for bucket in self.all if not bucket.frozen)
 
     def trained_runs(self, unit: int) -> tuple[tuple[int, UnitRun], ...]:
-        """Return runs of a unit of which backward makes gradients, with their positions."""
+        """Return (position, run) of the unit's runs that have trainable parameters."""
         return tuple((at, run) for at, run in enumerate(self.runs[unit]) if run.trained)
 
     @property
     def uses(self) -> Counter[int]:
-        """By number of a bucket, how many units make gradients of its parameters."""
+        """Number of units that contribute gradients to each bucket, by bucket number."""
         return Counter(run.bucket for runs in self.runs for run in runs if run.trained)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Every layout that buckets and runs name, each once."""
+        """Every layout that buckets and runs refer to, each once."""
         found = {layout.name: layout for each in self.all for layout in (each.layout, each.plain)}
         for runs in self.runs:
             found |= {run.layout.name: run.layout for run in runs if run.layout is not None}
@@ -178,9 +178,9 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Starts of a bucket's parameters, its elements with padding, and its blocks if any.
+    """A packed bucket: offsets of its parameters, its elements with padding, and any blocks.
 
-    Shards begin at multiples of `alignment` elements.
+    Shards start at multiples of `alignment` elements.
     """
 
     starts: tuple[int, ...]
@@ -190,11 +190,11 @@ class Packed:
 
 
 Packing = Callable[[Sequence[Parameter]], Packed]
-"""The way of a runtime to pack the parameters of a bucket."""
+"""Lays out the parameters of a bucket as a runtime does."""
 
 
 def one_after_the_other(ranks: int, *, alignment: int = 1) -> Packing:
-    """Return a packing without gaps, padded at the end to equal shards that are multiples."""
+    """Return a packing without gaps, padded to equal shards that are multiples of `alignment`."""
 
     def place(parameters: Sequence[Parameter]) -> Packed:
         starts = (0, *accumulate(parameter.elements for parameter in parameters))
@@ -206,7 +206,7 @@ def one_after_the_other(ranks: int, *, alignment: int = 1) -> Packing:
 
 
 def fill(model: Model, strategy: Strategy) -> Buckets:
-    """Distribute the parameters of `model` over buckets; frozen ones have buckets of their own."""
+    """Distribute the parameters of `model` over buckets, frozen ones over separate buckets."""
     uses = Counter(parameter.name for unit in model.modules for parameter in unit.parameters)
     limit, first = strategy.bucket_limit, strategy.first_bucket_limit
     groups: list[list[Parameter]] = []
@@ -249,12 +249,12 @@ def numbered(
     """Return buckets of `groups`, numbered in the order of their first use in forward.
 
     Args:
-        model: whose parameters they are, each in one group.
+        model: the model that has the parameters; each is in one group.
         groups: the parameters of each bucket, in their order in it.
-        place: how they are laid out.
-        ranks: along the data axis, over which every bucket is cut.
-        name: what buckets are called; their numbers follow it.
-        tied: parameters of which ranks along a pipeline hold copies.
+        place: lays out the parameters of a bucket.
+        ranks: size of the data axis, over which every bucket is sharded.
+        name: prefix of the buckets' names; their number follows.
+        tied: names of parameters that several pipeline stages hold.
     """
     owner = {member.name: number for number, group in enumerate(groups) for member in group}
     users: dict[int, dict[int, None]] = {}
@@ -303,7 +303,7 @@ def bucket_of(
     name: str,
     tied: Set[str] = frozenset(),
 ) -> Bucket:
-    """Return the bucket of `members`, called `name` and its number, after "frozen_" if all are."""
+    """Return the bucket of `members`, called `name` and its number ("frozen_" first if all are)."""
     frozen = bool(members) and all(member.frozen for member in members)
     name = f"{'frozen_' if frozen else ''}{name}{index}"
     pieces = tuple(
@@ -341,7 +341,7 @@ def bucket_of(
 
 
 def _run(name: str, bucket: Bucket, members: list[Parameter], starts: dict[str, int]) -> UnitRun:
-    """Return what a unit has in `bucket`; `name` is that of the layout of its gradients."""
+    """Return a unit's run in `bucket`; `name` names the layout of its gradients if it needs one."""
     at = tuple(starts[member.name] for member in members)
     run = UnitRun(bucket=bucket.index, parameters=tuple(members), starts=at)
     trained = run.trained

@@ -1,8 +1,9 @@
-"""Stores of checkpoints between forward and backward: put away in them, and brought back.
+"""Checkpoint stores: where activation checkpoints are between forward and backward.
 
-A checkpoint is what a unit was given that is run again before its backward. It stays where forward
-made it unless a technique moves it: cut over the tensor axis (`partition`), out to host memory
-or a file (`offload.checkpoints`), into memory in a row (`contiguous`). Here it stays on the device.
+A checkpoint is an input of a unit that is recomputed before its backward. It stays in the memory
+where forward wrote it unless a technique moves it: sharded over the tensor axis (`partition`),
+offloaded to host memory or a file (`offload.checkpoints`), or copied to contiguous memory
+(`contiguous`). The stores of this file keep one buffer for each checkpoint.
 """
 
 from collections.abc import Iterable
@@ -30,14 +31,14 @@ _PLACES = {
     MemoryTier.HOST: (HOST_POOL, TO_HOST),
     MemoryTier.NVME: (NVME_POOL, NVME_WRITE),
 }
-"""Pool of each tier, and the stream that first writes what is put there."""
+"""Pool of each tier, and the stream that first writes a checkpoint there."""
 
 
 class CheckpointStore:
-    """Memory in which checkpoints lie: here a buffer for each, while it lies there.
+    """Memory that holds checkpoints: one buffer for each, freed after use.
 
     Attributes:
-        place: the pool, and the stream that first writes what is put there.
+        place: the pool, and the stream that first writes a checkpoint there.
     """
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
@@ -48,16 +49,16 @@ class CheckpointStore:
         self.place = _PLACES[self._tier]
 
     def make_room(self, value: str) -> View:
-        """Take memory for the checkpoint `value`, and return where it goes."""
+        """Allocate memory for the checkpoint `value`, and return its view."""
         self._writer.allocate(self._buffer(value))
         return self.view(value)
 
     def view(self, value: str) -> View:
-        """Return where it is."""
+        """Return the view of the checkpoint `value` in the store."""
         return self._writer.all(self._buffer(value))
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """Give the memory back after `uses`, which are on other streams."""
+        """Free the memory of `value` after the operations `uses`, which are on other streams."""
         self._writer.free(self._buffer(value), uses=uses)
 
     def _buffer(self, value: str) -> str:
@@ -71,7 +72,7 @@ class CheckpointStore:
 
 
 class Checkpoints:
-    """Checkpoints that stay on the device, on a store if they move at all."""
+    """Checkpoints that stay on the device; `store` is used only if they are moved."""
 
     def __init__(
         self, writer: ScheduleWriter, model: Model, strategy: Strategy, store: CheckpointStore
@@ -82,15 +83,15 @@ class Checkpoints:
         self.store = store
 
     def enter(self, visit: UnitVisit, after: tuple[Edge, ...] = ()) -> None:
-        """Write what precedes a visit that comes after `after`, where a runtime says."""
+        """Write operations that precede a visit, after `after`; nothing here."""
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
-        """Move what the unit was given away after its forward, of which `last` is the end."""
+        """Move the unit's inputs to the store after its forward, whose last operation is `last`."""
         for value in visit.parts:
             self._shelve(value, self.store.make_room(value))
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """Bring it back for the unit's backward, which comes after what is returned."""
+        """Restore the unit's checkpoints; return the edges that its backward waits for."""
         if self.strategy.cuts_checkpoints:
             for value in visit.parts:
                 gather(self.writer, self.model, value, source=self.store.view(value))
@@ -98,20 +99,20 @@ class Checkpoints:
         return ()
 
     def view(self, value: str) -> View:
-        """Return what the backward of its unit reads."""
+        """Return the view of the checkpoint `value` that its unit's backward reads."""
         if self.strategy.cuts_checkpoints:
             return self.writer.all(brought_back(value))
         return self.store.view(value)
 
     def end(self, value: str, last: str) -> None:
-        """Forget it: `last` was the last to read it."""
+        """Free the checkpoint `value`, last read by the operation `last`."""
         if self.strategy.cuts_checkpoints:
             self.writer.free(brought_back(value))
         else:
             self.store.clear(value)
 
     def _shelve(self, value: str, target: View) -> str:
-        """Copy the rank's share of what forward made to `target` on the device; forget the rest."""
+        """Copy the rank's share of a forward output to `target` on the device; free the whole."""
         verb = "partition" if self.strategy.cuts_checkpoints else "keep"
         source = own_slice(self.model, self.strategy, value)
         copied = self.writer.copy(f"{verb}/{value}", source, target)
@@ -120,5 +121,5 @@ class Checkpoints:
 
 
 def brought_back(value: str) -> str:
-    """Return the buffer of a checkpoint that is whole again."""
+    """Return the name of the buffer of a checkpoint that was restored whole."""
     return ValueInstance(value, Made.GATHERED).buffer

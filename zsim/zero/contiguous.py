@@ -1,9 +1,9 @@
-"""ZeRO-R MD: memory in a row for what lives long, which set-up allocates and nothing frees.
+"""ZeRO-R MD: contiguous memory for long-lived tensors, allocated in setup and never freed.
 
-Rajbhandari et al. 2020, section 6.3. Checkpoints and gradients live long and are made between
-values that live shortly; an allocator that has handed out both in turn has holes. Here they are
-moved, as they are made, into buffers that lie one after the other from the start: all checkpoints
-of a micro-batch in one, gradients by bucket.
+Rajbhandari et al. 2020, section 6.3. Checkpoints and gradients are long-lived and are produced
+between short-lived values, which fragments the allocator. Here they are moved, as they are
+produced, into preallocated contiguous buffers: all checkpoints of a micro-batch in one buffer for
+each dtype, gradients by bucket.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from zsim.zero.visit_order import UnitVisit
 
 
 class ContiguousStore(CheckpointStore):
-    """A store of one buffer for each format, with a slot for every checkpoint."""
+    """A store of one buffer for each dtype, with a slot for every checkpoint."""
 
     def __init__(
         self,
@@ -44,19 +44,19 @@ class ContiguousStore(CheckpointStore):
             writer.persist(self._declare(f"checkpoints/{dtype}", elements, dtype))
 
     def make_room(self, value: str) -> View:
-        """Return its slot, which is there."""
+        """Return the slot of `value`, which is allocated already."""
         return self.view(value)
 
     def view(self, value: str) -> View:
-        """Return its slot."""
+        """Return the slot of `value`."""
         return self._views[value]
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """Do nothing: the slot stays, and what writes it next is ordered after what read it."""
+        """Do nothing: the slot stays allocated; the next write to it is ordered after the reads."""
 
 
 def allocate_gradients(writer: ScheduleWriter, strategy: Strategy, buckets: Buckets) -> None:
-    """Allocate in setup what gradients collect in, and what they are reduced to."""
+    """Allocate in setup the buffers that accumulate gradients and receive reduced ones."""
     writer.prefix = "setup/gradients"
     for bucket in buckets.trained:
         for name in long_lived(writer, strategy, bucket):

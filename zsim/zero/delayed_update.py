@@ -1,10 +1,10 @@
 """ZeRO-Offload's delayed parameter update: the host updates while the device runs the next step.
 
-Ren et al. 2021, section 5.2: the gradients of a step are applied beside forward and backward of the
-step after it, so that every step computes with parameters one update old. The first steps may
-update at once. Threads of the host write updated parameters to memory that outlives the step; at
-the end of a step it is copied to the device, and only then the next update begins to overwrite it.
-Gradients of two steps are on the host at once: those being applied and those that arrive.
+Ren et al. 2021, section 5.2: the gradients of a step are applied during forward and backward of the
+next step, so that every step computes with parameters one update old. The first steps may update at
+once. Host threads write updated parameters to memory that outlives the step. At the end of a step
+these are copied to the device; only then does the next update overwrite them. The host holds the
+gradients of two steps: those being applied and those that arrive.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ from zsim.zero.state import STEP, WARM_UP
 from zsim.zero.updated_tensor import UpdatedTensor
 
 AT_ONCE = "step/at_once"
-"""Path of updates of the first steps."""
+"""Path of the updates of the first (warm-up) steps."""
 
 
 def persist_landing(
     writer: ScheduleWriter, strategy: Strategy, bucket: Bucket, master: str
 ) -> None:
-    """Take memory of the host for updated parameters, and fill it with what they begin with."""
+    """Allocate host memory for the updated parameters, and fill it with their initial values."""
     declare = bucket.buffer if strategy.zero.stage == 0 else bucket.shard_buffer
     name = declare(
         writer,
@@ -42,7 +42,7 @@ def persist_landing(
 
 
 def late_bytes(strategy: Strategy, buckets: Buckets) -> int:
-    """Return the bytes of a rank's gradients, which are on the host until the next step's end."""
+    """Return the bytes of a rank's gradients that stay on the host until the next step's end."""
     elements = sum(
         bucket.padded if strategy.zero.stage == 0 else bucket.shard
         for bucket in buckets.all
@@ -52,10 +52,10 @@ def late_bytes(strategy: Strategy, buckets: Buckets) -> int:
 
 
 class DelayedOptimizerStep(HostOptimizerStep):
-    """An update on the host that the next step runs beside."""
+    """An update on the host that overlaps the next step."""
 
     def begin(self) -> None:
-        """Begin with the gradients of the step before on the host."""
+        """Prepare the update, with the gradients of the previous step still on the host."""
         super().begin()
         held = (self.writer.buffers[item.gradient.buffer] for item in self.tensors)
         self._late = sum(buffer.size_bytes for buffer in held)
@@ -70,17 +70,17 @@ class DelayedOptimizerStep(HostOptimizerStep):
         trained: Sequence[UpdatedTensor],
         group: str,
     ) -> None:
-        """Measure gradients, once those of the step before are applied."""
+        """Measure gradients, once those of the previous step are applied."""
         super().measure(writer, action, target, reduction, trained=trained, group=group)
         self._count_back(writer)
 
     def _count_back(self, writer: ScheduleWriter) -> None:
-        """Note that the host has waited for the thread: all that it read is back."""
+        """Count the previous step's gradients as freed: the host has waited for the thread."""
         writer.count_late(HOST_POOL, -self._late)
         self._late = 0
 
     def write(self) -> None:
-        """Measure gradients, send what was updated last, begin the update."""
+        """Measure gradients, copy the last update to the device, and start the next update."""
         writer, flag = self.writer, None
         writer.prefix = "step/update"
         if self.strategy.train.precision is Precision.FP16:
@@ -110,7 +110,7 @@ class DelayedOptimizerStep(HostOptimizerStep):
         go_on: Callable[[ScheduleWriter], object],
         skip: Callable[[ScheduleWriter], object] | None = None,
     ) -> None:
-        """Go on, unless gradients overflowed: then skip."""
+        """Write `go_on`, in a branch on the overflow `flag` if given; overflow runs `skip`."""
         writer = self.writer
         if flag is None:
             go_on(writer)
@@ -124,11 +124,14 @@ class DelayedOptimizerStep(HostOptimizerStep):
             writer.join(side)
 
     def _while_warm(self, writer: ScheduleWriter, norm: str | None, *, at_once: bool) -> None:
-        """Update now if a first step is to update at once, or else if it is not."""
+        """Write the update in a branch on the warm-up counter.
+
+        With `at_once`, the update runs in warm-up steps only, otherwise in later steps only.
+        """
         updating, passing = writer.fork(writer.prefix), writer.fork(writer.prefix)
         if at_once:
             updating.prefix = AT_ONCE
-            if self.tensors:  # memory of an update that is still going on is not back before
+            if self.tensors:  # an update in flight still holds its memory
                 last = f"step/update/{self.tensors[-1].name}/cast"
                 updating.host_wait("wait", Previous(last))
             updating.count_late(HOST_POOL, -self._late)
@@ -163,7 +166,7 @@ class DelayedOptimizerStep(HostOptimizerStep):
             self.apply_one(writer, replace(item, parameter=landing, after=after), norm)
 
     def _send_last(self, writer: ScheduleWriter, item: UpdatedTensor) -> None:
-        """Copy parameters that were updated last to the device, once the thread is done."""
+        """Copy parameters of the last update to the device, once the thread has written them."""
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         if self.strategy.offload.warm_up_steps:
             writer.host_wait("wait/at_once", f"{AT_ONCE}/{item.name}/cast")
@@ -176,7 +179,7 @@ class DelayedOptimizerStep(HostOptimizerStep):
         writer.prefix = outer
 
     def _free_gradients(self, writer: ScheduleWriter, path: str) -> None:
-        """Give the gradients' memory back once the thread has read them: in the next step."""
+        """Free the gradients once the thread has read them, which is in the next step."""
         for item in self.tensors:
             held = writer.buffers[item.gradient.buffer]
             widens = held.dtype is not self.strategy.train.precision.optimizer

@@ -1,4 +1,4 @@
-"""With which states of generators segments draw: forward with a new one, its recompute again."""
+"""Generator states of segments: forward draws with a new state, recompute restores it."""
 
 from zsim.model.generator import Draw
 from zsim.model.model import Segment
@@ -8,7 +8,7 @@ from zsim.zero.visit_order import SegmentVisit
 
 
 class Drawn:
-    """Remembers which operation drew for each micro-batch, unit and segment."""
+    """Remembers the operation that drew for each micro-batch, unit and segment."""
 
     def __init__(self) -> None:
         self._forward: dict[tuple[int, int, int], str] = {}
@@ -16,7 +16,10 @@ class Drawn:
     def draw(
         self, segment: Segment, part: SegmentVisit, which: tuple[int, int], path: str
     ) -> Draw | None:
-        """Return the state that the operation `path` draws with, of a micro-batch and a unit."""
+        """Return the state that the operation `path` draws with; None if the segment draws nothing.
+
+        `which` is the micro-batch and the unit. A recompute restores the state of its forward.
+        """
         if segment.draws is None:
             return None
         key = (*which, part.segment)

@@ -1,8 +1,8 @@
-"""Checkpoints on NVMe: written after forward by way of the host, and read ahead of backward.
+"""Checkpoints on NVMe: written after forward through host memory, and read ahead of backward.
 
-Rajbhandari et al. 2021, section 5.1. A checkpoint passes host memory on its way out and back. The
-host waits for the write of the unit before while the next unit's is copied out, so that two of them
-are on their way; `read_units` says how far reads are ahead of copies back.
+Rajbhandari et al. 2021, section 5.1. A checkpoint passes through host memory in both directions.
+The host waits for the write of one unit while the checkpoint of the next is copied out, so that two
+are in flight. `read_units` sets how many units reads are ahead of copies back.
 """
 
 from collections.abc import Sequence
@@ -42,16 +42,16 @@ class FiledCheckpoints(OffloadedCheckpoints):
         self._reads: dict[str, str] = {}
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
-        """Copy what the unit was given out and write it; what the unit before was is written."""
+        """Copy the unit's inputs to the host and write them; free those of the previous unit."""
         if visit.parts:
             self._written.append([])
         super().put_away(visit, last)
         self._free_written(keep=1)
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """Read what the next units were given, and copy back what this one was."""
+        """Read this unit's checkpoints and the next ones; copy this unit's back to the device."""
         first = self._place[visit.unit]
-        self._free_written(keep=int(first == 0))  # backward begins beside the last write
+        self._free_written(keep=int(first == 0))  # backward starts during the last write
         ahead = first + 2 + self.strategy.offload.read_units
         for following in self._backward[first:ahead]:
             for value in following.parts:
@@ -74,7 +74,7 @@ class FiledCheckpoints(OffloadedCheckpoints):
         return copied
 
     def _read(self, value: str) -> str:
-        """Read it to memory of the host, from a file that is then empty."""
+        """Read `value` into host memory and clear its file; return the read."""
         slot = self._slice("coming", value, NVME_READ, HOST_POOL)
         self.writer.allocate(slot)
         after, source = (self._files.pop(value),), self.store.view(value)
@@ -91,7 +91,7 @@ class FiledCheckpoints(OffloadedCheckpoints):
         return copied
 
     def _free_written(self, *, keep: int) -> None:
-        """Give memory of the host back once files have what was there, but of the last units."""
+        """Free host staging memory once its writes are done, except for the last `keep` units."""
         while len(self._written) > keep:
             for staging, written in self._written.pop(0):
                 self.writer.free(staging, uses=(written,), mode=FreeMode.HOST)

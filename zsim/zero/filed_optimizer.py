@@ -1,8 +1,8 @@
-"""Updates of states that are kept in files on NVMe, through slots in the host's memory.
+"""Updates of optimizer states kept in NVMe files, through slots in host memory.
 
-ZeRO-Infinity (Rajbhandari et al. 2021, section 5): states come to slots sub-group by sub-group;
-while one is updated the next is read and the last written, as the knobs say (DeepSpeed 0.19,
-`runtime/swap_tensor/pipelined_optimizer_swapper.py`).
+ZeRO-Infinity (Rajbhandari et al. 2021, section 5): states are read into slots by sub-group. While
+one sub-group is updated, the next may be read and the previous one written, as the offload options
+set (DeepSpeed 0.19, `runtime/swap_tensor/pipelined_optimizer_swapper.py`).
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from zsim.zero.offloaded_optimizer import HostOptimizerStep
 from zsim.zero.updated_tensor import UpdatedTensor
 
 SLOTS = "optimizer_slots"
-"""The pool of slots that states of sub-groups pass through."""
+"""The pool of slots that hold the states of sub-groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SubGroup:
-    """Elements of a tensor whose states are in host memory at once."""
+    """Consecutive elements of a tensor whose states are in host memory together."""
 
     item: UpdatedTensor
     start: int
@@ -30,7 +30,7 @@ class _SubGroup:
 
     @property
     def is_last(self) -> bool:
-        """Tell whether the tensor ends with it."""
+        """Return True if this is the last sub-group of its tensor."""
         return self.start + self.size == self.item.gradient.size
 
     @property
@@ -39,7 +39,7 @@ class _SubGroup:
         return self.item.name if self.is_last else f"{self.item.name}/{self.start}"
 
     def of(self, view: View) -> View:
-        """Return its part of all of a buffer."""
+        """Return the sub-group's part of `view`, a view of the whole tensor."""
         return replace(view, start=view.start + self.start, size=self.size)
 
 
@@ -47,7 +47,7 @@ class NvmeOptimizerStep(HostOptimizerStep):
     """An update on the host, of states that are kept in files."""
 
     def begin(self) -> None:
-        """Cut every tensor into sub-groups, and declare slots for the states of the largest."""
+        """Split every tensor into sub-groups, and declare slots for the states of the largest."""
         super().begin()
         offload, most = self.strategy.offload, self.strategy.offload.sub_group_elements
         self._groups = [
@@ -64,7 +64,7 @@ class NvmeOptimizerStep(HostOptimizerStep):
         self.writer.slots(SLOTS, size_bytes, count)
 
     def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
-        """Update a tensor sub-group by sub-group, while the next is read and the last written."""
+        """Update a tensor by sub-group, with reads ahead and writes behind if pipelined."""
         self._kept[item.name] = item.parameter
         landed = self._landed(writer, item)
         for number, group in enumerate(self._groups):
@@ -83,7 +83,7 @@ class NvmeOptimizerStep(HostOptimizerStep):
         *,
         trained: Sequence[UpdatedTensor],
     ) -> str:
-        """Add up what was measured of gradients before they were written to files."""
+        """Add up the partial measures taken before gradients were written to files."""
         if not self.strategy.offload.files_gradients or not trained:
             return super().measured(writer, action, name, target, trained=trained)
         total = writer.buffer(
@@ -100,18 +100,18 @@ class NvmeOptimizerStep(HostOptimizerStep):
         return measured
 
     def skipped(self, writer: ScheduleWriter) -> None:
-        """Forget the norms of a step that updates nothing."""
+        """Free the partial norms of a step that updates nothing."""
         if self.strategy.offload.files_gradients and self.strategy.train.clip_norm is not None:
             for item in self.tensors:
                 writer.free(part_of(Action.NORM, item.name))
 
     def completed(self, writer: ScheduleWriter) -> None:
-        """Give the last slots back, and send the parameters of the last tensor."""
+        """Free the last slots, and send the parameters of the last tensor."""
         self._free_written(writer, keep=0)
         super().completed(writer)
 
     def _states(self, writer: ScheduleWriter, group: _SubGroup) -> list[tuple[View, View]]:
-        """Return what a sub-group has of each state in a file, and the slot that it goes to."""
+        """Return (view in the file, view of the slot) of each state of a sub-group."""
         assert group.item.master is not None
         found: list[tuple[View, View]] = []
         kept = [group.item.master, *group.item.moments]
@@ -132,7 +132,7 @@ class NvmeOptimizerStep(HostOptimizerStep):
         return found
 
     def _fetch(self, writer: ScheduleWriter, group: _SubGroup) -> tuple[str, ...]:
-        """Read the states of a sub-group to slots."""
+        """Read the states of a sub-group into slots; return the reads."""
         reads: list[str] = []
         outer, writer.prefix = writer.prefix, f"step/update/{group.name}"
         for number, (state, slot) in enumerate(self._states(writer, group)):
@@ -185,7 +185,7 @@ class NvmeOptimizerStep(HostOptimizerStep):
         writer.prefix = outer
 
     def _free_written(self, writer: ScheduleWriter, *, keep: int) -> None:
-        """Give slots back once their writes are done, all but those of the last `keep` groups."""
+        """Free slots once their writes are done, except those of the last `keep` groups."""
         while len(self._written) > keep:
             for slot, write in self._written.pop(0):
                 writer.free(slot, uses=(write,))

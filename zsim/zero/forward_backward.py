@@ -1,8 +1,8 @@
-"""Forward, recompute and backward of one unit: segments, the values between them.
+"""Forward, recompute and backward of one unit: its segments and the values between them.
 
-With a tensor axis each segment's summands are summed where it ends, on the compute stream: what
-follows needs them at once. Ranks that share a sequence exchange keys and values there, too. What is
-put away between forward and backward is for `Checkpoints`.
+With a tensor axis, partial sums of a segment are reduced at its end on the compute stream, because
+the next segment needs them at once. Ranks that share a sequence exchange keys and values there,
+too. `Checkpoints` handles the memory between forward and backward.
 """
 
 from collections import Counter
@@ -26,19 +26,19 @@ from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
 from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
 
 Held = Callable[[int, UnitVisit], str]
-"""The buffer that holds a bucket's parameters during a visit."""
+"""Returns the name of the buffer that holds a bucket's parameters during a visit."""
 
 VisitKey = tuple[int, bool, bool, Role]
-"""Visits that find parameters, or their gradients, in the same places: what they have in common."""
+"""Key of visits whose parameters, or gradients, have the same views."""
 
 
 class ForwardBackward:
-    """Writes the visits of a micro-batch into a writer.
+    """Writes the visits of a micro-batch to `writer`.
 
-    Without `checkpoints`, those that are cut over the tensor axis lie loose on the device.
+    Without `checkpoints`, they stay on the device, one buffer each.
 
     Class attributes:
-        _slot: suffix of the buffers of this micro-batch, where several are alive at once.
+        _slot: suffix of this micro-batch's buffers if several micro-batches are alive at once.
     """
 
     _slot = ""
@@ -62,8 +62,8 @@ class ForwardBackward:
             writer, model, strategy, CheckpointStore(writer, model, strategy)
         )
         self.micro_batch = 0
-        self.gradient_slot = ""  # behind the names of buffers of gradients of parameters
-        self.elsewhere = dict[str, View]()  # whole parameters that lie beside their bucket
+        self.gradient_slot = ""  # suffix of the buffers of parameter gradients
+        self.elsewhere = dict[str, View]()  # whole parameters kept outside their bucket
         self.tokens = Tokens(writer, model, strategy.execution.fuses_tokens)
         self.sequence = SharedSequence(writer, model, strategy)
         self._gradients, self._drawn = Counter[str](), Drawn()
@@ -72,7 +72,7 @@ class ForwardBackward:
         self._of_parameters: dict[tuple[VisitKey, tuple[str, ...]], list[Operand]] = {}
 
     def load(self) -> None:
-        """Bring a micro-batch of data in."""
+        """Load a micro-batch of data."""
         batch, writer = self.model.batch, self.writer
         name = writer.buffer(batch.name, batch.elements, batch.dtype, Kind.WORKSPACE, produced=True)
         writer.allocate(name)
@@ -80,7 +80,7 @@ class ForwardBackward:
         writer.compute("load", Action.LOAD, made, micro_batch=self.micro_batch)
 
     def seed(self) -> None:
-        """Set the gradient of the loss with respect to itself: one, with fp16 the loss scale."""
+        """Set the gradient of the loss with respect to itself: 1, or the loss scale with fp16."""
         writer, loss = self.writer, self.model.loss
         name = writer.buffer(f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE)
         writer.allocate(name)
@@ -89,7 +89,7 @@ class ForwardBackward:
         writer.fill("seed", name, 1.0, scalar=LOSS_SCALE if scaled else None)
 
     def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
-        """Run the unit; the id of its last operation that reads parameters."""
+        """Run the forward of the unit; return its last operation that reads parameters."""
         last = ""
         for part in visit.segments:
             last = self._run(visit, part, after, saves=not visit.again)
@@ -99,7 +99,7 @@ class ForwardBackward:
         return last
 
     def backward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
-        """Run the unit backward, or again, or both as its visit says; the id as in forward."""
+        """Run the visit's recomputes and backwards; return the id of its last operation."""
         if visit.opens:
             after = (*after, *self.checkpoints.bring_back(visit))
         last, allocated = "", False
@@ -115,7 +115,7 @@ class ForwardBackward:
         return last
 
     def transient(self, unit: int, position: int) -> str:
-        """Return the buffer of the gradients that autograd makes of a unit's run."""
+        """Return the name of the buffer of the gradients that autograd makes for a unit's run."""
         run = self.buckets.runs[unit][position]
         return self.writer.buffer(
             f"{self.model.units[unit].name}/gradient{position}{self.gradient_slot}",
@@ -133,7 +133,7 @@ class ForwardBackward:
     def _run(
         self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge], *, saves: bool
     ) -> str:
-        """Forward of one segment, or recompute."""
+        """Write the forward or recompute of one segment; return its id."""
         writer, segment = self.writer, self._segment(visit, part)
         path, again = f"{part.action}{part.segment}", part.action is Action.RECOMPUTE
         whole = self.tokens.gather_inputs(segment, part)
@@ -201,11 +201,11 @@ class ForwardBackward:
         return done
 
     def _free_gradient(self, value: Value) -> None:
-        """Give back the gradient of a value that no backward reads any more."""
+        """Free the gradient of a value that no other backward reads."""
         self.writer.free(f"{value.name}/gradient")
 
     def _settle_gradient(self, value: str, part: SegmentVisit, segment: Segment) -> None:
-        """Sum a gradient over the tensor axis, and add it to what other readers contributed."""
+        """Reduce a gradient over its ranks, and add it to the contributions of other readers."""
         path = f"backward{part.segment}"
         if self.sequence.passes(segment, value):
             own = self.sequence.part(value, segment)
@@ -231,14 +231,14 @@ class ForwardBackward:
         self.writer.free(name)
 
     def _contribution(self, value: str) -> str:
-        """Return the buffer of the next contribution to a gradient; the first is kept."""
+        """Return the buffer for the next contribution to a gradient; the first becomes the sum."""
         number = self._gradients[value]
         return f"{value}/gradient" + ("/other" if number else "") + (str(number) * (number > 1))
 
     def _operands_of(
         self, visit: UnitVisit, part: SegmentVisit, *, saves: bool
     ) -> tuple[Operand, ...]:
-        """Operands of a segment; the same in every micro-batch, so made once."""
+        """Return the operands of a segment, cached because every micro-batch has the same."""
         key = (visit.unit, visit.backward, part.segment, part.action)
         if (found := self._operands.get(key)) is not None:
             return found
@@ -263,7 +263,7 @@ class ForwardBackward:
         return self._operands[key]
 
     def _gradient_operands(self, segment: Segment) -> list[Operand]:
-        """Gradients that a backward reads and makes."""
+        """Return the gradients that a backward reads and writes."""
         operands = [
             Operand(role=Role.OUTPUT_GRADIENT, view=self.writer.all(self._gradient(value)))
             for value in segment.outputs
@@ -294,7 +294,7 @@ class ForwardBackward:
         return [name for name in segment.inputs if self.model.values[name].requires_gradient]
 
     def _parameters(self, visit: UnitVisit, segment: Segment, role: Role) -> list[Operand]:
-        """Operands for the segment's parameters, or for their gradients, in the unit's order."""
+        """Return operands for the segment's parameters, or their gradients, in the unit's order."""
         key = (visit.unit, visit.backward, visit.only_recomputes, role)
         views = self._views.get(key)
         if views is None:
@@ -311,7 +311,7 @@ class ForwardBackward:
         return found
 
     def _parameter_views(self, visit: UnitVisit, role: Role) -> dict[str, View]:
-        """Return where the unit's parameters lie, or their gradients, by name."""
+        """Return the views of the unit's parameters, or of their gradients, by name."""
         views: dict[str, View] = {}
         elsewhere = self.elsewhere if role is Role.PARAMETER else {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
@@ -329,7 +329,7 @@ class ForwardBackward:
         return views
 
     def _partial(self, role: Role, name: str) -> tuple[str, ...]:
-        """Ranks of the tensor axis that saw other tokens have summands of a shared gradient."""
+        """Return the axes over which a gradient is partial: tensor ranks see different tokens."""
         return (TENSOR,) if role is Role.GRADIENT and name in self.tokens.shared else ()
 
     def _segment(self, visit: UnitVisit, part: SegmentVisit) -> Segment:
@@ -346,7 +346,7 @@ class ForwardBackward:
         )
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
-        """Return the buffer of what a segment holds only while it runs; no name if nothing."""
+        """Return the buffer a segment needs only while it runs; an empty string if none."""
         saved = self._saved(visit, part) if self._segment(visit, part).saved_bytes else ""
         return workspace_buffer(
             self.writer, self.model, visit, part, saved=saved, operands=operands
@@ -369,7 +369,7 @@ class ForwardBackward:
         return self.writer.all(instance.buffer)
 
     def _end(self, part: SegmentVisit, last: str) -> None:
-        """Forget what nothing reads after `last`."""
+        """Free the values that no operation reads after `last`."""
         for instance in part.ends:
             if instance.made is Made.GATHERED:
                 self.checkpoints.end(instance.value, last)

@@ -1,11 +1,11 @@
-"""Stage 3: parameters are gathered before they are used and freed after.
+"""Stage 3: parameters are gathered before use and freed after use.
 
-With secondary shards (hpZ, Wang et al. 2023, section 3.2) the first gather of a step leaves every
-rank a shard among its inner ranks, and later gathers of the step stay among those.
+With secondary shards (hpZ, Wang et al. 2023, section 3.2), the first gather of a step leaves every
+rank a shard among its inner ranks; later gathers of the step stay among the inner ranks.
 
-Each bucket is needed for a while: from its first to its last use in a forward or backward (or from
-forward to backward, where parameters are kept). Gathers are issued in the order in which they are
-needed, `prefetch_units` visits ahead, while no more than `gathered_elements` are gathered at once.
+Each bucket is needed from its first to its last use in a forward or backward (from forward to
+backward if parameters are kept). Gathers are issued in the order of first use, `prefetch_units`
+visits ahead, as long as at most `gathered_elements` elements are gathered at once.
 """
 
 from collections import Counter
@@ -26,13 +26,13 @@ from zsim.zero.visit_order import Need, UnitVisit
 
 
 class AfterUpdate:
-    """The edge of the first read of shards in a step: the update of the step before, once."""
+    """The edge of a step's first read of shards, from the previous step's update; used once."""
 
     def __init__(self, updated: str) -> None:
         self._edges: tuple[Edge, ...] = (Previous(updated),)
 
     def take(self) -> tuple[Edge, ...]:
-        """Return the edge the first time; later reads on the same stream come after it anyway."""
+        """Return the edge on the first call, then nothing: later reads are on the same stream."""
         found, self._edges = self._edges, ()
         return found
 
@@ -46,13 +46,13 @@ def gather_updated(
     stream: str = COMMUNICATION,
     after: tuple[Edge, ...] = (),
 ) -> str:
-    """Gather in place the parameters of which each rank has updated its own part."""
+    """All-gather in place the parameters of `bucket`; each rank has updated its own shard."""
     own = own_view(writer, bucket, parameter)
     return writer.all_gather(name, DATA, own, parameter, stream=stream, after=after)
 
 
 class GatheredParameters:
-    """Issues gathers ahead of the visits that need them, and frees what is no longer needed."""
+    """Issues gathers ahead of the visits that need them, and frees buckets after their last use."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class GatheredParameters:
         if strategy.offload.parameters is not MemoryTier.DEVICE:
             once: set[int] = set()
             fetched: list[Need] = []
-            for need in self.needs:  # what is gathered among neighbours is on the device
+            for need in self.needs:  # secondary shards are on the device
                 if strategy.zero.secondary is None or need.bucket not in once:
                     fetched.append(need)
                 once.add(need.bucket)
@@ -90,14 +90,14 @@ class GatheredParameters:
             self.layouts = [bucket.over_inner("secondary") for bucket in buckets.all]
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
-        """Return the buffer that holds the whole bucket during `visit`."""
+        """Return the name of the buffer that holds the whole bucket during `visit`."""
         name = "gathered"
         if visit.backward and self.strategy.zero.keep_after_forward is Keep.NOTHING:
             name = "gathered_to_recompute" if visit.only_recomputes else "gathered_again"
         return f"{self.buckets.all[bucket].name}/{name}"
 
     def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
-        """Return what is needed when, in order of first use."""
+        """Return the buckets needed and the visits that need them, in order of first use."""
         keeps = self.strategy.zero.keep_after_forward is Keep.EVERYTHING
         found: dict[tuple[int, str], tuple[int, int, int]] = {}
         window, backward = -1, True
@@ -115,7 +115,7 @@ class GatheredParameters:
         ]
 
     def before(self, index: int) -> tuple[Edge, ...]:
-        """Gather for visit `index` and, ahead, for those after it; return what compute awaits."""
+        """Issue gathers for visit `index` and ahead; return the edges that its compute needs."""
         limit = self.strategy.zero.gathered_elements
         if self.fetched is not None:
             self.fetched.advance(index)
@@ -142,7 +142,7 @@ class GatheredParameters:
         self.updated.add(need.bucket)
         after: tuple[Edge, ...] = ()
         if first and not bucket.frozen:
-            # The first gather of a step reads what the last step's update wrote.
+            # The first gather of a step depends on the previous step's update.
             tier = self.states[bucket.index].tier
             after = (Previous(update_path(bucket, self.strategy, tier=tier)),)
         again = not first and self.strategy.zero.secondary is not None
@@ -164,7 +164,7 @@ class GatheredParameters:
         self.ending.setdefault(need.last, []).append(need)
 
     def _settle_secondary(self, bucket: Bucket, gathered: str, inner: int, *, first: bool) -> None:
-        """Keep the secondary shard of what was gathered first; drop it after the last gather."""
+        """Keep the secondary shard after the first gather; free it after the last gather."""
         left, compute = self.waiting[bucket.index], self.strategy.train.precision.compute
         if first and left:
             layout = self.layouts[bucket.index]
@@ -176,13 +176,13 @@ class GatheredParameters:
             self.writer.free(_secondary(bucket))
 
     def after(self, index: int, used: str) -> None:
-        """Free what visit `index` needed last; `used` is its last operation."""
+        """Free buckets last needed by visit `index`; `used` is its last operation."""
         for need in self.ending.pop(index, ()):
             self.writer.free(need.buffer, uses=(used,))
             self.gathered_elements -= self.buckets.all[need.bucket].padded
 
     def end(self) -> None:
-        """Declare the slots that shards passed through."""
+        """Declare the slots that shards are read into."""
         if self.fetched is not None:
             self.fetched.end()
 
@@ -194,7 +194,7 @@ def _secondary(bucket: Bucket) -> str:
 class ReplicatedParameters:
     """Stages 0 to 2: parameters are whole on every rank.
 
-    In stages 1 and 2 the first use in a step waits for the gather that ended the step before.
+    In stages 1 and 2, the first use in a step waits for the gather at the end of the previous step.
     """
 
     layouts: tuple[Layout, ...] = ()
@@ -214,11 +214,11 @@ class ReplicatedParameters:
         self.seen: set[int] = set()
 
     def held(self, bucket: int, _visit: UnitVisit) -> str:
-        """Return the buffer that holds the whole bucket."""
+        """Return the name of the buffer that holds the whole bucket."""
         return self.states[bucket].parameter
 
     def before(self, index: int) -> tuple[Edge, ...]:
-        """Return what the compute of visit `index` waits for in its first reads of parameters."""
+        """Return the edges that visit `index` waits for before its first reads of parameters."""
         runs = self.buckets.runs[self.sequence[index].unit]
         fresh = [run.bucket for run in runs if run.bucket not in self.seen]
         self.seen.update(fresh)

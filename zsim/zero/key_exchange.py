@@ -1,16 +1,16 @@
-"""Keys and values of ranks that share a sequence: exchanged for attention, their gradients brought.
+"""Exchange of keys and values among ranks that share a sequence, and of their gradients.
 
-Attention of a rank's tokens reads keys and values of all tokens of the sequence. Either they are
-gathered before it, again before its backward, and freed behind it; the gradients that it makes of
-them are summands, which are reduce-scattered (Llama Team 2024, section 3.3.2;
-`AttnFuncWithCPAndKVAllGather` of Transformer Engine 2.9). These are on the compute stream: what
-follows needs them at once.
+Attention over a rank's tokens reads the keys and values of all tokens of the sequence. There are
+two methods. With an all-gather, keys and values are gathered before attention, again before its
+backward, and freed after it. Their gradients are partial sums and are reduce-scattered (Llama Team
+2024, section 3.3.2; `AttnFuncWithCPAndKVAllGather` of Transformer Engine 2.9). These collectives
+run on the compute stream, because the next kernel needs them at once.
 
-Or they go around a ring (Liu et al. 2023; `AttnFuncWithCPAndKVP2P`, and `_AllToAllRotater` of
-PyTorch's `_context_parallel`): while a segment attends to those of one rank, those of the next come
-in, on a stream of their own. Segments run backward from the last to the first, so the ring turns
-the other way then: each rank's keys come to who has made the last gradient of them first, and the
-sum of these follows them home, in the format of the optimizer (`convert_to_f32` there).
+With a ring (Liu et al. 2023; `AttnFuncWithCPAndKVP2P`, and `_AllToAllRotater` of PyTorch's
+`_context_parallel`), one segment attends to the keys of one rank while those of the next arrive on
+a separate stream. Segments run backward from last to first, so the ring then turns in the other
+direction. Each rank's keys first reach the rank that makes the last partial gradient of them. The
+sum of the gradients follows them to their owner in the optimizer's dtype (`convert_to_f32`).
 """
 
 from zsim.model.model import Model, Segment
@@ -24,12 +24,12 @@ from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
 
 def context_streams(strategy: Strategy) -> tuple[str, ...]:
-    """Return the stream on which keys and values are passed on, where they are."""
+    """Return the stream that passes keys and values around the ring; empty without a ring."""
     return (CONTEXT,) if strategy.execution.passes_keys else ()
 
 
 class SharedSequence:
-    """Writes these exchanges into a writer, and names the buffers of what comes from others."""
+    """Writes these exchanges to `writer`, and names the buffers received from other ranks."""
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
         self.writer = writer
@@ -40,20 +40,20 @@ class SharedSequence:
         self._came: dict[str, str] = {}
 
     def gathers(self, segment: Segment, value: str) -> bool:
-        """Tell whether `segment` reads its input `value` of all tokens of a sequence."""
+        """Return True if `segment` reads its input `value` for all tokens of a sequence."""
         return self.ranks > 1 and value == segment.shared_input
 
     def passes(self, segment: Segment, value: str) -> bool:
-        """Tell whether `segment` reads another rank's `value`."""
+        """Return True if `segment` reads another rank's `value`."""
         return self.ranks > 1 and value == segment.passed_input
 
     def comes_home(self, segment: Segment, value: str) -> bool:
-        """Tell whether `segment` makes the last gradient of `value`, which others have made."""
+        """Return True if `segment` is the last to add to the gradient of `value`."""
         is_own = self.ranks > 1 and segment.context_offset == 0
         return is_own and value == segment.inputs[-1]
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
-        """Gather what `segment` reads of all tokens; the buffers that hold it, taken here."""
+        """Gather the inputs that `segment` reads for all tokens; return their new buffers."""
         return tuple(
             self._gather(each, part) for each in part.reads if self.gathers(segment, each.value)
         )
@@ -66,19 +66,19 @@ class SharedSequence:
         return whole
 
     def scatter(self, value: str, gradient: str, path: str) -> None:
-        """Reduce the summands of `gradient`, which is taken here; theirs are given back."""
+        """Reduce-scatter partial sums into `gradient`, allocated here; free the partial sums."""
         summands = self.summands(value, gradient)
         self.writer.allocate(gradient)
         self.writer.reduce_scatter(path, CONTEXT, summands, gradient, stream=COMPUTE)
         self.writer.free(summands)
 
     def note(self, part: SegmentVisit, operation: str) -> None:
-        """Remember which operation has made what `part` makes."""
+        """Record `operation` as the producer of the values that `part` makes."""
         for instance in part.makes:
             self._made[instance.buffer] = operation
 
     def exchange(self, segment: Segment, part: SegmentVisit) -> tuple[Edge, ...]:
-        """Pass on keys for the segment that follows; what `segment` itself has to wait for."""
+        """Pass keys on for the next segment; return the edges that `segment` itself waits for."""
         if self.ranks == 1 or segment.context_offset is None:
             return ()
         instance = part.reads[-1]
@@ -94,7 +94,7 @@ class SharedSequence:
         return () if own == 0 or came is None else (came,)
 
     def _pass_on(self, part: SegmentVisit, instance: ValueInstance, have: int, want: int) -> None:
-        """Send the keys of the rank `have` places before, for those of the one `want` places."""
+        """Pass on keys of the rank `have` places before; receive those of `want` places before."""
         source, target = (self._there(part, instance, each) for each in (have, want))
         self.writer.allocate(target)
         way = -1 if part.action is Action.BACKWARD else 1
@@ -102,22 +102,23 @@ class SharedSequence:
         self._turn(path, source, target, way, after=self._made.pop(source, ""))
 
     def _turn(self, path: str, source: str, target: str, way: int, *, after: str) -> None:
-        """Send `source` to the neighbour, and receive `target` from the other one."""
+        """Send `source` to one neighbor, and receive `target` from the other."""
         writer = self.writer
         writer.send(f"{path}/send", CONTEXT, source, way, stream=CONTEXT)
         writer.receive(f"{path}/receive", CONTEXT, target, -way, stream=CONTEXT)
         self._came[target] = writer.together(path, 2, after=(after,) if after else ())
 
     def finish(self, segment: Segment, part: SegmentVisit, operation: str) -> None:
-        """Give back what came for `segment`, which `operation` was the last to read."""
+        """Free the keys received for `segment`; `operation` was the last to read them."""
         if self.ranks > 1 and segment.context_offset:
             came = self._there(part, part.reads[-1], segment.context_offset)
             self.writer.free(came, uses=(operation,))
 
     def bring_gradient(self, value: str, segment: Segment, own: str, path: str) -> None:
-        """Add `own`, the gradient of `segment`, to those made before, and pass the sum on.
+        """Add `own`, the gradient of `segment`, to the sum received, and pass the sum on.
 
-        The first segment, which attends to a rank's own keys, runs last: there it comes home.
+        The first segment, which attends to a rank's own keys, runs last: there the sum reaches its
+        owner.
         """
         offset = segment.context_offset
         assert offset is not None
@@ -135,7 +136,7 @@ class SharedSequence:
             added = writer.copy(
                 f"{path}/add", own, here, accumulate=True, after=(self._came[here],)
             )
-        if offset == last - 1:  # sent on by now; given back before, compute would have waited
+        if offset == last - 1:  # sent by now; an earlier free would stall compute
             writer.free(self._sum(value, last))
         if not offset:
             return
@@ -147,19 +148,19 @@ class SharedSequence:
             writer.free(here)
 
     def _sum(self, value: str, offset: int) -> str:
-        """Return the buffer of the sum of gradients for the rank so many places before."""
+        """Return the buffer of the sum of gradients for the rank `offset` places before."""
         home = COMPUTE if offset == self.ranks - 1 else CONTEXT
         name, elements = f"{value}/gradient/sum{offset}", self.model.values[value].elements
         return self.writer.buffer(name, elements, self.wide, Kind.WORKSPACE, home=home)
 
     def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
-        """Return the buffer of what `part` reads of other ranks, one for each pass."""
+        """Return the buffer of the values that `part` reads from other ranks, one for each pass."""
         if segment.gathers_context:
             return self._whole(part, instance)
         return self._there(part, instance, segment.context_offset or 0)
 
     def _there(self, part: SegmentVisit, instance: ValueInstance, offset: int) -> str:
-        """Return the buffer of what the rank so many places before has."""
+        """Return the buffer of the value from the rank `offset` places before (0: this rank)."""
         if not offset:
             return instance.buffer
         name, value = f"{instance.buffer}/{part.action}/from{offset}", instance.value
@@ -171,7 +172,7 @@ class SharedSequence:
         return self._all_tokens(instance.value, name, produced=False)
 
     def summands(self, value: str, gradient: str) -> str:
-        """Return the buffer of summands of the gradients of all tokens of `value`."""
+        """Return the buffer of partial sums of the gradients of all tokens of `value`."""
         return self._all_tokens(value, f"{gradient}/summands", produced=True)
 
     def part(self, value: str, segment: Segment) -> str:

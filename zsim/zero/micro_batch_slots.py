@@ -1,8 +1,9 @@
-"""Micro-batches that are under way at once on a stage of a pipeline.
+"""Micro-batches in flight on a pipeline stage.
 
-A stage keeps what several micro-batches saved: each has a slot of buffers, which the next one takes
-that begins after it has ended. Names of values carry the slot; nothing else of the passes knows
-that there are several. Chunks of a stage have buffers of their own in each slot.
+A stage keeps the activations of several micro-batches. Each micro-batch has a slot of buffers,
+which a later micro-batch reuses once it has ended. Names of values carry the slot; the rest of the
+forward and backward code handles one micro-batch. Each chunk of a stage has separate buffers in
+each slot.
 """
 
 from collections.abc import Sequence, Set
@@ -24,13 +25,13 @@ _renamed_value = quick_replacer(Value, "name")
 
 
 class SlotForwardBackward(ForwardBackward):
-    """The visits of micro-batches that have one slot of a stage's buffers.
+    """The visits of the micro-batches that use one slot of a stage's buffers.
 
-    What the `first` slot has found out of parameters holds for all. Gradients of values that are
-    `kept` are received into memory that is not given back.
+    Views of parameters found by the `first` slot are reused by all slots. Gradients of values in
+    `kept` are received into memory that is not freed.
 
     Class attributes:
-        shares_gradients: one buffer takes the gradients of parameters of all micro-batches.
+        shares_gradients: if True, all micro-batches use one buffer for gradients of parameters.
     """
 
     shares_gradients = True
@@ -64,11 +65,11 @@ class SlotForwardBackward(ForwardBackward):
         return self._transients[key]
 
     def begin_gradient(self, value: str) -> None:
-        """Note that the gradient of `value` has come from elsewhere."""
+        """Record that another stage sent the gradient of `value`."""
         self._gradients[value] = 1
 
     def end_gradient(self, value: str) -> None:
-        """Note that the gradient of `value` is another stage's."""
+        """Record that the gradient of `value` now belongs to another stage."""
         del self._gradients[value]
 
     def _free_gradient(self, value: Value) -> None:
@@ -78,7 +79,7 @@ class SlotForwardBackward(ForwardBackward):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSlot:
-    """Buffers of one micro-batch at a time in a chunk: its visits, and what is handed on."""
+    """Buffers of a chunk for one micro-batch at a time: its visits, and its input and output."""
 
     passes: SlotForwardBackward
     forward: tuple[UnitVisit, ...]
@@ -88,19 +89,19 @@ class ChunkSlot:
     reads_batch: bool
 
     def begin_forward(self) -> None:
-        """Bring the micro-batch in where the chunk needs it."""
+        """Load the micro-batch if the chunk reads it."""
         if self.reads_batch:
             self.passes.load()
 
     def begin_backward(self) -> None:
-        """Begin with the gradient that the next chunk sent, or with that of the loss."""
+        """Start backward from the gradient that the next chunk sent, or from that of the loss."""
         if self.sent is None:
             self.passes.seed()
         else:
             self.passes.begin_gradient(self.sent.name)
 
     def end_backward(self) -> None:
-        """Leave the gradient of what the chunk was given to the stage that sent it."""
+        """Leave the gradient of the chunk's input to the stage that sent the input."""
         if self.given is not None:
             self.passes.end_gradient(self.given.name)
 
@@ -116,9 +117,9 @@ def chunk_slots(
     keeps_received: bool = False,
     kind: type[SlotForwardBackward] = SlotForwardBackward,
 ) -> list[list[ChunkSlot]]:
-    """Return as many slots of each chunk as `counts` says, with visits of a `kind`.
+    """Return slots of each chunk, as many as its entry in `counts`, with visits of a `kind`.
 
-    With `keeps_received`, what is received into is not given back, nor what is sent.
+    With `keeps_received`, buffers that are received into or sent from are not freed.
     """
     made: list[list[ChunkSlot]] = [[] for _ in counts]
     given = {chunk.given.name for chunk in stage.chunks if chunk.given is not None}
@@ -145,7 +146,7 @@ def chunk_slots(
         first = first or passes
         for own, chunk, count in zip(made, stage.chunks, counts, strict=True):
             if number < count:
-                # The first chunk that reads the batch brings it in and gives it back.
+                # The first chunk that reads the batch loads it; the last such chunk frees it.
                 made_slot = _slot(
                     passes,
                     chunk,
@@ -167,12 +168,12 @@ def _slot(
     reads_batch: bool,
     keeps_batch: bool,
 ) -> ChunkSlot:
-    """Return a slot of a chunk whose model with the names of the slot is `own`."""
+    """Return a slot of a chunk; `own` is the chunk's model with the slot's value names."""
     once = visits(own, passes.strategy)
     if chunk.first:
         once = tuple([_numbered(visit, chunk.first + visit.unit) for visit in once])
     sent = None if chunk.sent is None else own.loss
-    # what forward made of `sent` goes when it has been sent
+    # the forward output `sent` is freed after it is sent
     stay = (*((sent,) if sent else ()), *(own.given if keeps_given else ()))
     stay += (own.batch,) if keeps_batch else ()
     instances = {ValueInstance(value.name, Made.FORWARD) for value in stay}
@@ -190,9 +191,9 @@ def _slot(
 
 
 class _Renaming:
-    """Models with other names of their values, which are those of their buffers.
+    """Renames the values of models, and so their buffers.
 
-    Models are renamed once, and units that several have.
+    Each model and each unit, which models may share, is renamed once.
     """
 
     def __init__(self, suffix: str) -> None:
@@ -201,7 +202,7 @@ class _Renaming:
         self._models: dict[int, Model] = {}
 
     def model(self, model: Model) -> Model:
-        """Return `model` with a suffix to the names of its values."""
+        """Return `model` with the suffix added to the names of its values."""
         if not self._suffix:
             return model
         found = self._models.get(id(model))

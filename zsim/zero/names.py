@@ -1,4 +1,4 @@
-"""Names of axes, groups and generators in the schedules of the scheduler."""
+"""Names of mesh axes, groups and random generators in generated schedules."""
 
 from typing import Final
 
@@ -11,13 +11,14 @@ PIPELINE = "pipeline"
 INNER = "inner"
 OUTER = "outer"
 CONTEXT = "context"
-"""Axes, and the groups along each. Where the data axis is split, its parts are outer and inner, or
-outer and context: ranks that share each sequence are neighbours."""
+"""Mesh axes, and the groups along each. If the data axis is split, its parts are outer and inner,
+or outer and context: ranks that share a sequence are neighbors.
+"""
 EMBEDDING = "embedding"
-"""The group of the first and the last stage of a pipeline, which both have a tied embedding."""
+"""The group of a pipeline's first and last stage, which both hold a tied embedding."""
 WORLD = "world"
 REPLICA = "replica"
-"""Groups of all ranks, and of those that hold the model's states once."""
+"""The group of all ranks, and the group of the ranks that hold the model states once."""
 SYMMETRIC = "symmetric_memory"
 """The buffer from which other ranks of the tensor axis copy."""
 GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}

@@ -1,9 +1,9 @@
-"""ZeRO-R Pa+cpu: checkpoints move to host memory after forward, and back before they are needed.
+"""ZeRO-R Pa+cpu: checkpoints move to host memory after forward, and back before backward.
 
-Rajbhandari et al. 2020, sections 6.1 and 8. A copy out runs beside the forward of the next unit,
-whose end waits for it: one unit's checkpoint is on its way while the device holds it. A copy back
-is issued one unit ahead, and runs beside that unit's backward. With Pa each rank moves its own
-slice; without it every rank of the tensor axis moves all of it.
+Rajbhandari et al. 2020, sections 6.1 and 8. A copy to the host overlaps the next unit's forward,
+whose end waits for it, so the device holds one unit's checkpoint during its copy. A copy back is
+issued one unit ahead, and overlaps that unit's backward. With Pa, each rank moves its own slice;
+without it, every rank of the tensor axis moves the whole checkpoint.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from zsim.zero.visit_order import UnitVisit
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """Device memory that a copy out still reads."""
+    """A device buffer that a copy to the host still reads."""
 
     buffer: str
     copied: str
@@ -50,7 +50,7 @@ class OffloadedCheckpoints(Checkpoints):
         self._back: dict[str, str] = {}
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
-        """Copy what the unit was given out, after `last`; that of the unit before has arrived."""
+        """Copy the unit's inputs to the host after `last`; free those of the previous unit."""
         for value in visit.parts:
             source, made = value, last
             if self.strategy.cuts_checkpoints:
@@ -63,7 +63,7 @@ class OffloadedCheckpoints(Checkpoints):
             self._forget()
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """Copy it back if that has not begun, and begin with that of the unit before it."""
+        """Copy back this unit's checkpoints and the next's; return the edges to wait for."""
         while self._leaving:
             self._forget()
         for value in (*visit.parts, *self._next.get(visit.unit, ())):
@@ -80,11 +80,11 @@ class OffloadedCheckpoints(Checkpoints):
         return ()
 
     def view(self, value: str) -> View:
-        """Return what was copied back, whole."""
+        """Return the view of the checkpoint that was copied back, whole."""
         return self.writer.all(brought_back(value))
 
     def end(self, value: str, last: str) -> None:
-        """Free its memory: at once where it was gathered, after `last` otherwise."""
+        """Free the checkpoint: at once if it was gathered, otherwise after `last`."""
         uses = () if self.strategy.cuts_checkpoints else (last,)
         self.writer.free(brought_back(value), uses=uses)
 
@@ -105,7 +105,7 @@ class OffloadedCheckpoints(Checkpoints):
         return self._fetch(value, target)
 
     def _fetch(self, value: str, target: str) -> str:
-        """Copy it from its store to `target` on the device, and clear the store."""
+        """Copy `value` from its store to `target` on the device, and clear the store."""
         after = (self._out.pop(value),)
         source = self.store.view(value)
         copied = self.writer.copy(f"fetch/{value}", source, target, stream=FROM_HOST, after=after)
@@ -113,7 +113,7 @@ class OffloadedCheckpoints(Checkpoints):
         return copied
 
     def _slice(self, name: str, value: str, home: str, pool: str = POOL) -> str:
-        """Declare a buffer of the rank's share: on its way out, or back."""
+        """Declare a buffer of the rank's share, for a copy to the store or back."""
         return self.writer.buffer(
             f"{value}/{name}",
             own_elements(self.model, self.strategy, value),
@@ -124,6 +124,6 @@ class OffloadedCheckpoints(Checkpoints):
         )
 
     def _forget(self) -> None:
-        """Give the device's memory of the oldest checkpoint on its way back."""
+        """Free the device memory of the oldest checkpoint that was copied to the host."""
         oldest = self._leaving.pop(0)
         self.writer.free(oldest.buffer, uses=(oldest.copied,))

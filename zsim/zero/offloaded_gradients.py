@@ -1,7 +1,7 @@
-"""Gradients that leave the device: copied to the host as they are reduced, and on to files.
+"""Gradient offload: reduced gradients are copied to the host, and optionally to files.
 
-ZeRO-Offload (Ren et al. 2021, section 4) copies them beside the backward of earlier layers, in 16
-bits; ZeRO-Infinity (Rajbhandari et al. 2021, section 5) may write them to NVMe from there.
+ZeRO-Offload (Ren et al. 2021, section 4) copies them during the backward of earlier layers, in 16
+bits. ZeRO-Infinity (Rajbhandari et al. 2021, section 5) may then write them to NVMe.
 """
 
 from collections.abc import Iterator, Set
@@ -24,7 +24,7 @@ from zsim.zero.state import Reduced, own_view, updated_view
 
 
 def measures(strategy: Strategy) -> Iterator[Action]:
-    """Yield what is measured of gradients before they are applied."""
+    """Yield the measures of gradients before the update: FINITE with fp16, NORM if clipping."""
     if strategy.train.precision is Precision.FP16:
         yield Action.FINITE
     if strategy.train.clip_norm is not None:
@@ -32,12 +32,12 @@ def measures(strategy: Strategy) -> Iterator[Action]:
 
 
 def part_of(action: Action, bucket: str) -> str:
-    """Return the buffer of what is measured of a bucket's gradients alone."""
+    """Return the buffer of the measure of one bucket's gradients."""
     return f"{bucket}/{action}_part"
 
 
 class GradientsToHost:
-    """Copies reduced gradients to the host, and frees the device's when the next are on the way."""
+    """Copies reduced gradients to the host; frees device memory after the next copy is issued."""
 
     def __init__(
         self, writer: ScheduleWriter, strategy: Strategy, *, stays: Set[int] = frozenset()
@@ -49,9 +49,9 @@ class GradientsToHost:
         self._written: list[tuple[str, tuple[str, ...]]] = []
 
     def copy_out(self, bucket: Bucket, reduced: Reduced) -> Reduced:
-        """Copy what the rank updates of a bucket's gradients to the host; return it there.
+        """Copy the gradients of a bucket that the rank updates to the host; return the copy.
 
-        What the device updates stays.
+        Gradients of buckets that the device updates stay on the device.
         """
         if bucket.index in self._stays:
             return reduced
@@ -71,9 +71,9 @@ class GradientsToHost:
         return Reduced(host, copied)
 
     def _to_file(self, bucket: Bucket, host: str, copied: str) -> Reduced:
-        """Measure gradients that have come to the host, and write them to a file.
+        """Measure gradients on the host, and write them to a file.
 
-        The host waits for the write of the bucket before it: its memory is used again.
+        The host waits for the write of the previous bucket, so that its memory is reused.
         """
         writer, held = self._writer, self._writer.buffers[host]
         uses = [self._measure(bucket, host, action, copied) for action in measures(self._strategy)]
@@ -95,9 +95,9 @@ class GradientsToHost:
         return Reduced(name, written)
 
     def _measure(self, bucket: Bucket, host: str, action: Action, copied: str) -> str:
-        """Measure the gradients of a bucket on the host, whose number is added up later.
+        """Measure the gradients of a bucket on the host; the results are added up later.
 
-        In fp64, so that a sum of parts is rounded as often as one of everything: once.
+        The result is fp64, so that the sum over buckets is rounded only once.
         """
         writer, view = self._writer, own_view(self._writer, bucket, host)
         number = writer.buffer(
@@ -118,12 +118,12 @@ class GradientsToHost:
             self._writer.free(host, uses=uses, mode=FreeMode.HOST)
 
     def finish(self) -> None:
-        """Give the device's memory of all that was copied out back."""
+        """Free the device memory of all gradients that were copied to the host."""
         while self._leaving:
             buffer, copied = self._leaving.pop()
             self._writer.free(buffer, uses=(copied,))
 
     def end(self) -> None:
-        """Give the memory of all that was copied out back, and of what was written on the host."""
+        """Free the device memory that was copied, and the host memory that was written to files."""
         self.finish()
         self._free_written()

@@ -1,9 +1,9 @@
-"""ZeRO-Offload: gradients go to the host, which keeps the optimizer's states and updates them.
+"""ZeRO-Offload: gradients go to the host, which keeps the optimizer states and updates them.
 
-Ren et al. 2021, sections 3 and 4: a rank copies its part of the reduced gradients out beside the
-backward of earlier layers, in 16 bits; a thread of the host casts, unscales, clips and applies them
-to fp32 masters; the result is cast to 16 bits and copied back while the thread updates the next
-bucket. Every rank moves its own part alone, over its own link.
+Ren et al. 2021, sections 3 and 4: a rank copies its part of the reduced gradients to the host
+during the backward of earlier layers, in 16 bits. A host thread casts, unscales and clips them and
+applies them to fp32 masters. The result is cast to 16 bits and copied back while the thread updates
+the next bucket. Every rank moves only its own part, over its own link.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from zsim.zero.updated_tensor import UpdatedTensor
 
 @dataclass(frozen=True, slots=True)
 class _UpdatedOnHost:
-    """A tensor that the host has updated, by an operation, and where its parameters are kept."""
+    """A tensor that the host has updated, the operation, and the view that keeps its parameters."""
 
     item: UpdatedTensor
     kept: View
@@ -38,7 +38,7 @@ class HostOptimizerStep(OptimizerStep):
 
     Attributes:
         to_device: the stream of copies to the device.
-        from_device: that of copies from there.
+        from_device: the stream of copies from the device.
     """
 
     processor = CPU
@@ -54,7 +54,7 @@ class HostOptimizerStep(OptimizerStep):
         return self.strategy.offload.parameters
 
     def begin(self) -> None:
-        """Begin with nothing on its way."""
+        """Start with no updates in flight."""
         self._waiting: list[_UpdatedOnHost] = []
         self._kept: dict[str, View] = {}
 
@@ -68,7 +68,7 @@ class HostOptimizerStep(OptimizerStep):
         trained: Sequence[UpdatedTensor],
         group: str,
     ) -> None:
-        """Measure gradients on the host, and reduce the number over ranks by way of the device."""
+        """Measure gradients on the host, and reduce the number over ranks through the device."""
         host = self._on_host(writer, target)
         writer.allocate(host)
         measured = self.measured(writer, action, target, host, trained=trained)
@@ -89,7 +89,7 @@ class HostOptimizerStep(OptimizerStep):
         return writer.buffer(f"{number}/host", 1, dtype, Kind.WORKSPACE, pool=HOST_POOL, home=CPU)
 
     def norm(self, writer: ScheduleWriter) -> str | None:
-        """Return the buffer of the squared norm in the host's memory; None without clipping."""
+        """Return the buffer of the squared norm in host memory; None without clipping."""
         number = super().norm(writer)
         if number is None:
             return None
@@ -97,12 +97,12 @@ class HostOptimizerStep(OptimizerStep):
         return self._on_host(writer, number)
 
     def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
-        """Update a tensor on the host, and send the parameters of the one before where they go."""
+        """Update a tensor on the host, and send the previous tensor's parameters to their tier."""
         self._kept[item.name] = item.parameter
         super().update_one(writer, self._landed(writer, item), norm)
 
     def _landed(self, writer: ScheduleWriter, item: UpdatedTensor) -> UpdatedTensor:
-        """Return the tensor with its updated parameters in the host's memory."""
+        """Return the tensor with its updated parameters in host memory."""
         if self.parameters is MemoryTier.HOST:
             return item
         landing = writer.buffer(
@@ -117,7 +117,7 @@ class HostOptimizerStep(OptimizerStep):
         return replace(item, parameter=writer.all(landing))
 
     def finish_one(self, writer: ScheduleWriter, item: UpdatedTensor, updated: str) -> None:
-        """Let the tensor wait until the thread has begun with the next one."""
+        """Queue the tensor, and send the one before it, now that the thread has the next update."""
         self._waiting.append(_UpdatedOnHost(item, self._kept[item.name], updated))
         if len(self._waiting) > 1:
             self._send(writer, self._waiting.pop(0))
@@ -128,7 +128,7 @@ class HostOptimizerStep(OptimizerStep):
             self._send(writer, self._waiting.pop(0))
 
     def _send(self, writer: ScheduleWriter, done: _UpdatedOnHost) -> None:
-        """Move updated parameters where they are kept, and give the gradient's memory back."""
+        """Move updated parameters to the tier that keeps them, and free the gradient."""
         outer, writer.prefix = writer.prefix, f"step/update/{done.item.name}"
         landing = done.item.parameter
         moved = done.operation

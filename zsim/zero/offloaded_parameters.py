@@ -1,9 +1,9 @@
-"""ZeRO-Infinity: shards of parameters come from the host, or from NVMe by way of it, when needed.
+"""ZeRO-Infinity: parameter shards are fetched from the host, or from NVMe through the host.
 
 Rajbhandari et al. 2021, section 5.1 (bandwidth-centric partitioning): every rank fetches its own
-shard over its own link, and the all-gather puts them together. Section 6.2 (overlap-centric): while
-a unit computes, the next is gathered, the shard of the one after it is copied to the device, and
-the one after that is read from NVMe; the knobs say how far each is ahead.
+shard over its own link, and the all-gather combines them. Section 6.2 (overlap-centric): while a
+unit computes, the next is gathered, the shard of the one after it is copied to the device, and the
+one after that is read from NVMe. Options set how far ahead each of these runs.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from zsim.zero.state import BucketState, update_path
 from zsim.zero.visit_order import Need
 
 SLOTS = "parameter_slots"
-"""The pool of slots that shards pass through on their way from NVMe."""
+"""The pool of host slots that shards from NVMe are read into."""
 
 
 class FetchedShards:
-    """Brings shards to the device ahead of the gathers that read them."""
+    """Copies shards to the device ahead of the gathers that read them."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FetchedShards:
         self._from_nvme = strategy.offload.parameters is MemoryTier.NVME
 
     def advance(self, index: int) -> None:
-        """Read and copy what visit `index` needs, and what is ahead of it."""
+        """Read and copy the shards for visit `index`, and for the visits ahead of it."""
         offload = self._strategy.offload
         reach = index + self._strategy.zero.prefetch_units + offload.fetch_units
         self._read_now.clear()
@@ -62,11 +62,11 @@ class FetchedShards:
             self._read_ahead(self._fetched - 1, reach + offload.read_units)
 
     def take(self, need: Need) -> tuple[str, str]:
-        """Return the buffer of the shard that `need` has on the device, and its copy."""
+        """Return the device buffer of the shard that `need` gathers, and the copy that fills it."""
         return self._name(need), self._copies[self._name(need)]
 
     def end(self) -> None:
-        """Declare the slots that were used at once."""
+        """Declare the pool of slots, with the largest number that were used at once."""
         size_bytes = self._shard * self._strategy.train.precision.compute.size_bytes
         if self._read:
             self._writer.slots(SLOTS, size_bytes, self._writer.peak_bytes[SLOTS] // size_bytes)
@@ -80,7 +80,7 @@ class FetchedShards:
         return f"{need.buffer}/slot"
 
     def _read_ahead(self, now: int, reach: int) -> None:
-        """Read shards up to need `now`, and further ones that visits up to `reach` need."""
+        """Read shards up to need number `now`, and further ones that visits up to `reach` need."""
         for number in range(len(self._read), len(self._needs)):
             need = self._needs[number]
             again = self._slot(need) in self._read_now or self._slot(need) in self._writer.alive
@@ -105,7 +105,7 @@ class FetchedShards:
             )
 
     def _fetch(self, number: int, need: Need) -> str:
-        """Copy the shard to the device."""
+        """Copy the shard to the device; return the copy."""
         writer, bucket = self._writer, self._buckets.all[need.bucket]
         name = need.buffer.removeprefix(f"{bucket.name}/")
         compute = self._strategy.train.precision.compute
@@ -125,7 +125,7 @@ class FetchedShards:
         return copied
 
     def _after_update(self, need: Need) -> tuple[Previous, ...]:
-        """Return the edge of the first read of a step: what the step before has written."""
+        """Return the edge of a step's first read, from the previous step's update."""
         bucket = self._buckets.all[need.bucket]
         if bucket.frozen or need.bucket in self._updated:
             return ()

@@ -1,7 +1,7 @@
-"""The end of a step: overflow test, clipping, and the update of what a rank trains.
+"""The end of a step: overflow test, clipping, and the update of a rank's parameters.
 
-Order of the arithmetic, as mixed-precision runtimes have it: gradients are tested and measured as
-they were reduced (scaled, with fp16), cast to the optimizer's format, unscaled, clipped, applied.
+The order of arithmetic is that of mixed-precision runtimes: gradients are tested and measured as
+reduced (scaled, with fp16), cast to the optimizer's dtype, unscaled, clipped, then applied.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,18 +23,18 @@ from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim.zero.updated_tensor import UpdatedTensor
 
 ADAM_FLOPS = 12
-"""Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
+"""FLOPs of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
 
 
 def flops(rule: Optimizer) -> int:
-    """Operations of an update per element."""
+    """Return the FLOPs of an update per element."""
     if isinstance(rule, Adam):
         return ADAM_FLOPS
     return 2 * (1 + bool(rule.momentum) + bool(rule.weight_decay) + rule.nesterov)
 
 
 def _of(part: RuledPart, operand: Operand, layout: Layout, writer: ScheduleWriter) -> Operand:
-    """Return what of an operand a part of the whole tensor has."""
+    """Return the part of `operand` that belongs to `part` of the whole tensor."""
     if part.size == layout.elements:
         return operand
     view = part.part(writer.buffers[operand.view.buffer], operand.view, layout)
@@ -50,21 +50,21 @@ def nothing(_writer: ScheduleWriter, _item: UpdatedTensor, _operation: str) -> N
 
 
 class OptimizerStep:
-    """Writes what follows the last backward of a step.
+    """Writes the operations after the last backward of a step.
 
     Args:
-        writer: what is written to.
-        strategy: which optimizer, whether it clips, whether there is a loss scale.
+        writer: the schedule writer.
+        strategy: sets the optimizer, clipping and loss scaling.
         tensors: every tensor that a rank updates, in order.
-        after: what completes all gradients.
+        after: edges to the operations that complete all gradients.
         updated: called after each update.
-        stream: on which the overflow flag and the norm are reduced.
+        stream: reduces the overflow flag and the norm.
 
     Attributes:
         processor: the stream on which gradients are measured and updates computed.
-        pool: memory of what they need beside their operands.
+        pool: memory pool of workspaces.
         number_home: the stream that first writes a number which is reduced over ranks.
-        norm_ready: the operation that has the norm where gradients are clipped.
+        norm_ready: the operation that makes the norm available for clipping.
     """
 
     processor = COMPUTE
@@ -91,10 +91,10 @@ class OptimizerStep:
         self.begin()
 
     def begin(self) -> None:
-        """Prepare what a technique keeps of its own."""
+        """Prepare the state of a subclass; does nothing here."""
 
     def write(self) -> None:
-        """Append to the writer; with fp16 everything stands in a branch on the overflow flag."""
+        """Write the step; with fp16, all of it is in a branch on the overflow flag."""
         writer = self.writer
         writer.prefix = "step/update"
         if self.strategy.train.precision is not Precision.FP16:
@@ -159,13 +159,13 @@ class OptimizerStep:
         return "step/update/overflow/measure"
 
     def completed(self, writer: ScheduleWriter) -> None:
-        """Write what follows the update of the last tensor."""
+        """Write operations after the update of the last tensor; nothing here."""
 
     def skipped(self, writer: ScheduleWriter) -> None:
-        """Write what else a step without an update does."""
+        """Write further operations of a step without an update; nothing here."""
 
     def skip_update(self, writer: ScheduleWriter) -> None:
-        """Update nothing, for gradients overflowed, and let the loss scale fall."""
+        """Skip the update because gradients overflowed: free them and lower the loss scale."""
         for item in self.tensors:
             if not item.keeps_gradient:
                 writer.free(item.gradient.buffer, uses=(self.measured_by(item),))
@@ -186,7 +186,7 @@ class OptimizerStep:
         self.grow(writer)
 
     def grow(self, writer: ScheduleWriter) -> None:
-        """Count a step that overflowed nowhere, after which the loss scale may grow."""
+        """Count a step without overflow, which may raise the loss scale."""
         if self.strategy.train.precision is Precision.FP16:
             scale = self.strategy.train.loss_scale
             writer.set_scalar(GOOD_STEPS, GOOD_STEPS, add=1.0)
@@ -208,20 +208,20 @@ class OptimizerStep:
     def _measure_norm(
         self, writer: ScheduleWriter, name: str, trained: Sequence[UpdatedTensor]
     ) -> None:
-        """Put the squared norm of the gradients of `trained` in a buffer called `name`."""
+        """Write the squared norm of the gradients of `trained` to a buffer called `name`."""
         writer.allocate(self._one_number(name))
         group = replica_group(self.strategy)
         self.measure(writer, Action.NORM, name, Reduction.SUM, trained=trained, group=group)
 
     def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
-        """Update a tensor, and write what follows."""
+        """Update a tensor, then write the operations that follow its update."""
         updated = self.apply_one(writer, item, norm)
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         self.finish_one(writer, item, updated)
         writer.prefix = outer
 
     def apply_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> str:
-        """Cast, unscale and clip the gradient of a tensor, and apply it; return the last of it."""
+        """Cast, unscale, clip and apply the gradient of a tensor; return the last operation."""
         optimizer = self.strategy.train.precision.optimizer
         gradient, after = item.gradient, item.after
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
@@ -256,7 +256,7 @@ class OptimizerStep:
         return updated
 
     def finish_one(self, writer: ScheduleWriter, item: UpdatedTensor, updated: str) -> None:
-        """Write what follows the update of a tensor, of which `updated` is the last operation."""
+        """Write the operations after the update of a tensor; `updated` is its last operation."""
         self.updated(writer, item, updated)
         if not item.keeps_gradient:
             writer.free(item.gradient.buffer, uses=(writer.path("update"),))
@@ -293,7 +293,7 @@ class OptimizerStep:
     def _apply(
         self, writer: ScheduleWriter, item: UpdatedTensor, gradient: View, after: tuple[Edge, ...]
     ) -> str:
-        """Update the rank's parameters; the id of what writes them in the compute format."""
+        """Update the rank's parameters; return the operation that writes the compute dtype."""
         trained = Operand(role=Role.PARAMETER, view=item.parameter)
         if item.master is not None:
             trained = Operand(role=Role.MASTER, view=item.master)
@@ -326,13 +326,13 @@ class OptimizerStep:
         )
 
     def casts(self, _item: UpdatedTensor, /) -> int:
-        """Return how many launches write a tensor's parameters from their masters."""
+        """Return the number of kernel launches that cast a tensor's masters to its parameters."""
         return 1
 
     def update_kernels(
         self, part: RuledPart, gradient: View, item: UpdatedTensor
     ) -> tuple[Kernel, ...]:
-        """Return what the update of a part costs in the mean of ranks, which have more or less."""
+        """Return the kernels that update a part, for the mean number of elements over ranks."""
         moments = len(item.moments)
         return self.kernels(
             -(-gradient.size * part.size // max(1, item.layout.elements)),
@@ -351,7 +351,7 @@ class OptimizerStep:
         writes: int,
         each: int = 2,
     ) -> tuple[Kernel, ...]:
-        """Return the kernels that go over `elements` of tensors with these layouts: one."""
+        """Return the elementwise kernels over `elements` of tensors with these layouts: one."""
         del layouts
         return (self.kernel(elements, reads=reads, writes=writes, each=each),)
 

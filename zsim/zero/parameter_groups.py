@@ -1,9 +1,9 @@
-"""Parts of a flat tensor that are updated by one rule, where groups of parameters have their own.
+"""Parts of a flat tensor with different optimizer rules, set by parameter groups.
 
-Where a flat tensor holds parameters of several groups, a rank updates its part of each parameter:
-so FSDP with `use_orig_params=True` (`_flat_param.py`, `_use_sharded_views`), FSDP2 with a sharded
+If a flat tensor holds parameters of several groups, a rank updates its part of each parameter. FSDP
+with `use_orig_params=True` (`_flat_param.py`, `_use_sharded_views`) does so, FSDP2 with a sharded
 tensor for each parameter, Megatron-LM (`distrib_optimizer.py`,
-`_build_model_gbuf_param_range_map`) and nanotron, whose groups are those of
+`_build_model_gbuf_param_range_map`), and nanotron with the groups of
 `get_custom_weight_decay_for_named_parameters`.
 """
 
@@ -20,14 +20,14 @@ from zsim.strategy.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledPart:
-    """Elements of a whole flat tensor that a rule updates: [start, start + size)."""
+    """Elements [start, start + size) of a whole flat tensor that one rule updates."""
 
     rule: Optimizer
     start: int
     size: int
 
     def part(self, held: Buffer, view: View, layout: Layout) -> View:
-        """Return what of them lies in `view`: all of a buffer, or the rank's own shard of it."""
+        """Return the elements of this part in `view`: a whole buffer, or the rank's shard of it."""
         found = replace(view, start=self.start, size=self.size, axis=None)
         if held.shard is not None:
             return replace(found, layout=layout.name)
@@ -37,7 +37,7 @@ class RuledPart:
 
 
 def by_rule(parameters: Sequence[Parameter], strategy: Strategy) -> list[list[Parameter]]:
-    """Return parameters by their rules; those of the optimizer first, then by groups in order."""
+    """Return parameters grouped by rule: the default optimizer's first, then by group in order."""
     rules = dict.fromkeys(
         (strategy.train.optimizer, *(group.rule for group in strategy.train.groups))
     )
@@ -48,7 +48,7 @@ def by_rule(parameters: Sequence[Parameter], strategy: Strategy) -> list[list[Pa
 
 
 def ruled(layout: Layout, strategy: Strategy) -> list[RuledPart]:
-    """Return the parts of a flat tensor, whole parameters with the padding behind them."""
+    """Return the parts of a flat tensor: whole parameters with the padding after them."""
     starts: list[tuple[int, Optimizer]] = []
     for piece in layout.pieces if strategy.train.groups else ():
         rule = strategy.rule_of(piece.parameter)

@@ -1,7 +1,8 @@
-"""ZeRO-R Pa: a rank keeps its own slice of a checkpoint and gathers it before the unit runs again.
+"""ZeRO-R Pa: a rank keeps its own slice of a checkpoint, and gathers it before recompute.
 
-Rajbhandari et al. 2020, section 6.1. Ranks of the tensor axis hold copies of what flows between
-units, so each needs to keep a part alone: an all-gather before recompute makes it whole.
+Rajbhandari et al. 2020, section 6.1. Ranks of the tensor axis hold identical copies of the values
+between units, so each rank needs to keep only a slice. An all-gather before recompute makes the
+checkpoint whole.
 """
 
 from zsim.model.model import Model, ModelError
@@ -15,10 +16,10 @@ from zsim.zero.visit_order import Made, ValueInstance
 
 
 def own_elements(model: Model, strategy: Strategy, value: str) -> int:
-    """Return elements of a checkpoint that a rank keeps.
+    """Return the number of elements of a checkpoint that a rank keeps.
 
     Raises:
-        ModelError: ranks of the tensor axis do not divide it.
+        ModelError: the number of elements is not a multiple of the tensor degree.
     """
     elements = model.values[value].elements
     if not strategy.cuts_checkpoints:
@@ -32,7 +33,7 @@ def own_elements(model: Model, strategy: Strategy, value: str) -> int:
 
 
 def own_slice(model: Model, strategy: Strategy, value: str) -> View:
-    """Return the share of what forward made that the rank keeps."""
+    """Return the view of the rank's share of a forward output."""
     size = own_elements(model, strategy, value)
     return View(buffer=value, size=size, axis=TENSOR if strategy.cuts_checkpoints else None)
 
@@ -40,7 +41,7 @@ def own_slice(model: Model, strategy: Strategy, value: str) -> View:
 def gather(
     writer: ScheduleWriter, model: Model, value: str, *, source: View, after: tuple[Edge, ...] = ()
 ) -> str:
-    """Make a checkpoint whole again of every rank's `source`; the operation."""
+    """All-gather a checkpoint from every rank's `source`; return the operation."""
     whole = model.values[value]
     name = writer.buffer(
         ValueInstance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.SAVED

@@ -1,10 +1,10 @@
-"""Gradients: copied into buckets as backward makes them, reduced while backward goes on.
+"""Gradients: copied into buckets as backward makes them, reduced while backward continues.
 
 Every contribution is divided by data ranks x micro-batches as it is copied, so that the sum is the
-mean. Where gradients are reduced once, whole buckets of them collect over the micro-batches; the
-first contribution sets, later ones add. Otherwise each micro-batch fills staging memory, and shards
-collect what was reduced. With several replicas of the sharded states (hybrid sharding) the sum over
-the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, section 3.4).
+mean. If gradients are reduced once, whole buckets accumulate over the micro-batches; the first
+contribution sets, later ones add. Otherwise each micro-batch fills a staging buffer, and shards
+accumulate the reduced gradients. With several replicas of the sharded states (hybrid sharding), the
+sum over the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, section 3.4).
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ class UnitsLeft:
         self._left = Counter(self._all)
 
     def complete(self, bucket: int) -> bool:
-        """Count one more contribution; after the last one return true, and begin again."""
+        """Count one more contribution; after the last one return True and reset the count."""
         self._left[bucket] -= 1
         if self._left[bucket]:
             return False
@@ -39,7 +39,7 @@ class UnitsLeft:
         return True
 
     def is_first(self, bucket: int) -> bool:
-        """Tell whether no unit has contributed so far."""
+        """Return True if no unit has contributed so far."""
         return self._left[bucket] == self._all[bucket]
 
 
@@ -54,7 +54,7 @@ def copy_run(
     divisor: int = 1,
     launches: int = 1,
 ) -> str:
-    """Copy or add what backward made of a run to its place in a buffer of the whole bucket."""
+    """Copy or add the gradients of a run to their place in a buffer of the whole bucket."""
     return writer.copy(
         name,
         source,
@@ -67,7 +67,7 @@ def copy_run(
 
 
 def set_or_add(writer: ScheduleWriter, source: str, target: str, *, stream: str) -> str:
-    """Copy to a buffer that is allocated for it, or add if an earlier micro-batch left it."""
+    """Copy to `target`, allocating it, or add if an earlier micro-batch allocated it."""
     first = target not in writer.alive
     if first:
         writer.allocate(target)
@@ -127,7 +127,7 @@ class BucketReductions:
                 self.reduced[run.bucket] = self.to_host.copy_out(bucket, done)
 
     def finish(self) -> None:
-        """Give the memory of every reduction still in flight back."""
+        """Free the buffers of all reductions in flight."""
         while self._in_flight:
             self._free_oldest()
         if self.to_host is not None:
@@ -140,7 +140,7 @@ class BucketReductions:
             rest = bucket.padded - bucket.elements
             padding = View(buffer=target, start=bucket.elements, size=rest)
             writer.fill(f"pad/{target}", padding, 0.0)
-        key = (run.start, run.size)  # of several empty parameters all begin at one place
+        key = (run.start, run.size)  # several empty parameters may have the same start
         adds = key in written
         written.add(key)
         copied = copy_run(
@@ -188,7 +188,7 @@ class BucketReductions:
             self._free_oldest()
 
     def _all_reduce(self, bucket: Bucket) -> None:
-        """Sum what is reduced over the data axis over the replicas as well."""
+        """Sum gradients that are reduced over the data axis over the replicas as well."""
         reduced, writer = self.reduced[bucket.index], self.writer
         whole = self.strategy.zero.stage == 0
         view = writer.all(reduced.buffer) if whole else own_view(writer, bucket, reduced.buffer)
@@ -200,7 +200,7 @@ class BucketReductions:
 
 
 def long_lived(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket) -> list[str]:
-    """Return buffers of a bucket's gradients that are needed for more than a micro-batch."""
+    """Return buffers of a bucket's gradients that outlive a micro-batch."""
     found: list[str] = []
     if _collects_whole(strategy):
         found.append(_collector(writer, strategy, bucket))
@@ -210,7 +210,7 @@ def long_lived(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket) -> li
 
 
 def _collects_whole(strategy: Strategy) -> bool:
-    """Tell whether whole gradients outlive a micro-batch."""
+    """Return True if whole (unsharded) gradients outlive a micro-batch."""
     once = strategy.zero.reduce_once and strategy.train.gradient_accumulation_steps > 1
     return strategy.zero.stage < 2 or once
 
@@ -224,7 +224,7 @@ def _collector(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket) -> st
 
 
 def _shard(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket, kind: Kind) -> str:
-    """Return the buffer of what a rank has of a bucket's sum, or of what it adds to it."""
+    """Return the buffer of the rank's shard of a bucket's sum, or of a received contribution."""
     name = "gradient" if kind is Kind.GRADIENT else "received"
     compute = strategy.train.precision.compute
     return bucket.shard_buffer(writer, name, compute, kind, home=COMMUNICATION)

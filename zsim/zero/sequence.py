@@ -1,19 +1,19 @@
-"""Hidden states cut by tokens over the tensor axis: gathered where all are read, then scattered.
+"""Sequence parallelism: hidden states sharded by tokens over the tensor axis.
 
-Korthikanti et al. 2022, section 4.2.2: in place of each all-reduce of tensor parallelism there is
-a reduce-scatter where summands end, and an all-gather where attention, MLP or head begin; backward
-has them the other way round. All are on the compute stream: what follows needs them at once.
+Korthikanti et al. 2022, section 4.2.2: each all-reduce of tensor parallelism becomes a
+reduce-scatter at the end of row-parallel layers and an all-gather before attention, MLP or head;
+backward reverses them. All run on the compute stream, because the next kernel needs them at once.
 
-What linear layers in 8-bit floats read may be cast to them before it is gathered, with one scale
-for the tokens of all ranks: the largest magnitude, of an all-reduce. The gradient of what they
-scatter is gathered so, too (torchao 0.19, torchao/float8/float8_tensor_parallel.py).
+The inputs of float8 linear layers may be cast before the all-gather, with one scale for the tokens
+of all ranks: the largest magnitude, from an all-reduce. The gradient of a scattered output is
+gathered the same way (torchao 0.19, torchao/float8/float8_tensor_parallel.py).
 
-Those with which products are fused (`Kernel.part`) are on a stream of copies: a rank puts its own
-tokens into symmetric memory, from where others copy them, each while it multiplies what has come
+Collectives fused with GEMMs (`Kernel.part`) run on a stream of copies. A rank writes its own tokens
+to symmetric memory, from which other ranks copy; each rank multiplies the tokens that have arrived
 (`_pipelined_multi_all_gather_and_consume` and `_pipelined_produce_and_all2all`, torch 2.13,
-torch/distributed/_symmetric_memory/__init__.py). NCCL's that run beside products are on a stream of
-their own, too, behind all that was issued before them, and what follows the products waits for them
-(`async_op=True`, `handle.wait()`).
+torch/distributed/_symmetric_memory/__init__.py). NCCL collectives that overlap GEMMs also have a
+separate stream. They start after all work issued before them, and the operations after the GEMMs
+wait for them (`async_op=True`, `handle.wait()`).
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ TOKEN_COPIES = "token_copies"
 
 
 def token_streams(strategy: Strategy) -> tuple[str, ...]:
-    """Return the stream of what products are fused with between tensor ranks, if they are."""
+    """Return the stream of collectives that are fused with GEMMs; empty if none are."""
     fused_by = strategy.execution.fuses_tokens
     if fused_by is TokenFusion.NCCL:
         return (TOKEN_COLLECTIVES,) if strategy.parallel.tensor > 1 else ()
@@ -52,7 +52,10 @@ def token_streams(strategy: Strategy) -> tuple[str, ...]:
 
 
 def _gathers(model: Model) -> dict[tuple[str, int], int]:
-    """Return which gather of a value a segment reads, where others have gathered it before."""
+    """Return which gather of a value each segment reads, by (value, place of the segment).
+
+    A segment reuses the previous segment's gather if that one leaves the gathered value.
+    """
     found: dict[tuple[str, int], int] = {}
     for unit in model.units:
         counts, is_left = Counter[str](), False
@@ -65,10 +68,10 @@ def _gathers(model: Model) -> dict[tuple[str, int], int]:
 
 
 class Tokens:
-    """Writes these collectives into a writer, and names the buffers of what is whole.
+    """Writes these collectives to `writer`, and names the buffers of all tokens.
 
-    `scattered` are the values whose summands of all tokens are reduced to a rank's own, `shared`
-    the parameters of which each rank has a copy, and a gradient of its own tokens alone.
+    `scattered` are the values whose partial sums of all tokens are reduce-scattered. `shared` are
+    the parameters that every rank holds; each rank's gradient of them covers only its own tokens.
     """
 
     def __init__(
@@ -101,10 +104,10 @@ class Tokens:
             self._take_symmetric_memory()
 
     def _take_symmetric_memory(self) -> None:
-        """Take the memory that other ranks copy from, once for all chunks of a role.
+        """Allocate the symmetric memory that other ranks copy from, once for all chunks of a role.
 
-        It holds a rank's own tokens, or summands for two ranks: those that are copied, and those
-        that are being made (`get_symm_mem_workspace`).
+        It holds a rank's own tokens, or partial sums for two ranks: those being copied and those
+        being computed (`get_symm_mem_workspace`).
         """
         values = self.model.values
         fused = [
@@ -125,15 +128,15 @@ class Tokens:
         self.writer.persist(SYMMETRIC)
 
     def gathers(self, segment: Segment, value: str) -> bool:
-        """Tell whether `segment` reads the tokens of all ranks of its input `value`."""
+        """Return True if `segment` reads the tokens of all ranks of its input `value`."""
         return segment.reads_whole and self.model.values[value].tensor_sharded
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
-        """Gather what `segment` reads whole; the buffers that hold it and end with the segment."""
+        """Gather the inputs `segment` reads whole; return the buffers to free after the segment."""
         return () if self._gathers_later(part) else self._gather_whole(segment, part)
 
     def _gathers_later(self, part: SegmentVisit) -> bool:
-        """Tell whether gradients are gathered first: what was read, beside a later product."""
+        """Return True if gradients are gathered first, and inputs during a later GEMM."""
         is_later = self._is_nccl or self._userbuffers is not None
         return is_later and part.action is Action.BACKWARD
 
@@ -145,7 +148,7 @@ class Tokens:
         }
         in_parts = self._has(segment, part, FusedPart.GATHERED, FusedPart.BESIDE_GATHER)
         for whole, each in found.items():
-            # else the segment before has left it
+            # otherwise the previous segment left the gathered value
             if whole not in self.writer.alive or self._stays(whole):
                 narrow = each.value in self._cast_inputs
                 self._gather(each.value, whole, each.buffer, part, narrow=narrow, in_parts=in_parts)
@@ -155,9 +158,9 @@ class Tokens:
     def gather_gradients(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
-        """Gather the gradients of what it scattered, as far as they are in `gradients`.
+        """Gather the gradients of the segment's scattered outputs that are in `gradients`.
 
-        Beside products it is now that the inputs are gathered, too.
+        If collectives overlap GEMMs, the inputs are gathered now, too. Return the buffers to free.
         """
         in_parts = self._has(segment, part, FusedPart.GRADIENT)
         found = [
@@ -185,7 +188,7 @@ class Tokens:
         narrow: bool,
         in_parts: bool,
     ) -> str:
-        """Gather `buffer`, which is `value` or its gradient, into `whole`, taken here."""
+        """Gather `buffer` (`value` or its gradient) into `whole`, allocated and returned here."""
         path = f"{part.action}{part.segment}/gather/{buffer}"
         own = self._cast(value, buffer, path, name=whole) if narrow else buffer
         self.take(whole)
@@ -202,18 +205,18 @@ class Tokens:
         return whole
 
     def _gather_parts(self, path: str, own: str, whole: str) -> None:
-        """Gather `own` by copies, for the next `Compute` of a segment, which is fused with it."""
+        """Gather `own` by copies that are fused with the next `Compute` of a segment."""
         elements = self.writer.buffers[own].elements
-        start = elements * len(self._awaited)  # tokens and a gradient may be on their way at once
+        start = elements * len(self._awaited)  # tokens and a gradient may be in flight together
         self._share(path, own, View(buffer=SYMMETRIC, start=start, size=elements), whole)
 
     def _gather_in_place(self, path: str, own: str, whole: str) -> None:
-        """Gather `own`, which is put where it stands in a userbuffer, beside the next `Compute`."""
+        """Gather `own` in place in a userbuffer, overlapping the next `Compute`."""
         elements = self.writer.buffers[own].elements
         self._share(path, own, View(buffer=whole, size=elements, axis=TENSOR), whole)
 
     def _share(self, path: str, own: str, from_here: View, whole: str) -> None:
-        """Copy `own` to where others copy it from, and theirs to `whole`."""
+        """Copy `own` to `from_here`, from which other ranks copy it; copy theirs to `whole`."""
         writer = self.writer
         shared = writer.copy(f"{path}/share", own, from_here)
         self._awaited.append(
@@ -229,26 +232,26 @@ class Tokens:
         )
 
     def take(self, *buffers: str) -> None:
-        """Take memory for those of `buffers` that do not live from setup on."""
+        """Allocate the `buffers` that are not persistent."""
         self.writer.allocate(*(each for each in buffers if not self._stays(each)))
 
     def give(self, *buffers: str) -> None:
-        """Give memory of those of `buffers` back that do not live from setup on."""
+        """Free the `buffers` that are not persistent."""
         self.writer.free(*(each for each in buffers if not self._stays(each)))
 
     def _stays(self, buffer: str) -> bool:
-        """Tell whether `buffer` is a userbuffer, which lives from setup on."""
+        """Return True if `buffer` is a userbuffer, which persists from setup on."""
         return self._userbuffers is not None and buffer in self._userbuffers.names
 
     def come(self) -> tuple[Edge, ...]:
-        """Return what the next `Compute` of a segment waits for, and may be fused with."""
+        """Return the edges that a segment's next `Compute` waits for, or may be fused with."""
         came, self._awaited = tuple(self._awaited), []
         return came
 
     def _cast(self, value: str, buffer: str, path: str, *, name: str) -> str:
-        """Return a copy of the own tokens of `value` in 8-bit floats, which is taken here."""
-        # hp_tensor_to_float8_dynamic (torchao/float8/float8_scaling_utils.py), of a DTensor: its
-        # largest magnitude is a number that is not reduced yet, until it is used
+        """Return a newly allocated float8 copy of this rank's tokens of `value`."""
+        # hp_tensor_to_float8_dynamic (torchao/float8/float8_scaling_utils.py) on a DTensor: its
+        # largest magnitude stays a partial value until it is used.
         writer, kept = self.writer, self.model.values[value]
         largest = writer.buffer(f"{name}/amax", 1, kept.dtype, Kind.WORKSPACE)
         writer.allocate(largest)
@@ -267,15 +270,15 @@ class Tokens:
         return cast
 
     def scatters_parts(self, segment: Segment, part: SegmentVisit) -> bool:
-        """Tell whether `part` makes what it scatters part by part."""
+        """Return True if `part` produces its scattered output in parts."""
         return self._has(segment, part, FusedPart.SCATTERED, FusedPart.SPLIT)
 
     def scatters_gradients(self, segment: Segment, part: SegmentVisit) -> bool:
-        """Tell whether gradients of what `part` reads are scattered while it runs on."""
+        """Return True if input gradients of `part` are reduce-scattered while it runs."""
         return self._has(segment, part, FusedPart.BESIDE_SCATTER)
 
     def _has(self, segment: Segment, part: SegmentVisit, *which: FusedPart) -> bool:
-        """Tell whether kernels that `part` runs have parts of one of those kinds."""
+        """Return True if the kernels of `part` have parts of one of the kinds `which`."""
         if not self._fuses:
             return False
         again = part.action is Action.RECOMPUTE
@@ -284,7 +287,7 @@ class Tokens:
         return not parts_of(kernels).isdisjoint(which)
 
     def parts_made(self, segment: Segment, part: SegmentVisit) -> list[Operand]:
-        """Return the operand in which parts are made that others copy, if they are so."""
+        """Return the operand in symmetric memory that other ranks copy parts from, if any."""
         if self._userbuffers is not None or not self.scatters_parts(segment, part):
             return []
         return [Operand(role=Role.WORKSPACE, view=self.writer.all(SYMMETRIC))]
@@ -298,10 +301,10 @@ class Tokens:
         read_by: Segment | None = None,
         fused: Edge | None = None,
     ) -> None:
-        """Reduce the summands of `buffer`, which is taken here; theirs are given back.
+        """Reduce-scatter partial sums into `buffer`, allocated here; free the partial sums.
 
-        It may be `fused` with the `Compute` that makes them. Of a gradient, it is that of what a
-        segment has read.
+        With `fused`, it overlaps the `Compute` operation that makes them. With `read_by`, `buffer`
+        is the gradient of an input of that segment.
         """
         writer, summands = self.writer, self.summands(value, buffer, read_by=read_by)
         writer.allocate(buffer)
@@ -322,7 +325,7 @@ class Tokens:
         done = writer.reduce_scatter(
             path, TENSOR, summands, buffer, in_parts=True, stream=TOKEN_COPIES, after=(fused,)
         )
-        if self._stays(summands):  # no memory waits for it
+        if self._stays(summands):  # no free waits for it
             self._awaited.append(done)
         else:
             writer.free(summands, uses=(done,))
@@ -336,7 +339,7 @@ class Tokens:
         read_by: Segment | None = None,
         fused: Edge | None = None,
     ) -> None:
-        """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""
+        """Sum `buffer` (`value` or its gradient) over ranks; scatter it if sharded by tokens."""
         suffix = f"/{value}" if read_by is not None else ""
         if self.model.values[value].tensor_sharded:
             into = f"{path}/scatter{suffix}"
@@ -349,7 +352,7 @@ class Tokens:
             self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)
 
     def keep_own(self, segment: Segment, value: str, buffer: str, path: str) -> None:
-        """Copy the own part of a gradient that all ranks have whole; `buffer` is taken here."""
+        """Copy the rank's tokens of a gradient that is whole to `buffer`, allocated here."""
         whole = self.summands(value, buffer, read_by=segment)
         own = self.model.values[value].elements
         self.writer.allocate(buffer)
@@ -358,7 +361,7 @@ class Tokens:
         self.writer.free(whole)
 
     def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
-        """Return the buffer of all tokens of what `part` reads, one for each pass."""
+        """Return the buffer of all tokens of the value that `part` reads, one for each pass."""
         if self._userbuffers is not None:
             name = self._userbuffers.whole(segment, part.action)
             if name is not None:
@@ -377,9 +380,9 @@ class Tokens:
         return self._all_tokens(value, f"{value}/gradient/whole", produced=False, narrow=narrow)
 
     def summands(self, value: str, buffer: str, *, read_by: Segment | None = None) -> str:
-        """Return the buffer of summands of all tokens of `buffer`, which is a `value`.
+        """Return the buffer of partial sums of all tokens of `buffer`, which is a `value`.
 
-        It may be the gradient of one that is `read_by` a segment.
+        With `read_by`, `buffer` is the gradient of an input of that segment.
         """
         if self._userbuffers is not None:
             found = self._userbuffers.output(value)

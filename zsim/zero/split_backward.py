@@ -1,9 +1,9 @@
-"""Backward of a micro-batch in two parts: gradients of inputs, and later those of parameters.
+"""Backward of a micro-batch in two parts: gradients of inputs, then those of parameters.
 
-The first part leaves the gradients of what operators with parameters have made; all that was saved
-stays for the second. A segment that trains nothing has its whole backward in the first.
+The first part leaves the output gradients of operators with parameters; all saved tensors stay for
+the second part. A segment without trainable parameters runs its whole backward in the first.
 
-Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13.
+Functions named in comments are from `torch/distributed/pipelining` in torch 2.13.
 """
 
 from collections.abc import Iterable, Set
@@ -23,14 +23,14 @@ PARTS = (Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
 class SplitForwardBackward(SlotForwardBackward):
     """The visits of micro-batches whose backward is in two parts.
 
-    Gradients of parameters have a buffer for each slot: several micro-batches may have made some
+    Gradients of parameters have a buffer for each slot, because several micro-batches may hold some
     before they are added up.
     """
 
     shares_gradients = False
 
     def kept(self, visits: Iterable[UnitVisit]) -> frozenset[ValueInstance]:
-        """Return the values that second parts of the backward `visits` of a chunk read."""
+        """Return the values that the second parts of the backward `visits` of a chunk read."""
         return frozenset(
             each
             for visit in visits
@@ -40,7 +40,7 @@ class SplitForwardBackward(SlotForwardBackward):
         )
 
     def backward_inputs(self, visit: UnitVisit, stay: Set[ValueInstance]) -> None:
-        """Run the first part of a backward visit; values that `stay` are for the second."""
+        """Run the first part of a backward visit; keep the values in `stay` for the second part."""
         for part in visit.segments:
             split = self._segment(visit, part).split
             ends = tuple(each for each in part.ends if each not in stay)
@@ -51,7 +51,7 @@ class SplitForwardBackward(SlotForwardBackward):
                 self._run_inputs(visit, own, split)
 
     def backward_weights(self, visit: UnitVisit) -> None:
-        """Run the second part of a backward visit: of segments in the order of forward."""
+        """Run the second part of a backward visit, segments in forward order."""
         parts = [part for part in reversed(visit.segments) if self._segment(visit, part).split]
         if parts:
             self._allocate_transients(visit)
@@ -61,9 +61,10 @@ class SplitForwardBackward(SlotForwardBackward):
             self._run_weights(visit, replace(part, action=Action.BACKWARD_WEIGHT, ends=()), split)
 
     def end_weights(self, visits: Iterable[UnitVisit], stay: Set[ValueInstance]) -> None:
-        """Give back what stayed for the second parts of the backward `visits` of a chunk."""
+        """Free the values in `stay` and saved tensors after a chunk's second parts."""
         # Each node of autograd's graph holds those before it, and `param_groups` the last ones
-        # (get_param_groups in _backward.py): all that a chunk saved goes with the last of them.
+        # (get_param_groups in _backward.py): a chunk's saved tensors are freed with the last of
+        # them.
         for visit in visits:
             for part in visit.segments:
                 segment = self._segment(visit, part)
@@ -116,7 +117,7 @@ class SplitForwardBackward(SlotForwardBackward):
         )
 
     def _left(self, visit: UnitVisit, part: SegmentVisit, split: SplitBackward) -> str:
-        """Return the buffer of what the first part of a segment leaves."""
+        """Return the buffer of intermediate gradients from the first part of a segment."""
         dtype = self.strategy.train.precision.compute
         return self.writer.buffer(
             f"{self.model.units[visit.unit].name}/intermediate{part.segment}{self._slot}",
@@ -129,7 +130,7 @@ class SplitForwardBackward(SlotForwardBackward):
     def _operands_of(
         self, visit: UnitVisit, part: SegmentVisit, *, saves: bool
     ) -> tuple[Operand, ...]:
-        """Operands of a segment; the same in every micro-batch, so made once."""
+        """Return the operands of a segment, cached because every micro-batch has the same."""
         segment = self._segment(visit, part)
         if part.action not in PARTS or segment.split is None:
             return super()._operands_of(visit, part, saves=saves)
@@ -164,7 +165,7 @@ class SplitForwardBackward(SlotForwardBackward):
     def _workspace_of_part(
         self, visit: UnitVisit, part: SegmentVisit, split: SplitBackward, operands: list[Operand]
     ) -> str:
-        """Return the buffer of what a part holds while it runs; no name if it is nothing."""
+        """Return the buffer a part needs only while it runs; an empty string if none."""
         unit = self.model.units[visit.unit]
         first = part.action is Action.BACKWARD_INPUT
         role = Role.INPUT_GRADIENT if first else Role.GRADIENT
@@ -180,7 +181,7 @@ class SplitForwardBackward(SlotForwardBackward):
             turns=split.input_course if first else split.weight_course,
         )
         size = split.input_workspace_bytes if first else split.weight_workspace_bytes
-        # several segments of a unit have their gradients of parameters in one buffer
+        # gradients of parameters of several segments of a unit share one buffer
         alone = sum(each.split is not None for each in unit.segments) == 1
         last = of[-1] if first or alone else ""
         name = f"{unit.name}/workspace{part.segment}/{part.action}"

@@ -1,4 +1,4 @@
-"""zsim's own ZeRO stages, composed of the techniques that stand in the files beside this one."""
+"""zsim's own ZeRO stages, composed of the techniques in the other files of this package."""
 
 from collections.abc import Sequence
 
@@ -37,10 +37,10 @@ from zsim.zero.visit_order import UnitVisit
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of the stage that `strategy` names.
+    """Return the schedule of the ZeRO stage in `strategy`.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
+        ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
             partitioned.
     """
     step = StageStep(model, strategy)
@@ -64,7 +64,7 @@ _OPTIMIZER_STEPS = {
     MemoryTier.HOST: HostOptimizerStep,
     MemoryTier.NVME: NvmeOptimizerStep,
 }
-"""How a step ends, by where the optimizer's states are kept."""
+"""Class of the optimizer step, by the tier of the optimizer states."""
 
 
 class StageStep(Step):
@@ -108,7 +108,7 @@ class StageStep(Step):
         self._done: list[str] = []
 
     def write_setup(self) -> None:
-        """Take memory for parameters that the host updates beside the next step."""
+        """Allocate host memory for the updated parameters of a delayed update."""
         if not self.strategy.offload.delayed_update:
             return
         for bucket, state in zip(self.buckets.all, self.states, strict=True):
@@ -117,12 +117,12 @@ class StageStep(Step):
                 persist_landing(self.writer, self.strategy, bucket, state.master)
 
     def begin(self) -> None:
-        """Count gradients of the step before that the host still applies."""
+        """Count the previous step's gradients, which the host still applies."""
         if self.strategy.offload.delayed_update:
             self.writer.count_late(HOST_POOL, late_bytes(self.strategy, self.buckets))
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
-        """Return the buffer that holds a bucket's parameters during a visit."""
+        """Return the name of the buffer that holds a bucket's parameters during a visit."""
         return self.parameters.held(bucket, visit)
 
     def forward(self, visit: UnitVisit) -> None:
@@ -135,19 +135,19 @@ class StageStep(Step):
         self.parameters.after(index, self._done[-1])
 
     def _limit_host(self) -> None:
-        """Stop the host while it is `host_ahead_units` visits ahead of the device."""
+        """Make the host wait if it is `host_ahead_units` visits ahead of the device."""
         ahead = self.strategy.zero.host_ahead_units
         if ahead is not None and len(self._done) >= ahead:
             self.writer.host_wait("host_wait", self._done[-ahead])
 
     def backward(self, visit: UnitVisit) -> None:
-        """Write the backward of a unit, and take its gradients."""
+        """Write the backward of a unit, and reduce its gradients."""
         self.forward(visit)
         if not visit.only_recomputes:
             self.reductions.contribute(visit.unit, last=self.is_last)
 
     def end(self) -> None:
-        """Update every bucket that is trained; in stages 1 and 2 gather what was updated."""
+        """Update every trained bucket; in stages 1 and 2 gather the updated parameters."""
         self.reductions.finish()
         reduced = self.reductions.reduced
         numbers = {bucket.name: bucket.index for bucket in self.buckets.all}
@@ -171,7 +171,7 @@ class StageStep(Step):
 def _checkpoints(
     writer: ScheduleWriter, model: Model, strategy: Strategy, once: Sequence[UnitVisit]
 ) -> Checkpoints:
-    """Return how checkpoints are put away: on the device or out of it, separate or in a row."""
+    """Return the checkpoints of a stage: on the device or offloaded, separate or contiguous."""
     tier = strategy.offload.checkpoints
     store = CheckpointStore(writer, model, strategy)
     if strategy.zero.contiguous:

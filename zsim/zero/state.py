@@ -1,4 +1,4 @@
-"""Model states, which live from step to step, and setup, which fills them."""
+"""Model states, which persist from step to step, and the setup that fills them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,14 +33,14 @@ KEPT = {
     MemoryTier.HOST: (HOST_POOL, CPU),
     MemoryTier.NVME: (NVME_POOL, NVME_WRITE),
 }
-"""Pool and home stream of what is kept in a tier."""
+"""Pool and home stream of buffers kept in a tier."""
 
 
 def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
-    """Return the numbers of every host: steps taken; with fp16, the loss scale and its counters.
+    """Return the host's scalars: the step count; with fp16, the loss scale and its counters.
 
-    The learning rate stands beside them if it is given anew for each step, and the steps that are
-    left before updates are delayed.
+    Learning rates are added if they are set for each step, and the remaining warm-up steps if
+    updates are delayed.
     """
     steps = [Scalar(name=STEP, initial=0.0)]
     rules = (strategy.train.optimizer, *(group.rule for group in strategy.train.groups))
@@ -60,19 +60,20 @@ def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Formats of what ranks hold of every bucket, and whether it is whole or a shard.
+    """Dtypes of the persistent buffers of every bucket, and whether each is whole or a shard.
 
     Attributes:
-        parameter: format of the parameters; what is trained, without masters.
-        parameter_sharded: whether a rank holds its shard of them alone.
-        optimizer_sharded: the same of masters and moments, in the format of the optimizer.
-        has_master: whether masters are kept beside the parameters.
-        parameter_tier: where parameters are kept.
-        optimizer_tier: where masters and moments are kept.
-        frozen: format of parameters that are not trained, where it is another.
+        parameter: dtype of the parameters, which are updated in place if there are no masters.
+        parameter_sharded: True if a rank holds only its shard of the parameters.
+        optimizer_sharded: True if a rank holds only its shard of masters and moments, which are in
+            the optimizer's dtype.
+        has_master: True if masters are kept in addition to the parameters.
+        parameter_tier: tier of the parameters.
+        optimizer_tier: tier of masters and moments.
+        frozen: dtype of frozen parameters if it differs.
         file_elements: masters and moments of smaller shards are kept on the host, not in files.
         host_parameters: buckets whose parameters are kept on the host, not in files.
-        device_optimizer: buckets whose masters and moments are kept on the device all the same.
+        device_optimizer: buckets whose masters and moments stay on the device in spite of the tier.
     """
 
     parameter: DType
@@ -92,10 +93,10 @@ class BucketState:
     """Names of a bucket's persistent buffers.
 
     Attributes:
-        parameter: the rank's shard or the whole bucket, as its `Holding` says.
-        master: master weights, where there are some; frozen parameters have none.
-        moments: as many as the optimizer keeps; none for frozen parameters.
-        tier: where masters and moments are, and are updated.
+        parameter: the rank's shard or the whole bucket, as set in its `Holding`.
+        master: master weights, or None; frozen parameters have none.
+        moments: one for each moment of the optimizer; empty for frozen parameters.
+        tier: where masters and moments are kept and updated.
     """
 
     parameter: str
@@ -106,7 +107,7 @@ class BucketState:
 
 @dataclass(slots=True)
 class Reduced:
-    """A bucket's gradients once they are reduced: the buffer, and the operation that made it."""
+    """A bucket's reduced gradients: the buffer, and the operation that completes it."""
 
     buffer: str
     operation: str
@@ -115,7 +116,7 @@ class Reduced:
 def declare(
     writer: ScheduleWriter, strategy: Strategy, bucket: Bucket, holding: Holding
 ) -> BucketState:
-    """Declare what persists of a bucket."""
+    """Declare the persistent buffers of a bucket."""
 
     def buffer(name: str, dtype: DType, kind: Kind, *, sharded: bool, tier: MemoryTier) -> str:
         pool, home = KEPT[tier]
@@ -146,14 +147,14 @@ def declare(
 
 
 def own_view(writer: ScheduleWriter, bucket: Bucket, buffer: str) -> View:
-    """Return the rank's own shard of a buffer, which holds the shard alone or the whole bucket."""
+    """Return the view of the rank's shard in a buffer of the shard or of the whole bucket."""
     if writer.buffers[buffer].shard is not None:
         return writer.all(buffer)
     return View(buffer=buffer, size=bucket.shard, axis=DATA)
 
 
 def updated_view(writer: ScheduleWriter, bucket: Bucket, buffer: str, strategy: Strategy) -> View:
-    """Return what a rank updates of a buffer: all of it in stage 0, its own shard otherwise."""
+    """Return the view that a rank updates: the whole buffer in stage 0, otherwise its shard."""
     return writer.all(buffer) if strategy.zero.stage == 0 else own_view(writer, bucket, buffer)
 
 
@@ -164,11 +165,11 @@ def update_path(
     has_master: bool | None = None,
     tier: MemoryTier | None = None,
 ) -> str:
-    """Return the id of the operation that writes a bucket's updated parameters where they are kept.
+    """Return the id of the operation that writes a bucket's updated parameters to their tier.
 
-    It is a cast where there are masters: those that the strategy keeps, or `has_master`; and where
-    they are kept elsewhere than masters are updated, what moves them there. Masters are updated in
-    the `tier` that the strategy says, or in this one.
+    It is the move to that tier if masters are updated in another tier, else the cast if there are
+    masters, else the update. `has_master` and `tier`, where masters are updated, default to the
+    values of `strategy`.
     """
     casts = strategy.keeps_master if has_master is None else has_master
     verb = "cast" if casts else "update"
@@ -188,7 +189,7 @@ def gather_path(bucket: Bucket) -> str:
 def write_setup(
     writer: ScheduleWriter, strategy: Strategy, buckets: Buckets, holding: Holding
 ) -> tuple[BucketState, ...]:
-    """Allocate and fill everything that is persistent; return what there is, by bucket."""
+    """Allocate and fill all persistent buffers; return the state of each bucket."""
     states: list[BucketState] = []
     for bucket in buckets.all:
         writer.prefix = f"setup/{bucket.name}"
@@ -203,7 +204,7 @@ def write_setup(
 
 
 def persist_zeros(writer: ScheduleWriter, buffer: str, name: str) -> None:
-    """Take memory for a buffer that lives through all steps, and fill it with zeros."""
+    """Allocate a buffer that persists through all steps, and fill it with zeros."""
     writer.fill(f"zero/{name}", writer.persist(buffer), 0.0)
 
 
@@ -220,7 +221,7 @@ def _zeros(writer: ScheduleWriter, path: str, name: str, stream: str) -> str:
 
 
 def _persist(writer: ScheduleWriter, name: str, fill: Callable[[str, str], str]) -> None:
-    """Take memory that lives through all steps, and `fill` it; a file by way of host memory."""
+    """Allocate a persistent buffer and `fill` it; a file is filled through host memory."""
     kept = writer.buffers[name]
     writer.persist(name)
     if kept.pool != NVME_POOL:

@@ -1,7 +1,7 @@
 """Skeleton of a step: forward and backward of every micro-batch, then the update.
 
-zsim's own stages and every runtime fill it in: each says what precedes and follows a unit, a
-direction and the step.
+zsim's own stages and every runtime subclass it. Each overrides the operations before and after a
+unit, a direction and the step.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ class Step:
     """One step of a role, written unit by unit.
 
     Attributes:
-        states: by bucket what persists of it. What persists may be cut otherwise than what is
-            gathered: then its buckets are `kept`.
-        micro_batch: the one that is being written.
-        is_last: whether it is the last of the step.
+        states: persistent buffers by bucket. Persistent buckets may be split differently from the
+            gathered ones; `kept` are the persistent ones.
+        micro_batch: the micro-batch that is being written.
+        is_last: True in the last micro-batch of the step.
     """
 
     optimizer_step: type[OptimizerStep] = OptimizerStep
@@ -59,7 +59,7 @@ class Step:
         self.is_last = False
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
-        """Return the buffer that holds a bucket's parameters during a visit."""
+        """Return the name of the buffer that holds a bucket's parameters during a visit."""
         del visit
         return self.states[bucket].parameter
 
@@ -92,35 +92,35 @@ class Step:
         self.end()
 
     def enter(self, micro_batch: int) -> None:
-        """Go on with another micro-batch."""
+        """Start another micro-batch."""
         self.micro_batch = self.passes.micro_batch = micro_batch
         self.is_last = micro_batch == self.strategy.train.gradient_accumulation_steps - 1
 
     def write_setup(self) -> None:
-        """Write what setup has besides the states."""
+        """Write setup operations other than those of the states; nothing here."""
 
     def begin(self) -> None:
-        """Write what precedes the first micro-batch."""
+        """Write operations before the first micro-batch; nothing here."""
 
     def begin_forward(self) -> None:
-        """Write what precedes the first unit of a forward."""
+        """Write operations before the first unit of a forward; nothing here."""
 
     def forward(self, visit: UnitVisit) -> None:
         """Write the forward of a unit."""
         self.passes.forward(visit, ())
 
     def begin_backward(self) -> None:
-        """Write what precedes the first unit of a backward."""
+        """Write operations before the first unit of a backward; nothing here."""
 
     def backward(self, visit: UnitVisit) -> None:
-        """Write the backward of a unit, and what becomes of its gradients."""
+        """Write the backward of a unit; a subclass also moves its gradients."""
         self.passes.backward(visit, ())
 
     def end_backward(self) -> None:
-        """Write what follows the last unit of a backward."""
+        """Write operations after the last unit of a backward; nothing here."""
 
     def end(self) -> None:
-        """Write what follows the last micro-batch."""
+        """Write operations after the last micro-batch; nothing here."""
 
     def update(
         self,
@@ -131,14 +131,14 @@ class Step:
         stream: str = COMMUNICATION,
         keeps_gradients: bool = False,
     ) -> None:
-        """Write the end of the step: the update of all that is reduced.
+        """Write the end of the step: the update of all reduced gradients.
 
         Args:
             reduced: gradients by number of the bucket.
-            after: what completes all of them.
-            updated: what follows the update of each tensor.
-            stream: on which the overflow flag and norms are reduced.
-            keeps_gradients: whether their buffers outlive the step.
+            after: edges to the operations that complete all of them.
+            updated: called after the update of each tensor.
+            stream: the stream that reduces the overflow flag and norms.
+            keeps_gradients: True if gradient buffers outlive the step.
         """
         tensors = updated_tensors(
             self.writer,
@@ -155,7 +155,7 @@ class Step:
         )
 
     def end_of_step(self, step: OptimizerStep) -> None:
-        """Write the update, given what it needs besides."""
+        """Write the update; a subclass may first set further attributes of `step`."""
         step.write()
 
     def schedule(
@@ -167,7 +167,7 @@ class Step:
         layouts: tuple[Layout, ...] | None = None,
         peak_of: PeakOf | None = None,
     ) -> Schedule:
-        """Return the schedule whose ranks all do what is written here."""
+        """Return the schedule in which all ranks run the operations written here."""
         return assemble(
             name,
             model=self.model,
@@ -181,7 +181,7 @@ class Step:
 
 
 class StepPart:
-    """Base of what a step is composed of: how it gathers parameters, how it reduces gradients."""
+    """Base class of a step's components, such as gathers of parameters and reductions."""
 
     def __init__(self, step: Step) -> None:
         self.writer = step.writer

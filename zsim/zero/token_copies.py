@@ -1,6 +1,6 @@
-"""Parameters that ranks of a tensor axis have copies of, where hidden states are cut by tokens.
+"""Parameters replicated over the tensor axis when hidden states are sharded by tokens.
 
-Each rank makes gradients of them of its own tokens, which are summed over the axis.
+Each rank's gradient of them covers only its own tokens, and is summed over the axis.
 """
 
 from collections.abc import Container, Iterable
@@ -15,16 +15,16 @@ from zsim.zero.names import TENSOR
 
 
 def shared_parameters(model: Model) -> frozenset[str]:
-    """Return parameters that ranks have copies of, and gradients of different tokens."""
+    """Return the parameters that every tensor rank holds, with gradients of different tokens."""
     if not any(value.tensor_sharded for value in model.values.values()):
         return frozenset()
     return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
 
 
 def shared_views(run: UnitRun, buffer: str, shared: Container[str]) -> tuple[tuple[str, View], ...]:
-    """Return those parameters of `run` that are `shared`, and where their gradients lie.
+    """Return the names of the run's parameters in `shared`, and the views of their gradients.
 
-    `buffer` holds gradients of the trained parameters of the run, one after the other.
+    `buffer` holds the gradients of the trained parameters of the run in order.
     """
     sizes = [each.elements for each in run.trained]
     return tuple(
@@ -37,9 +37,10 @@ def shared_views(run: UnitRun, buffer: str, shared: Container[str]) -> tuple[tup
 def sum_over_tokens(
     writer: ScheduleWriter, gradients: Iterable[tuple[str, View]], *, after: Iterable[Edge] = ()
 ) -> list[str]:
-    """Sum gradients of parameters that ranks have copies of, each by itself and in place.
+    """Sum gradients of replicated parameters over the tensor axis, each separately and in place.
 
-    Each rank has made them of its own tokens. The first sum comes `after` others.
+    Each rank's gradient covers only its own tokens. The first sum waits for the edges `after`.
+    Return the operations.
     """
     done: list[str] = []
     for name, view in gradients:

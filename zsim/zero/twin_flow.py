@@ -1,10 +1,10 @@
-"""A share of the updates stays on the device: Twin-Flow.
+"""Twin-Flow: a share of the updates stays on the device.
 
 ZeRO-Offload++ (DeepSpeed, `blogs/deepspeed-offloadpp`) keeps the states of some sub-groups on the
-GPU, and updates these there; `ratio` of DeepSpeed is the share of the others. As in its stage 3
-(0.19, `DeepSpeedZeroOptimizer_Stage3._configure_offloading`) the first ones stay: their gradients
-are reduced last, and need not go to the host. Here sub-groups are buckets, and the device updates
-its own while threads of the host update theirs.
+GPU, and updates them there; DeepSpeed's `ratio` is the share updated on the host. As in DeepSpeed's
+stage 3 (0.19, `DeepSpeedZeroOptimizer_Stage3._configure_offloading`), the first sub-groups stay on
+the device: their gradients are reduced last and need not go to the host. Here sub-groups are
+buckets, and the device updates its buckets while host threads update the others.
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ from zsim.zero.updated_tensor import UpdatedTensor
 
 
 def kept_on_device(buckets: Buckets, strategy: Strategy) -> frozenset[int]:
-    """Return the buckets whose states stay on the device: the first, of at most the share.
+    """Return the buckets whose states stay on the device: the first, up to `device_share`.
 
     Raises:
-        ModelError: the first bucket alone is more.
+        ModelError: the first bucket alone exceeds the share.
     """
     share = strategy.offload.device_share
     if not share:
         return frozenset()
     total = sum(bucket.padded for bucket in buckets.trained)
     found: list[int] = []
-    held, most = 0, Fraction(str(share)) * total  # as it is written: 0.29 * 100 < 29 in floats
+    held, most = 0, Fraction(str(share)) * total  # exact: 0.29 * 100 < 29 in floats
     for bucket in buckets.trained:
         held += bucket.padded
         if held > most:
@@ -48,9 +48,9 @@ def kept_on_device(buckets: Buckets, strategy: Strategy) -> frozenset[int]:
 
 
 def _too_little(first: Bucket, total: int, strategy: Strategy) -> str:
-    """Return that the share is less than the first bucket of all, and what is allowed."""
+    """Return the message that the share is smaller than the first bucket, and the least share."""
     given = f"offload.device_share: {strategy.offload.device_share:g}"
-    scale = 10 ** len(str(100 * total // first.padded))  # three digits or four are told
+    scale = 10 ** len(str(100 * total // first.padded))  # gives three or four digits
     least = Fraction(-(-first.padded * scale // total), scale)
     if len(first.layout.pieces) == 1:
         remedy = ""
@@ -71,7 +71,7 @@ class TwinFlowStep(HostOptimizerStep):
     number_home = COMPUTE
 
     def begin(self) -> None:
-        """Tell the tensors apart by where their gradients are."""
+        """Split the tensors by the memory of their gradients: device or host."""
         super().begin()
         contiguous = self.strategy.zero.contiguous
         self.tensors = [
@@ -102,9 +102,9 @@ class TwinFlowStep(HostOptimizerStep):
         trained: Sequence[UpdatedTensor],
         group: str,
     ) -> None:
-        """Measure gradients where they are, add both numbers on the device, reduce the sum.
+        """Measure gradients on host and device, add both numbers on the device, reduce the sum.
 
-        In fp64, so that a sum of parts is rounded as often as one of everything: once.
+        Partial results are fp64, so that their sum is rounded only once.
         """
         landing = self._on_host(writer, target)
         if action is Action.NORM:
@@ -144,19 +144,19 @@ class TwinFlowStep(HostOptimizerStep):
         return on_device if self._stays(item) else super().measured_by(item)
 
     def norm(self, writer: ScheduleWriter) -> str | None:
-        """Return the buffer of the squared norm on the host, and keep that of the device."""
+        """Return the buffer of the squared norm on the host; keep the device's as well."""
         self._device_norm = OptimizerStep.norm(self, writer)
         return None if self._device_norm is None else self._on_host(writer, self._device_norm)
 
     def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
-        """Update a tensor where its states are."""
+        """Update a tensor on the device or on the host, where its states are kept."""
         if self._stays(item):
             self._device.update_one(writer, item, self._device_norm)
         else:
             super().update_one(writer, item, norm)
 
     def completed(self, writer: ScheduleWriter) -> None:
-        """Send the parameters of the last tensor of the host, and forget the device's norm."""
+        """Send the parameters of the host's last tensor, and free the device's norm."""
         super().completed(writer)
         if self._device_norm is not None:
             uses = (writer.path("norm/reduce"), writer.path("norm/download"))

@@ -1,4 +1,4 @@
-"""Tensors that a rank updates at the end of a step: one for each bucket that is trained."""
+"""Tensors that a rank updates at the end of a step: one for each trained bucket."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,15 @@ class UpdatedTensor:
 
     Attributes:
         name: last part of the path of its operations.
-        layout: of the whole tensor, of which the rank updates all or its shard.
+        layout: layout of the whole tensor; the rank updates all of it or its shard.
         gradient: the reduced gradient; its buffer is freed after the update unless it is kept.
-        measured: the part of it that counts in a norm: every rank measures another one.
-        after: what completes the gradient.
-        parameter: what the update writes: what is trained, or its copy in the compute format.
-        master: what is trained, if that is not the parameter.
-        moments: as many as the optimizer keeps.
-        keeps_gradient: whether the gradient's buffer outlives the step.
+        measured: the part of the gradient that counts in a norm; every rank measures a different
+            part.
+        after: edges to the operations that complete the gradient.
+        parameter: the parameters that the update writes, or their copy in the compute dtype.
+        master: the masters that the optimizer updates, or None if it updates `parameter`.
+        moments: one view for each moment of the optimizer.
+        keeps_gradient: True if the gradient's buffer outlives the step.
     """
 
     name: str
@@ -47,7 +48,7 @@ def updated_tensors(
     reduced: Mapping[int, Reduced],
     keeps: bool,
 ) -> list[UpdatedTensor]:
-    """Return the tensor of every bucket that is trained; it `keeps` gradients beyond the step."""
+    """Return the tensor of every trained bucket; with `keeps`, gradients outlive the step."""
     return [
         UpdatedTensor(
             name=bucket.name,

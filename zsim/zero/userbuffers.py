@@ -1,10 +1,11 @@
 """Userbuffers of Transformer Engine: memory that other ranks of a tensor axis read and write.
 
-Each product of a linear layer that runs beside a collective has a communicator with a buffer for
-the hidden states of all tokens, from setup on, which all layers share (`initialize_ub`, Transformer
-Engine 2.20, transformer_engine/pytorch/module/base.py). A rank's own tokens are copied to their
-place in it before a gather (`fill_userbuffers_buffer_for_all_gather`); products write what is
-scattered to it. Upstream has two more, for products of weights in MXFP8, which nothing reads here.
+Each GEMM of a linear layer that overlaps a collective has a communicator with a buffer for the
+hidden states of all tokens. It is allocated in setup and shared by all layers (`initialize_ub`,
+Transformer Engine 2.20, transformer_engine/pytorch/module/base.py). A rank's own tokens are copied
+to their place in it before a gather (`fill_userbuffers_buffer_for_all_gather`); GEMMs write outputs
+to be scattered to it. Transformer Engine has two more buffers, for weight GEMMs in MXFP8, which
+zsim does not use.
 """
 
 from enum import StrEnum
@@ -17,18 +18,18 @@ from zsim.schedule.schedule_writer import ScheduleWriter
 
 
 class UserbufferUse(StrEnum):
-    """Products of a segment that have such a buffer, by what is in it."""
+    """GEMMs of a segment that have a userbuffer, by its content."""
 
     INPUT = "input"
     """Tokens that the first layers read: `qkv_fprop`, `fc1_fprop`."""
     INPUT_AGAIN = "input_again"
-    """The same, gathered for the gradients of weights: `qkv_dgrad`, `fc1_dgrad`."""
+    """The same tokens, gathered for the gradients of weights: `qkv_dgrad`, `fc1_dgrad`."""
     INPUT_GRADIENT = "input_gradient"
-    """The gradient of it, which is scattered: `qkv_wgrad`, `fc1_wgrad`."""
+    """The gradient of the input, which is scattered: `qkv_wgrad`, `fc1_wgrad`."""
     OUTPUT = "output"
-    """Tokens that the last layer makes, which are scattered: `proj_fprop`, `fc2_fprop`."""
+    """The last layer's output tokens, which are scattered: `proj_fprop`, `fc2_fprop`."""
     OUTPUT_GRADIENT = "output_gradient"
-    """The gradient of it, gathered: `proj_dgrad`, `fc2_dgrad`."""
+    """The gradient of the output, gathered: `proj_dgrad`, `fc2_dgrad`."""
 
 
 _USES = {
@@ -38,11 +39,11 @@ _USES = {
     FusedPart.SPLIT: UserbufferUse.OUTPUT,
     FusedPart.GRADIENT: UserbufferUse.OUTPUT_GRADIENT,
 }
-"""Uses, by the parts that kernels of a segment have."""
+"""Uses, by the kinds of fused parts in a segment's kernels."""
 
 
 class Userbuffers:
-    """Takes the buffers that segments of a model have, and says which is of what."""
+    """Allocates the userbuffers of a model's segments, and finds the buffer of each use."""
 
     def __init__(self, writer: ScheduleWriter, model: Model) -> None:
         self.names = set[str]()
@@ -56,7 +57,7 @@ class Userbuffers:
                     self._take(writer, model, f"userbuffers/{place}/{use}", of)
 
     def _take(self, writer: ScheduleWriter, model: Model, name: str, of: str) -> None:
-        """Take a buffer of all tokens of the value `of`, unless another layer has taken it."""
+        """Allocate a buffer for all tokens of the value `of`, unless another layer has done so."""
         self.names.add(name)
         if name in writer.alive:
             return
@@ -66,17 +67,17 @@ class Userbuffers:
         writer.persist(name)
 
     def whole(self, segment: Segment, action: Action) -> str | None:
-        """Return the buffer of what `segment` reads whole; None if it has none."""
+        """Return the buffer of the input that `segment` reads whole; None if it has none."""
         return self._of(
             segment, UserbufferUse.INPUT_AGAIN if action is Action.BACKWARD else UserbufferUse.INPUT
         )
 
     def input_gradient(self, segment: Segment) -> str | None:
-        """Return the buffer of the summands of the gradient of that."""
+        """Return the buffer of partial sums of the input gradient of `segment`, or None."""
         return self._of(segment, UserbufferUse.INPUT_GRADIENT)
 
     def output(self, value: str, *, gradient: bool = False) -> str | None:
-        """Return the buffer of summands of `value`, or of the gradient of all tokens of it."""
+        """Return the buffer of partial sums of `value`, or of the gradient of all its tokens."""
         use = UserbufferUse.OUTPUT_GRADIENT if gradient else UserbufferUse.OUTPUT
         return self._named(self._places.get(value), use)
 

@@ -1,8 +1,8 @@
-"""The order in which one micro-batch visits units and segments, and how long each value lives.
+"""The order in which one micro-batch visits units and segments, and the lifetime of each value.
 
-A checkpointed unit keeps nothing of its forward but what it was given; before its backward it is
-run again, and what that makes are values of their own (`Made.AGAIN`). Units of one block are
-checkpointed as one: all of them are run again, each in a visit of its own, then backward begins.
+A checkpointed unit keeps only the inputs of its forward. It is recomputed before its backward,
+which makes separate instances of its values (`Made.AGAIN`). Units of one block are checkpointed
+together: all of them are recomputed, each in a separate visit, before backward starts.
 """
 
 from collections import Counter
@@ -23,13 +23,13 @@ class Made(StrEnum):
     FORWARD = "forward"
     AGAIN = "again"
     GATHERED = "gathered"
-    """Not made, but put away after forward and brought back for backward."""
+    """Not computed, but moved to a store after forward and restored for backward."""
 
 
 @quick_init
 @dataclass(frozen=True, slots=True)
 class ValueInstance:
-    """A value as one pass made it."""
+    """A value as computed in one pass."""
 
     value: str
     made: Made
@@ -40,9 +40,9 @@ class ValueInstance:
         return self.value if self.made is Made.FORWARD else f"{self.value}/{self.made}"
 
     def is_kept_for(self, action: Action) -> bool:
-        """Return True if `action` is of backward and reads what an earlier pass has made.
+        """Return True if `action` belongs to backward and reads a value of an earlier pass.
 
-        What runs again makes values for the backward that follows, and reads checkpoints.
+        Recompute reads checkpoints; the values that it makes are for the backward that follows.
         """
         if action is Action.RECOMPUTE:
             return self.made is not Made.AGAIN
@@ -51,7 +51,7 @@ class ValueInstance:
 
 @dataclass(slots=True)
 class SegmentVisit:
-    """One segment in one pass: what it reads and makes, and what is last read here."""
+    """One segment in one pass: the values it reads, makes, and is the last to read (`ends`)."""
 
     action: Action
     segment: int
@@ -62,11 +62,11 @@ class SegmentVisit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitVisit:
-    """One unit in one pass, with what of its input is put away after it or brought back before.
+    """One unit in one pass, with the inputs moved to a store after it or restored before it.
 
-    `again` says that the unit is checkpointed: its forward saves nothing, its backward runs it
-    again. `opens` and `closes` say that it is the first visit, or the last, of all units that are
-    checkpointed with it, in its direction.
+    `again` is True if the unit is checkpointed: its forward saves nothing, and it is recomputed in
+    backward. `opens` and `closes` are True in the first and the last visit, in this direction, of
+    the units that are checkpointed together.
     """
 
     unit: int
@@ -79,18 +79,18 @@ class UnitVisit:
 
     @property
     def only_recomputes(self) -> bool:
-        """True if it runs the unit again, whose backward is a visit of its own."""
+        """True if the visit only recomputes the unit; its backward is then a separate visit."""
         return bool(self.segments) and all(
             each.action is Action.RECOMPUTE for each in self.segments
         )
 
 
 def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
-    """Every visit of one micro-batch, forward then backward, of all units that have one.
+    """Return every visit of one micro-batch: forward, then backward of the units that have one.
 
-    `parts` are the checkpoints that are put away after the last forward visit of what is
-    checkpointed as one, and brought back before its first backward one. What others are given, too,
-    stays where it is.
+    `parts` are the checkpoints that move to a store after the last forward visit of units
+    checkpointed together, and return before their first backward visit. Inputs that other blocks
+    read, too, are not moved.
     """
     blocks = _blocks(model, strategy)
     forward: list[UnitVisit] = []
@@ -128,9 +128,10 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _CheckpointedUnits:
-    """Units that are checkpointed as one, what they make, and which checkpoints are put away.
+    """Units that are checkpointed together, the values they make, and checkpoints that are moved.
 
-    They are run `again` before their backward, or keep what it reads: on the device, or `stored`.
+    They are recomputed before their backward (`again`), or keep the values that it reads: on the
+    device, or in a store (`stored`).
     """
 
     units: tuple[int, ...]
@@ -142,7 +143,7 @@ class _CheckpointedUnits:
 
 
 def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
-    """Return all units by what is checkpointed as one."""
+    """Return the model's units in groups that are checkpointed together."""
     found: list[_CheckpointedUnits] = []
     full = strategy.activations.checkpointing is Checkpointing.FULL
     first = blocks = 0
@@ -153,7 +154,7 @@ def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
         given = tuple(name for name in read if name not in own and name != BATCH)
         again = stored = False
         if units[0].checkpoint:
-            # as _apply_layer_sac (torchtitan, distributed/activation_checkpoint.py) counts
+            # counted as in _apply_layer_sac (torchtitan, distributed/activation_checkpoint.py)
             blocks += 1
             again = full and blocks % strategy.activations.every_nth == 0
             stored = blocks <= strategy.layers_on_host
@@ -167,7 +168,7 @@ def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
 def _parts(
     model: Model, strategy: Strategy, block: _CheckpointedUnits, readers: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return checkpoints that are put away: of what is run again, what no other block reads."""
+    """Return the checkpoints that move to a store: inputs that no other block reads."""
     units = [model.units[index] for index in block.units]
     if block.stored:
         return _stored(model, strategy, block, readers)
@@ -197,12 +198,12 @@ def _stored(
 
 
 def _differentiated(model: Model, unit: Unit) -> bool:
-    """Tell whether a unit is visited in backward: before the first trained parameter none is."""
+    """Return True if a unit is visited in backward; units before the first trained one are not."""
     return any(map(model.runs_backward, unit.segments)) or not unit.segments
 
 
 def _backward(model: Model, block: _CheckpointedUnits, *, again: bool) -> list[UnitVisit]:
-    """Return backward visits of a block; of one unit that is run again, one for both."""
+    """Return the backward visits of a block; a single recomputed unit has one visit for both."""
     differentiated = [each for each in block.units if _differentiated(model, model.units[each])]
     if not differentiated:
         return []
@@ -229,7 +230,7 @@ def _backward(model: Model, block: _CheckpointedUnits, *, again: bool) -> list[U
 def _reads(
     block: _CheckpointedUnits, names: Iterable[str], *, again: bool
 ) -> tuple[ValueInstance, ...]:
-    """Return what the backward of a block has of inputs of a segment."""
+    """Return the instances of `names` that the backward of a block reads."""
 
     def instance(name: str) -> ValueInstance:
         if name in block.parts:
@@ -265,9 +266,9 @@ def _run_backward(
 
 
 def _end_values(found: list[UnitVisit], parts: Set[str]) -> None:
-    """Note with each visit the instances that nothing reads later.
+    """Record in each visit the instances that no later visit reads.
 
-    What is put away ends with that: it frees the whole.
+    Values in `parts` are excluded: moving them to a store frees them.
     """
     ended = {ValueInstance(name, Made.FORWARD) for name in parts}
     for visit in reversed(found):

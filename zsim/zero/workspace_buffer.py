@@ -1,4 +1,4 @@
-"""The buffer of what a segment holds only while it runs, with the course of its tensors."""
+"""Workspace buffers: memory that a segment holds only while it runs, with its allocation trace."""
 
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -25,11 +25,11 @@ def workspace_buffer(
     saved: str,
     operands: Iterable[Operand],
 ) -> str:
-    """Return the buffer of a segment in the direction of its visit; no name if it is nothing.
+    """Return the workspace buffer of a segment in the direction of its visit; "" if it needs none.
 
-    `saved` is the buffer of what it saves, where it saves something. Visits that save to different
-    buffers, those of micro-batches that are on their way at once, have different ones. Where there
-    is none, the last buffer that is allocated before the segment runs has its course.
+    `saved` is the buffer of the segment's saved tensors, or "". Visits that save to different
+    buffers (micro-batches in flight) have different workspaces. Without a workspace, the last
+    buffer that is allocated before the segment runs carries the segment's allocation trace.
     """
     unit = model.units[visit.unit]
     segment, backward = unit.segments[part.segment], part.action is Action.BACKWARD
@@ -50,7 +50,7 @@ def course_buffer(
     *,
     last: str,
 ) -> str:
-    """Return a buffer with a course; without bytes no name, and the course is the `last` one's."""
+    """Return a buffer with trace `course`; if empty, return "" and give `last` the trace."""
     if not size_bytes:
         if last and writer.buffers[last].produced:
             writer.buffers[last] = _with_course(writer.buffers[last], course)
@@ -66,9 +66,9 @@ def course_buffer(
 
 
 def workspace_of(operands: Sequence[Operand]) -> str:
-    """Return the buffer that `workspace_buffer` gave, the last of `operands`; no name if none.
+    """Return the buffer from `workspace_buffer`, the last of `operands`; "" if there is none.
 
-    Symmetric memory, in which parts may be made before it, is there all the time.
+    Symmetric memory, which may come last as well, does not count: it is persistent.
     """
     if operands and operands[-1].role is Role.WORKSPACE:
         buffer = operands[-1].view.buffer
@@ -77,7 +77,7 @@ def workspace_of(operands: Sequence[Operand]) -> str:
 
 
 def _gradients_made(model: Model, segment: Segment, operands: Iterable[Operand]) -> tuple[str, ...]:
-    """Return buffers of the gradients of each parameter and input, of those that have one."""
+    """Return the gradient buffers of each parameter and input; "" for inputs without a gradient."""
     made: dict[Role, list[str]] = {Role.GRADIENT: [], Role.INPUT_GRADIENT: []}
     for operand in operands:
         if operand.role in made:

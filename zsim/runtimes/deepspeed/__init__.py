@@ -12,14 +12,14 @@ from zsim.strategy.strategy import Strategy
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of a stage: the third has an optimizer of its own."""
+    """Return the schedule of a stage; stage 3 has a separate optimizer."""
     if strategy.zero.stage == 3:
         return stage_3.schedule(model, strategy)
     return stage_1_2.schedule(model, strategy)
 
 
 def volume(strategy: Strategy) -> DataVolume:
-    """Return what a stage moves."""
+    """Return the data volumes of the strategy's stage."""
     return deepspeed3.VOLUME if strategy.zero.stage == 3 else deepspeed12.VOLUME
 
 

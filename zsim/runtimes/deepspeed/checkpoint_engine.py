@@ -1,11 +1,12 @@
-"""DeepSpeed's checkpoints in pinned memory of the host, copied both ways on a stream of their own.
+"""DeepSpeed's checkpoints in pinned host memory, copied in both directions on a separate stream.
 
 `_ActivationOffloadEngine` of `runtime/activation_checkpointing/offload_activations.py`, at 858e91ee
-of August 2026, after DeepSpeed 0.19.5: what a block was given goes out once the next block that is
-checkpointed has run, so the last one stays on the device. The device's memory of the one before it
-stays as well, and what is older goes back when its copy is done. In backward these two are there;
-others come back as the host reaches their blocks. Their copies wait for no kernel: they run as far
-ahead as the host does. The engine's pool of pinned buffers is as large as what is out at once.
+of August 2026, after DeepSpeed 0.19.5. The input of a block is copied out once the next
+checkpointed block has run, so the last one stays on the device. The device memory of the one before
+it is kept as well; older ones are freed when their copy is done. In backward, these two are on the
+device; others are copied back as the host reaches their blocks. Their copies wait for no kernel:
+they run as far ahead as the host does. The engine's pool of pinned buffers is as large as all
+checkpoints that are on the host at once.
 """
 
 from zsim.model.model import Model
@@ -20,15 +21,15 @@ from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
 CHECKPOINTS = "checkpoints"
-"""The stream of copies both ways: `s1`."""
+"""The stream of copies in both directions: `s1`."""
 KEPT_LAST = 1
-"""Checkpoints that are not copied out before there is a later one: `keep_last_count`."""
+"""Number of newest checkpoints that are not copied out: `keep_last_count`."""
 STASHED = 2
-"""Of so many newest ones the device's memory stays, copied or not: `max_fwd_stash_count`."""
+"""Number of newest checkpoints that keep their device memory: `max_fwd_stash_count`."""
 
 
 class CheckpointEngine(Checkpoints):
-    """Checkpoints of a micro-batch: kept, out but still there, or out."""
+    """Checkpoints of a micro-batch: kept, copied but still on the device, or on the host."""
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
         store = HostStore(writer, model, strategy, home=CHECKPOINTS)
@@ -40,7 +41,7 @@ class CheckpointEngine(Checkpoints):
         self._back: dict[str, str] = {}
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
-        """Keep what a block was given, and begin with the copy of what was kept before."""
+        """Keep the block's input on the device, and copy out the one kept before."""
         # get_offloaded_activations_for_backward, offload_input
         for value in visit.parts:
             self._count += 1
@@ -60,14 +61,14 @@ class CheckpointEngine(Checkpoints):
         self._out[value] = self.writer.copy(path, source, target, stream=CHECKPOINTS, after=(last,))
 
     def enter(self, visit: UnitVisit, after: tuple[Edge, ...] = ()) -> None:
-        """Begin with the copy back of what a block was given, unless that is still there."""
+        """Start copying the block's input back, unless it is still on the device."""
         del after  # the stream of copies waits for nothing
         for value in visit.parts if visit.backward else ():
             if value not in self._kept and value not in self._stashed:
                 self._copy_back(value)
 
     def _copy_back(self, value: str) -> None:
-        # _restore_tensor: memory of the stream of copies, which is recorded for compute
+        # _restore_tensor: memory of the copy stream, recorded for the compute stream
         writer, whole = self.writer, self.model.values[value]
         target = writer.buffer(
             brought_back(value), whole.elements, whole.dtype, Kind.SAVED, home=CHECKPOINTS
@@ -78,7 +79,7 @@ class CheckpointEngine(Checkpoints):
         self.store.clear(value)
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """Return the copies that compute waits for: back, or out of what is still there."""
+        """Return the copies that compute waits for: back, or out if still on the device."""
         waits: list[Edge] = []
         for value in visit.parts:
             if value in self._stashed:
@@ -89,12 +90,12 @@ class CheckpointEngine(Checkpoints):
         return tuple(waits)
 
     def view(self, value: str) -> View:
-        """Return what backward reads: what forward made, or what came back."""
+        """Return the view that backward reads: the forward output, or its copy from the host."""
         there = value in self._kept or value in self._stashed
         return self.writer.all(value if there else brought_back(value))
 
     def end(self, value: str, last: str) -> None:
-        """Forget it: `last` was the last to read it."""
+        """Free the checkpoint `value`, last read by the operation `last`."""
         if value in self._kept:
             del self._kept[value]
             self.writer.free(value)
@@ -108,14 +109,14 @@ class CheckpointEngine(Checkpoints):
 
 
 def has_engine(strategy: Strategy) -> bool:
-    """Tell whether copies of checkpoints are on a stream of their own."""
-    # _get_cpu_offload_engine: none with PARTITION_ACTIVATIONS, whose copies stop the host
+    """Return True if copies of checkpoints run on a separate stream."""
+    # _get_cpu_offload_engine: None with PARTITION_ACTIVATIONS, whose copies block the host
     options = strategy.options(DeepSpeed)
     return options.checkpoint_stream and not strategy.activations.partition
 
 
 def move_checkpoints(step: Step) -> None:
-    """Let a step keep checkpoints in the host's memory, if its strategy says so."""
+    """Keep the checkpoints of a step in host memory, if its strategy sets that."""
     writer, model, strategy = step.writer, step.model, step.strategy
     if has_engine(strategy):
         step.passes.checkpoints = CheckpointEngine(writer, model, strategy)
@@ -126,5 +127,5 @@ def move_checkpoints(step: Step) -> None:
 
 
 def checkpoint_streams(strategy: Strategy) -> tuple[str, ...]:
-    """Return the streams that copies of checkpoints have of their own."""
+    """Return the separate streams of checkpoint copies."""
     return (CHECKPOINTS,) if has_engine(strategy) else ()

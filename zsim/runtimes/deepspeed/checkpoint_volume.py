@@ -1,7 +1,7 @@
-"""Checkpoints that DeepSpeed copies to the host's memory in a step, and from there.
+"""Bytes of checkpoints that DeepSpeed copies to host memory and back in a step.
 
-With a stream of copies the last of a micro-batch stays on the device, and of the one before it a
-copy goes out that nobody reads (`keep_last_count`, `max_fwd_stash_count`).
+With a copy stream, the last checkpoint of a micro-batch stays on the device, and the copy of the
+one before it is never read (`keep_last_count`, `max_fwd_stash_count`).
 """
 
 from zsim.closed_form.checkpoint import moved
@@ -13,7 +13,7 @@ from zsim.strategy.strategy import Strategy
 
 
 def checkpoints(model: Model, strategy: Strategy) -> HostBytes:
-    """Return what a rank copies out and back."""
+    """Return the bytes that a rank copies out and back."""
     options = strategy.options(DeepSpeed)
     if not options.checkpoint_stream or strategy.activations.partition:
         return checkpoint_bytes(model, strategy)

@@ -1,11 +1,12 @@
 """Gradients of sub-groups whose states are in files: packed into buffers, and written.
 
-Cast to fp32 on the device, they are copied one behind the other to a pinned buffer, for which the
-host waits; a full one is written while the next is filled, and where none is left the host waits
-for all writes. What is too small for a file, or does not fill its alignment, stays on the device in
-fp32 until its sub-group is updated, and with it all of the tensor that it is a part of.
+Gradients are cast to fp32 on the device and copied one by one to a pinned buffer; the host waits
+for each copy. A full buffer is written while the next is filled. If no buffer is left, the host
+waits for all writes. Gradients that are too small for a file, and remainders that do not fill its
+alignment, stay on the device in fp32 until the update of their sub-group. The whole tensor of such
+a remainder stays allocated.
 
-Functions named in comments are those of DeepSpeed 0.19, of `AsyncTensorSwapper` in
+Functions named in comments are from DeepSpeed 0.19, of `AsyncTensorSwapper` in
 `runtime/swap_tensor/async_swapper.py` unless another file is named.
 """
 
@@ -20,12 +21,12 @@ from zsim.zero.bucket import Bucket
 from zsim.zero.step_skeleton import Step, StepPart
 
 SLOTS = "optimizer_slots"
-"""The pool of buffers that states and gradients of sub-groups pass through."""
+"""The pool of buffers for states and gradients of sub-groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A gradient in a buffer, its place in the file, and the copy that brought it."""
+    """A gradient in a buffer, its place in the file, and the copy that filled it."""
 
     source: View
     target: View
@@ -34,14 +35,14 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class LeftOnDevice:
-    """The end of a gradient that is not written, and where it begins in its sub-group."""
+    """The end of a gradient that is not written, and its offset in its sub-group."""
 
     view: View
     start: int
 
 
 class FiledGradients(StepPart):
-    """The way of gradients to files, through as many buffers as there are."""
+    """Moves gradients to files through a fixed number of buffers."""
 
     def __init__(self, step: Step, shards: Shards, *, stream: str) -> None:
         super().__init__(step)
@@ -66,7 +67,7 @@ class FiledGradients(StepPart):
         self.writer.slots(SLOTS, size_bytes, self.count)
 
     def holds(self, group: Bucket) -> bool:
-        """Tell whether the states of a sub-group are in files."""
+        """Return True if the states of a sub-group are in files."""
         return self._options.files(group.shard, self._optimizer)
 
     def file(self, group: Bucket) -> str:
@@ -77,13 +78,13 @@ class FiledGradients(StepPart):
         )
 
     def filed(self, size: int) -> int:
-        """Return how many elements of a gradient of so many are written."""
+        """Return the number of elements of a gradient of `size` elements that are written."""
         # as _adjust_for_misaligned_lengths in runtime/swap_tensor/optimizer_utils.py
         whole = size // self._options.file_alignment * self._options.file_alignment
         return whole if self._options.files(whole, self._optimizer) else 0
 
     def gradients(self, group: str) -> list[tuple[int, int]]:
-        """Return start and size of each gradient in a sub-group, of a rank."""
+        """Return start and size of each gradient of a rank in a sub-group."""
         shards = self._shards
         return [
             (start, shards.bucket(number).shard)
@@ -92,7 +93,7 @@ class FiledGradients(StepPart):
         ]
 
     def take(self, group: Bucket, start: int, source: View) -> None:
-        """Write a gradient that begins at `start` of its sub-group; keep what is not written."""
+        """Write a gradient at offset `start` of its sub-group; keep the part that stays."""
         file, size = self.file(group), self.filed(source.size)
         if size:
             if file not in self.writer.alive:
@@ -105,7 +106,7 @@ class FiledGradients(StepPart):
         self.left.setdefault(group.name, []).append(LeftOnDevice(left, start + size))
 
     def _pack(self, source: View, file: str, start: int) -> None:
-        """Copy to the buffer at hand, or to the next one if it has no room."""
+        """Copy to the current buffer, or to the next one if it is full."""
         writer = self.writer
         if self._current < 0 or self._filled + source.size > self.slot_elements:
             self._next_buffer()
@@ -139,7 +140,7 @@ class FiledGradients(StepPart):
         )
 
     def _write(self, writer: ScheduleWriter) -> str:
-        """Write what is packed; return the last operation."""
+        """Write the packed gradients; return the last write."""
         written = ""
         for each in self._packed:
             path = f"swap_out/{each.target.buffer}/{each.target.start}"
@@ -150,7 +151,7 @@ class FiledGradients(StepPart):
         return written
 
     def finish(self, writer: ScheduleWriter) -> None:
-        """Write the rest, wait for all writes and give the buffers back, once in a step."""
+        """Write the rest, wait for all writes and free the buffers, once in a step."""
         # release_buffers
         slots = [self._slot(number) for number in range(self.count)]
         alive = [name for name in slots if name in writer.alive]
@@ -160,7 +161,7 @@ class FiledGradients(StepPart):
             writer.free(*alive)
 
     def drop(self, writer: ScheduleWriter) -> None:
-        """Forget the gradients of a step that updates nothing."""
+        """Free the gradients of a step that updates nothing."""
         self.finish(writer)
         for group in self._shards.groups.trained:
             self.drop_left(writer, group.name)
@@ -168,5 +169,5 @@ class FiledGradients(StepPart):
                 writer.free(self.file(group))
 
     def drop_left(self, writer: ScheduleWriter, group: str) -> None:
-        """Give the memory of what stayed on the device back."""
+        """Free the gradients of a sub-group that stayed on the device."""
         writer.free(*dict.fromkeys(each.view.buffer for each in self.left.get(group, ())))

@@ -1,10 +1,9 @@
-"""Parameters of DeepSpeed's stage 3 whose shards are in files: through slots to the device.
+"""Parameters of DeepSpeed's stage 3 with shards in files: read through slots to the device.
 
-A shard is read into a slot of its own, which it holds until its parameter is freed again. A gather
-waits for all reads that are under way if it needs one of them. Shards too small for a file stay in
-host memory beside those of their sub-group.
+A shard is read into a separate slot, which it holds until its parameter is freed. A gather waits
+for all reads in flight if it needs one of them. Shards too small for a file stay in host memory.
 
-Functions named in comments are those of DeepSpeed 0.19, of `AsyncPartitionedParameterSwapper` in
+Functions named in comments are from DeepSpeed 0.19, of `AsyncPartitionedParameterSwapper` in
 `runtime/swap_tensor/partitioned_param_swapper.py` unless another file is named.
 """
 
@@ -25,11 +24,11 @@ from zsim.schedule.schedule_writer import (
 from zsim.zero.step_skeleton import Step, StepPart
 
 PARAMETER_SLOTS = "parameter_slots"
-"""The pool of slots that shards of parameters pass through."""
+"""The pool of slots for shards of parameters."""
 
 
 class FiledParameters(StepPart):
-    """Slots of shards, reads that are under way, and what is too small for a file."""
+    """Slots of shards, reads in flight, and shards that are too small for a file."""
 
     def __init__(self, step: Step, shards: Shards) -> None:
         super().__init__(step)
@@ -48,7 +47,7 @@ class FiledParameters(StepPart):
             )
 
     def write_setup(self) -> None:
-        """Declare the slots, and fill what is too small for a file."""
+        """Declare the slots, and fill the shards that are too small for a file."""
         if not self.shards.filed:
             return
         size_bytes = self._param.buffer_size * self.compute.size_bytes
@@ -68,7 +67,7 @@ class FiledParameters(StepPart):
         )
 
     def source(self, number: int) -> View | None:
-        """Return a shard in its slot, or in host memory; None if its sub-group is kept there."""
+        """Return a shard in its slot or in host memory; None if neither holds it."""
         if number in self.shards.filed:
             return self.writer.part(self._slot(number), self.shards.bucket(number).shard)
         if number in self._small:
@@ -103,7 +102,7 @@ class FiledParameters(StepPart):
             )
 
     def ensure(self, numbers: Sequence[int]) -> None:
-        """Read what is missing, and wait for all reads if one of these is needed."""
+        """Read missing shards, and wait for all reads if one of them is needed."""
         # as _ensure_availability_of_partitioned_params in runtime/zero/partition_parameters.py
         filed = [number for number in numbers if number in self.shards.filed]
         self.read([number for number in filed if number not in self._reads])
@@ -112,11 +111,11 @@ class FiledParameters(StepPart):
             self._reads = dict.fromkeys(self._reads, "")
 
     def fetched(self, number: int, copied: str) -> None:
-        """Note the copy of a shard to the device, the last use of its slot."""
+        """Record the copy of a shard to the device, the last use of its slot."""
         self._copies[number] = copied
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Give the slots of parameters back that are freed."""
+        """Free the slots of parameters that are freed."""
         # remove_partition_and_release_buffers
         for number in numbers:
             if number in self._reads:
@@ -125,7 +124,7 @@ class FiledParameters(StepPart):
                 self.writer.free(self._slot(number), uses=uses, mode=FreeMode.HOST)
 
     def write_back(self, writer: ScheduleWriter, group: str, landing: str, updated: str) -> None:
-        """Put updated parameters of a sub-group where they are kept; the host waits."""
+        """Move updated parameters of a sub-group to files or host memory; the host waits."""
         # as _partitioned_params_swap_out in runtime/zero/stage3.py, swap_out_partitioned_params
         waits: dict[str, str] = {}
         for number, start in self._members(group):

@@ -1,10 +1,10 @@
-"""The end of a step of DeepSpeed's stage 3 whose states are in files: swapped in and out.
+"""The end of a step of DeepSpeed's stage 3 with states in files: swapped in and out.
 
-Sub-group by sub-group states and gradient are read into buffers, for which the host waits, updated
-on the CPU, and written back. With `pipeline_read` the next sub-group is read meanwhile, with
-`pipeline_write` the last one written.
+For each sub-group, states and gradient are read into buffers while the host waits, updated on the
+CPU, and written back. With `pipeline_read`, the next sub-group is read during the update; with
+`pipeline_write`, the previous one is written.
 
-Functions named in comments are those of DeepSpeed 0.19, of `PipelinedOptimizerSwapper` in
+Functions named in comments are from DeepSpeed 0.19, of `PipelinedOptimizerSwapper` in
 `runtime/swap_tensor/pipelined_optimizer_swapper.py`.
 """
 
@@ -20,21 +20,21 @@ from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class FiledSubGroupStep(HostSubGroupStep):
-    """The update of sub-groups of which large ones are in files.
+    """The update of sub-groups; large ones are in files.
 
-    `files` has their gradients.
+    `files` holds their gradients.
     """
 
     files: FiledGradients
 
     def begin(self) -> None:
-        """Begin with nothing on its way."""
+        """Start with no reads or writes in flight."""
         super().begin()
         self._reads: dict[str, tuple[str, ...]] = {}
         self._writing: tuple[str, tuple[str, ...]] | None = None
 
     def skipped(self, writer: ScheduleWriter) -> None:
-        """Forget the norms and gradients of a step that updates nothing."""
+        """Free the norms and gradients of a step that updates nothing."""
         super().skipped(writer)
         self.files.drop(writer)
 
@@ -70,7 +70,7 @@ class FiledSubGroupStep(HostSubGroupStep):
         writer.prefix = outer
 
     def _staged(self, writer: ScheduleWriter, item: UpdatedTensor) -> list[tuple[View, View]]:
-        """Return gradient, master and moments in files, each with the buffer that it goes to."""
+        """Return gradient, master and moments in files, each with its buffer in host memory."""
         assert item.master is not None
         found: list[tuple[View, View]] = []
         for number, state in enumerate((item.gradient, item.master, *item.moments)):
@@ -87,7 +87,7 @@ class FiledSubGroupStep(HostSubGroupStep):
         return found
 
     def _fetch(self, writer: ScheduleWriter, item: UpdatedTensor) -> None:
-        """Read the states of a sub-group and what of its gradient was written; copy the rest."""
+        """Read the states of a sub-group and the written part of its gradient; copy the rest."""
         if item.name in self._reads:
             return
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
@@ -114,7 +114,7 @@ class FiledSubGroupStep(HostSubGroupStep):
         writer.prefix = outer
 
     def _filed(self, item: UpdatedTensor) -> list[tuple[int, int]]:
-        """Return start and size of each part of a sub-group's gradient that was written."""
+        """Return start and size of each written part of a sub-group's gradient."""
         found: list[tuple[int, int]] = []
         for start, size in self.files.gradients(item.name):
             if filed := self.files.filed(size):
@@ -122,7 +122,7 @@ class FiledSubGroupStep(HostSubGroupStep):
         return found
 
     def _write_back(self, writer: ScheduleWriter, item: UpdatedTensor, *, waits: bool) -> None:
-        """Write the states of a sub-group, once the last one is written."""
+        """Write the states of a sub-group, after the previous one is written."""
         # swap_out_optimizer_state, _complete_swap_out
         self._complete(writer)
         staged = self._staged(writer, item)
@@ -138,7 +138,7 @@ class FiledSubGroupStep(HostSubGroupStep):
             self._complete(writer)
 
     def _complete(self, writer: ScheduleWriter) -> None:
-        """Wait for the writes of a sub-group, and give its buffers back."""
+        """Wait for the writes of a sub-group, and free its buffers."""
         if self._writing is not None:
             written, slots = self._writing
             writer.host_wait(f"wait/{written}", written)

@@ -1,17 +1,17 @@
-"""Gradients of DeepSpeed's stages 1 and 2 whose optimizer is on the CPU: out as they are reduced.
+"""Gradient offload of DeepSpeed's stages 1 and 2 with a CPU optimizer.
 
-Of each parameter in a bucket that is reduced, what a rank owns is measured on the device, its test
-for infinities is read by Python at once, and it is cast to fp32 and copied to its place in the
-pinned gradient of the partition. Where stage 2 accumulates, the sum of earlier micro-batches comes
-from the host in 16 bits, is added to on the device, and goes back. All of it is on the stream of
-the reduction: a stream of its own raced with the next reduction (DeepSpeed 1219). With
-`migration_stream` the cast and the copy have one all the same, and memory that they read is not
-used again before: upstream waited only at the end of backward.
+For each parameter in a reduced bucket, the rank's part is measured on the device. Python reads the
+result of its test for infinities at once. The part is then cast to fp32 and copied to its place in
+the pinned gradient of the partition. If stage 2 accumulates, the sum of earlier micro-batches is
+copied from the host in 16 bits, added to on the device, and copied back. All of this runs on the
+stream of the reduction, because a separate stream raced with the next reduction (DeepSpeed 1219).
+With `migration_stream`, the cast and the copy run on a separate stream, and the memory that they
+read is not reused before they finish; DeepSpeed waited only at the end of backward.
 
-Upstream keeps all of a parameter of which a rank owns a part, here it is the part. Upstream an
-owner measures its parameters alone, here a rank measures what it has of all.
+DeepSpeed keeps the whole parameter if a rank owns a part of it; zsim keeps the part. In DeepSpeed
+an owner measures only its parameters; in zsim a rank measures its parts of all parameters.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
@@ -27,12 +27,12 @@ from zsim.zero.bucket import Bucket
 from zsim.zero.step_skeleton import Step, StepPart
 
 LOCAL_OVERFLOW = "local_overflow"
-"""What a rank found of infinities so far, on the host."""
+"""Name of the rank's overflow flag so far, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedSlice:
-    """What a rank owns of a parameter: a view of the whole flat tensor, in a reduced bucket."""
+    """A rank's part of a parameter: a view of the whole flat tensor, in a reduced bucket."""
 
     flat: Bucket
     parameter: str
@@ -40,12 +40,12 @@ class ReducedSlice:
 
 
 def norm_part(parameter: str) -> str:
-    """Return the buffer of the squared norm of what a rank owns of a parameter."""
+    """Return the buffer of the squared norm of a rank's part of a parameter."""
     return f"{parameter}/norm_part"
 
 
 class HostPartitions(StepPart):
-    """The partition's gradients in pinned memory, and the way of a reduced slice to them."""
+    """The partition's gradients in pinned memory, and the copies of reduced slices to them."""
 
     def __init__(self, step: Step, *, stream: str, copies: str, pinned: bool) -> None:
         super().__init__(step)
@@ -64,7 +64,7 @@ class HostPartitions(StepPart):
         self.copied = ""  # the last copy to gradients of the partition
 
     def write_setup(self) -> None:
-        """Take the memory that lives on, on the host and for one parameter on the device."""
+        """Allocate the persistent host memory, and device memory for one parameter."""
         # __init__: `single_partition_of_fp32_groups[i].grad`, `accumulated_grads_in_cpu`,
         # `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_gpu_offload`
         for flat in self._flats:
@@ -78,7 +78,7 @@ class HostPartitions(StepPart):
             self.writer.fill("zero", self._temporary, 0.0, stream=self._stream)
 
     def gradient(self, flat: Bucket) -> str:
-        """Return the buffer of the partition's gradient in the format of the optimizer."""
+        """Return the buffer of the partition's gradient in the optimizer's dtype."""
         return self._pinned_shard(flat, "gradient", self._optimizer, Kind.GRADIENT)
 
     def bounce(self, flat: Bucket) -> str:
@@ -92,7 +92,7 @@ class HostPartitions(StepPart):
         return flat.shard_buffer(self.writer, name, dtype, kind, pool=HOST_POOL, home=CPU)
 
     def keep(self, each: ReducedSlice, *, first: bool, last: bool) -> str:
-        """Take a reduced slice; return the last operation that reads its bucket."""
+        """Process a reduced slice; return the last operation that reads its bucket."""
         # copy_grads_in_partition
         done = ""
         if self.accumulates:
@@ -103,7 +103,7 @@ class HostPartitions(StepPart):
         return done
 
     def _accumulate(self, each: ReducedSlice, *, first: bool) -> str:
-        """Add what the host has of a slice on the device, and put the sum there."""
+        """Add the host's sum of a slice on the device, and copy the new sum to the host."""
         # async_accumulate_grad_in_cpu_via_gpu
         writer, stream = self.writer, self._stream
         kept = replace(each.view, buffer=self._sum(each.flat), origin=None)
@@ -115,14 +115,14 @@ class HostPartitions(StepPart):
         return self._crossed(f"store/{each.parameter}", each.view, kept)
 
     def _measure(self, each: ReducedSlice) -> str:
-        """Measure the norm, and test for infinities; return the operation that Python reads."""
+        """Measure the norm, and test for infinities; return the copy that Python reads."""
         # set_norm_for_param_grad_in_gpu, update_offload_overflow_tracker_for_param_grad
         writer = self.writer
         part, size = norm_part(each.parameter), min(each.view.size, each.flat.shard)
         measure(self, Action.NORM, each.view, part, size=size, stream=self._stream)
         self.measured[each.flat.name].append(each.parameter)
         flag, held = f"{each.parameter}/overflow_part", self._optimizer
-        # Outside of fp16 nothing follows from the answer: any number that is read stands for it.
+        # Except with fp16, the answer has no effect: the norm is read in its place.
         scales = self.strategy.train.precision is Precision.FP16
         action = Action.FINITE if scales else Action.NORM
         writer.buffer(flag, 1, held, Kind.WORKSPACE, home=self._stream)
@@ -147,7 +147,7 @@ class HostPartitions(StepPart):
         return read
 
     def _copy_out(self, each: ReducedSlice, measured: str) -> str:
-        """Cast a slice and copy it into the gradient of the partition; return what reads it."""
+        """Cast a slice and copy it to the partition's gradient; return its last reader."""
         # async_inplace_copy_grad_to_fp32_buffer_from_gpu
         writer, stream, source, cast, read = self.writer, self.copies, each.view, "", ""
         after: tuple[Edge, ...] = (measured,) if stream != self._stream else ()
@@ -180,7 +180,7 @@ class HostPartitions(StepPart):
         stream: str | None = None,
         after: tuple[Edge, ...] = (),
     ) -> str:
-        """Copy to the host or back; pageable memory stops the host until it is done."""
+        """Copy to the host or back; with pageable memory, the host waits for the copy."""
         copied = self.writer.copy(path, source, target, stream=stream or self._stream, after=after)
         if not self._pinned:
             self.writer.host_wait(f"{path}/wait", copied)
@@ -190,9 +190,9 @@ class HostPartitions(StepPart):
 def measure(
     part: StepPart, action: Action, view: View, name: str, *, size: int, stream: str
 ) -> str:
-    """Put what is measured of a gradient on the device in a number, in fp64 if it is new.
+    """Measure a gradient on the device into a scalar (fp64 if new); return the operation.
 
-    A sum of parts in fp64 is rounded as often as one of everything: once.
+    A sum of fp64 parts is rounded only once.
     """
     writer = part.writer
     writer.buffer(name, 1, DType.FP64, Kind.WORKSPACE, home=stream)
@@ -210,6 +210,6 @@ def measure(
 
 
 def local_overflow(part: StepPart) -> str:
-    """Return the buffer of what a rank found of infinities so far."""
+    """Return the buffer of the rank's overflow flag so far."""
     dtype = part.strategy.train.precision.optimizer
     return part.writer.buffer(LOCAL_OVERFLOW, 1, dtype, Kind.WORKSPACE, pool=HOST_POOL, home=CPU)

@@ -1,11 +1,12 @@
-"""Gradients of DeepSpeed's stage 3 whose optimizer is on the CPU: three times over the link.
+"""Gradient offload of DeepSpeed's stage 3 with a CPU optimizer: three copies over the link.
 
-A rank's part of each reduced gradient goes to a pinned buffer in the format of the model, or comes
-from there and is added to and goes back; for its norm the device has it once more, out of that
-buffer in the first micro-batch. At the last one it is cast to fp32 and copied to the gradient of
-its sub-group (DeepSpeed 4113). All of it is on the stream of the reduction.
+A rank's part of each reduced gradient is copied to a pinned buffer in the model's dtype; in later
+micro-batches it is fetched, added to, and copied back. For its norm, the device holds it once more,
+in the first micro-batch as a copy of that buffer. In the last micro-batch it is cast to fp32 and
+copied to the gradient of its sub-group (DeepSpeed 4113). All of this runs on the stream of the
+reduction.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
 `runtime/zero/stage3.py`.
 """
 
@@ -25,7 +26,7 @@ from zsim.zero.step_skeleton import Step, StepPart
 
 
 class HostSubGroups(StepPart):
-    """Gradients of sub-groups in the host's memory, and the way of what is reduced to them."""
+    """Gradients of sub-groups in host memory, and the copies of reduced gradients to them."""
 
     def __init__(self, step: Step, shards: Shards, *, stream: str, pinned: bool) -> None:
         super().__init__(step)
@@ -38,7 +39,7 @@ class HostSubGroups(StepPart):
         if step.strategy.options(DeepSpeed).offload_optimizer.device is OffloadDevice.NVME:
             self.files = FiledGradients(step, shards, stream=stream)
         self._last = step.strategy.train.gradient_accumulation_steps - 1
-        # Of copies on several tensor ranks a norm counts one: the layout says which they are.
+        # A norm counts one of the copies on several tensor ranks; the layout marks copies.
         self._copied = {
             bucket.name: bucket.layout
             for bucket in shards.parameters.all
@@ -47,11 +48,11 @@ class HostSubGroups(StepPart):
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Return layouts of gradients that are measured where ranks hold copies."""
+        """Return the layouts of measured gradients that tensor ranks hold copies of."""
         return tuple(self._copied.values())
 
     def write_setup(self) -> None:
-        """Take the memory of the host that lives on."""
+        """Allocate the persistent host memory."""
         # _setup_for_real_optimizer: `grad_partitions_flat_buffer`; initialize_optimizer_states:
         # a gradient in fp32 for each sub-group
         if self.files is not None:
@@ -63,11 +64,11 @@ class HostSubGroups(StepPart):
                 self.writer.fill(f"zero/{name}", self.writer.persist(name), 0.0, stream=CPU)
 
     def sums(self, group: Bucket) -> str:
-        """Return the pinned buffer in which gradients of micro-batches add up."""
+        """Return the pinned buffer that accumulates the gradients of micro-batches."""
         return self._shard(group, "sum", self.compute)
 
     def gradient(self, group: Bucket) -> str:
-        """Return the buffer of a sub-group's gradient in the format of the optimizer."""
+        """Return the buffer of a sub-group's gradient in the optimizer's dtype."""
         if self.files is not None and self.files.holds(group):
             return self.files.file(group)
         return self._shard(group, "gradient", self._optimizer)
@@ -80,7 +81,7 @@ class HostSubGroups(StepPart):
         return self.files is not None and self.files.holds(group)
 
     def settle(self, numbers: Sequence[int], received: str, micro_batch: int) -> str:
-        """Take what was received of each parameter; return the operation that completes it."""
+        """Process the received gradients of each parameter; return the last operation."""
         # partition_grads
         done, start = "", 0
         for number in numbers:
@@ -119,7 +120,7 @@ class HostSubGroups(StepPart):
         return done
 
     def _again(self, number: int) -> str:
-        """Declare a gradient on the device once more; its layout says if a norm counts it here."""
+        """Declare a second device copy of a gradient; its layout tells if a norm counts it here."""
         # complete_grad_norm_calculation_for_cpu_offload: `is_model_parallel_parameter(p) or
         # (self.model_parallel_rank == 0)`
         bucket, stream, kind = self._shards.bucket(number), self._stream, Kind.WORKSPACE
@@ -146,7 +147,7 @@ class HostSubGroups(StepPart):
         return copied
 
     def _cast(self, view: View, name: str, dtype: DType) -> View:
-        """Return a view in a format: the same, or of a copy that is taken for it."""
+        """Return the view in `dtype`: the same, or a view of a newly allocated copy."""
         writer = self.writer
         if writer.buffers[view.buffer].dtype is dtype:
             return view
@@ -156,7 +157,7 @@ class HostSubGroups(StepPart):
         return writer.all(name)
 
     def _crossed(self, path: str, source: View, target: View) -> str:
-        """Copy to the host or back; pageable memory stops the host until it is done."""
+        """Copy to the host or back; with pageable memory, the host waits for the copy."""
         copied = self.writer.copy(path, source, target, stream=self._stream)
         if not self._pinned:
             self.writer.host_wait(f"{path}/wait", copied)

@@ -1,6 +1,6 @@
 """The end of a step of DeepSpeed whose optimizer runs on the CPU.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py` unless another file is named.
 """
 
@@ -21,12 +21,12 @@ from zsim.zero.updated_tensor import UpdatedTensor
 
 
 class NormPerGroupOnHost(BlockingHostStep):
-    """An update on the CPU, whose norms are reduced one number after the other."""
+    """An update on the CPU, whose norms are reduced separately, one number at a time."""
 
-    # scaled_global_norm, and _get_norm_groups in stage3.py: a norm for each group, always, which
-    # Python reads
+    # scaled_global_norm, and _get_norm_groups in stage3.py: Python reads a norm for each group,
+    # with or without clipping
     def norm(self, writer: ScheduleWriter) -> str | None:
-        """Return the buffer of the sum of all norms, which are reduced whether it clips or not."""
+        """Return the buffer of the sum of all norms, reduced in any case; None without clipping."""
         names = ["norm", *(f"norm{number}" for number in range(1, len(self.tensors)))]
         for name, item in zip(names, self.tensors, strict=True):
             self._measure_norm(writer, name, (item,))
@@ -45,12 +45,12 @@ class NormPerGroupOnHost(BlockingHostStep):
         return total
 
     def number(self, writer: ScheduleWriter, name: str, home: str) -> str:
-        """Declare one number in the host's memory, in fp64."""
+        """Declare an fp64 scalar in host memory."""
         return writer.buffer(name, 1, DType.FP64, Kind.WORKSPACE, pool=HOST_POOL, home=home)
 
 
 class HostPartitionStep(NormPerGroupOnHost):
-    """The update of stages 1 and 2: what was measured as gradients were reduced is added up."""
+    """The update of stages 1 and 2: norms measured while gradients were reduced are added up."""
 
     @property
     def parameters(self) -> MemoryTier:
@@ -66,7 +66,7 @@ class HostPartitionStep(NormPerGroupOnHost):
         *,
         trained: Sequence[UpdatedTensor],
     ) -> str:
-        """Add up what was measured of each parameter."""
+        """Add up the measures of each parameter."""
         if action is Action.FINITE:  # has_overflow
             return self._copy_total(writer, name, LOCAL_OVERFLOW, target)
         # complete_grad_norm_calculation_for_cpu_offload: `.item()` of each parameter's norm
@@ -90,7 +90,7 @@ class HostPartitionStep(NormPerGroupOnHost):
         return self._copy_total(writer, name, total, target)
 
     def _copy_total(self, writer: ScheduleWriter, name: str, total: str, target: str) -> str:
-        """Copy a number of the host and drop it; it is zero where nothing was measured."""
+        """Copy a scalar on the host and free it; it is zero if nothing was measured."""
         if total not in writer.alive:
             return writer.fill(f"{name}/measure", target, 0.0, stream=CPU)
         measured = writer.copy(f"{name}/measure", total, target, stream=CPU, after=self.after)
@@ -98,13 +98,13 @@ class HostPartitionStep(NormPerGroupOnHost):
         return measured
 
     def skipped(self, writer: ScheduleWriter) -> None:
-        """Forget the norms of a step that updates nothing."""
+        """Free the norms of a step that updates nothing."""
         # reset_cpu_buffers
         for item in self.tensors:
             writer.free(*_norm_parts(item))
 
     def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
-        """Update a partition, and copy it to the device by way of pinned memory."""
+        """Update a partition, and copy it to the device through pinned memory."""
         # step: unscale_and_clip_grads, _optimizer_step, `bit16_partition_buffer`
         bounce = replace(item, parameter=writer.all(f"{item.name}/bounce"))
         updated = self.apply_one(writer, bounce, norm)
@@ -114,7 +114,7 @@ class HostPartitionStep(NormPerGroupOnHost):
         writer.prefix = outer
 
     def completed(self, writer: ScheduleWriter) -> None:
-        """Gather all partitions, once the last is on its way."""
+        """Gather all partitions, once the last copy is issued."""
         # `step` calls all_gather_dp_groups (runtime/utils.py) after its loop
         outer = writer.prefix
         for item in self.tensors:
@@ -126,14 +126,14 @@ class HostPartitionStep(NormPerGroupOnHost):
 class HostSubGroupStep(NormPerGroupOnHost):
     """The update of stage 3, sub-group by sub-group.
 
-    `filed_parameters` has those that are in files.
+    `filed_parameters` holds the parameters that are in files.
     """
 
     filed_parameters: FiledParameters
 
     @property
     def parameters(self) -> MemoryTier:
-        """Tier in which parameters are kept, but those in files."""
+        """Tier of the parameters that are not in files."""
         offloads = self.strategy.options(DeepSpeed).offload_param.is_on
         return MemoryTier.HOST if offloads else MemoryTier.DEVICE
 
@@ -146,7 +146,7 @@ class HostSubGroupStep(NormPerGroupOnHost):
         *,
         trained: Sequence[UpdatedTensor],
     ) -> str:
-        """Add up norms of parameters on the device; test what adds up on the host."""
+        """Add up norms of parameters on the device; test the accumulated gradients on the host."""
         if action is Action.FINITE:  # has_overflow reads `grad_partitions_flat_buffer` on the CPU
             sums = [replace(each, measured=writer.all(f"{each.name}/sum")) for each in trained]
             return super().measured(writer, action, name, target, trained=sums)
@@ -170,14 +170,14 @@ class HostSubGroupStep(NormPerGroupOnHost):
         return measured
 
     def skipped(self, writer: ScheduleWriter) -> None:
-        """Forget the norms of a step that updates nothing."""
+        """Free the norms of a step that updates nothing."""
         for item in self.tensors:
             writer.free(*_norm_parts(item))
 
     def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
-        """Update a sub-group, and put its parameters where they are kept."""
+        """Update a sub-group, and move its parameters to their tier."""
         # _reassign_or_swap_out_partitioned_parameters: `data.copy_` casts on the host, and copies
-        # pageable memory: the host stops until it is done
+        # pageable memory: the host waits for the copy
         in_file = writer.buffers[item.parameter.buffer].pool == NVME_POOL
         if self.parameters is not MemoryTier.DEVICE and not in_file:
             super().update_one(writer, item, norm)

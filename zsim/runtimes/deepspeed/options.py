@@ -14,7 +14,7 @@ from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 Elements = Annotated[int, Strict(), Field(ge=0, le=sys.maxsize), BeforeValidator(whole)]
-"""A number of elements; Python's largest index stands for no limit."""
+"""A number of elements; Python's largest index means no limit."""
 
 
 class OffloadDevice(StrEnum):
@@ -30,7 +30,7 @@ TIER = {
     OffloadDevice.CPU: MemoryTier.HOST,
     OffloadDevice.NVME: MemoryTier.NVME,
 }
-"""Tiers of memory that the devices stand for."""
+"""Memory tier of each device."""
 
 
 class OffloadOptimizer(Table):
@@ -38,10 +38,10 @@ class OffloadOptimizer(Table):
 
     Attributes:
         device: where masters and moments are kept; they are updated on the CPU.
-        pin_memory: copies to and from gradients do not stop the host.
-        buffer_count: nvme: buffers as large as the largest sub-group, which states pass through.
-        pipeline_read: nvme: read the next sub-group while one is updated.
-        pipeline_write: nvme: write the last one at the same time.
+        pin_memory: copies to and from gradients do not block the host.
+        buffer_count: nvme: buffers for states, each as large as the largest sub-group.
+        pipeline_read: nvme: read the next sub-group during an update.
+        pipeline_write: nvme: write the previous sub-group during an update.
     """
 
     device: OffloadDevice = OffloadDevice.NONE
@@ -57,7 +57,7 @@ class OffloadOptimizer(Table):
 
     @property
     def sets(self) -> int:
-        """Sub-groups whose states are in buffers at once."""
+        """Number of sub-groups whose states are in buffers at once."""
         return 1 + self.pipeline_read + self.pipeline_write
 
 
@@ -66,9 +66,9 @@ class OffloadParam(Table):
 
     Attributes:
         device: where a rank's shards of parameters are kept.
-        buffer_count: nvme: slots that shards pass through, held while a parameter is whole.
+        buffer_count: nvme: slots for shards, each held while its parameter is whole.
         buffer_size: nvme: elements of a slot.
-        max_in_cpu: nvme: elements of shards whose sub-groups stay in host memory all the same.
+        max_in_cpu: nvme: elements of shards whose sub-groups stay in host memory.
     """
 
     device: OffloadDevice = OffloadDevice.NONE
@@ -83,15 +83,15 @@ class OffloadParam(Table):
 
 
 class Aio(Table):
-    """`aio`: handles of files (DeepSpeed 0.19, `csrc/aio`, `runtime/swap_tensor/aio_config.py`).
+    """`aio`: file handles (DeepSpeed 0.19, `csrc/aio`, `runtime/swap_tensor/aio_config.py`).
 
     Attributes:
         block_size: bytes of one request to the drives.
         queue_depth: requests that a thread has in flight.
         intra_op_parallelism: threads of a handle, each with an equal part of an operation;
             `thread_count` before 0.16.
-        overlap_events: a request that is over makes room for another one at once; otherwise all
-            that are in flight have to be over first.
+        overlap_events: issue another request as soon as one completes; if False, wait until all
+            requests in flight complete.
     """
 
     block_size: Count = 1 << 20
@@ -101,24 +101,26 @@ class Aio(Table):
 
 
 class DeepSpeed(RuntimeOptions):
-    """Options of stages 1 to 3; elements, not bytes. The stage stands in the strategy.
+    """Options of stages 1 to 3, in elements, not bytes. The stage is set in the strategy.
 
     Attributes:
-        reduce_bucket_size: gradients are reduced in buckets of at most so many elements.
-        overlap_comm: reduce on a side stream; None is what DeepSpeed takes: stage 3 alone.
-        communication_data_type: format in which gradients are reduced; None is that of the model.
-        sub_group_size: stage 3: elements of a rank's shards that are updated at once.
+        reduce_bucket_size: gradients are reduced in buckets of at most this number of elements.
+        overlap_comm: reduce on a side stream; None for DeepSpeed's default: only in stage 3.
+        communication_data_type: dtype in which gradients are reduced; None for the model's.
+        sub_group_size: stage 3: elements of a rank's shards that are updated together.
         stage3_prefetch_bucket_size: stage 3: elements that one fetch gathers ahead.
-        stage3_max_live_parameters: stage 3: gathered elements from which nothing is fetched ahead.
-        stage3_max_reuse_distance: stage 3: parameters that are used again sooner are kept.
+        stage3_max_live_parameters: stage 3: with this many gathered elements, nothing is
+            fetched ahead.
+        stage3_max_reuse_distance: stage 3: parameters that are used again within this distance are
+            kept.
         stage3_param_persistence_threshold: stage 3: smaller parameters are never freed in a step.
-        zero_hpz_partition_size: stage 3: ranks over which a secondary shard lies (ZeRO++ hpZ).
+        zero_hpz_partition_size: stage 3: ranks that share the secondary shards (ZeRO++ hpZ).
         migration_stream: stages 1 and 2 with `offload_optimizer`: gradients are cast and copied to
-            the host on a stream of their own. No option of DeepSpeed: the branch of ZeRO-Offload's
+            the host on a separate stream. Not an option of DeepSpeed: the branch of ZeRO-Offload's
             first author did so (jren73/DeepSpeed at e4bd86a, `copy_grads_in_partition`).
-        cpu_checkpointing: with full checkpointing, what a checkpointed block is given is in the
-            host's memory until it is run again (`activation_checkpointing.cpu_checkpointing`).
-        checkpoint_stream: with `cpu_checkpointing`: copies are on a stream of their own. No option
+        cpu_checkpointing: with full checkpointing, inputs of checkpointed blocks are in host memory
+            until recompute (`activation_checkpointing.cpu_checkpointing`).
+        checkpoint_stream: with `cpu_checkpointing`: copies run on a separate stream. Not an option
             of DeepSpeed, which does so since August 2026 (858e91ee, after 0.19.5) unless
             `partition_activations` is on; before, the host waited for each copy.
         offload_optimizer: where masters and moments are kept.
@@ -135,7 +137,7 @@ class DeepSpeed(RuntimeOptions):
     min_aio_bytes: ClassVar[int] = 1 << 20
     """Smaller tensors are never written to a file: `MIN_AIO_BYTES`."""
     aio_alignment: ClassVar[int] = 256
-    """Elements of fp32 of which each I/O thread takes multiples: `AIO_ALIGNED_BYTES`."""
+    """Each I/O thread handles a multiple of this number of fp32 elements: `AIO_ALIGNED_BYTES`."""
 
     reduce_bucket_size: Count = 500_000_000
     overlap_comm: Flag | None = None
@@ -155,18 +157,18 @@ class DeepSpeed(RuntimeOptions):
 
     @property
     def least_file_bytes(self) -> int:
-        """Bytes of the smallest tensor that is written to a file: not less than a block."""
+        """Bytes of the smallest tensor that is written to a file: at least a block."""
         is_default = self.aio.block_size == Aio().block_size
         return self.min_aio_bytes if is_default else max(self.min_aio_bytes, self.aio.block_size)
 
     @property
     def file_alignment(self) -> int:
-        """Elements of fp32 of which files have multiples."""
+        """File sizes are multiples of this number of fp32 elements."""
         return self.aio_alignment * self.aio.intra_op_parallelism
 
     @property
     def file_access(self) -> FileAccess:
-        """The way files are read and written."""
+        """How files are read and written."""
         return FileAccess(
             block_bytes=self.aio.block_size,
             queue_depth=self.aio.queue_depth,
@@ -184,7 +186,7 @@ class DeepSpeed(RuntimeOptions):
         return {name: tier for name, tier in said.items() if tier is not MemoryTier.DEVICE}
 
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
-        """Yield what cannot be: devices of another stage, and too few buffers."""
+        """Yield invalid options: offload devices of another stage, and too few buffers."""
         optimizer, parameters = self.offload_optimizer, self.offload_param
         if self.migration_stream and (stage == 3 or not optimizer.is_on):
             why = "is for stages 1 and 2 with offload_optimizer.device = cpu"
@@ -211,13 +213,13 @@ class DeepSpeed(RuntimeOptions):
             yield "offload_optimizer.buffer_count", optimizer.buffer_count, why
 
     def files(self, elements: int, dtype: DType) -> bool:
-        """Tell whether the optimizer's states of so many elements are kept in files."""
+        """Return True if optimizer states of `elements` elements are kept in files."""
         # as is_swappable_tensor in runtime/swap_tensor/optimizer_utils.py
         on_nvme = self.offload_optimizer.device is OffloadDevice.NVME
         return on_nvme and elements * dtype.size_bytes >= self.least_file_bytes
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
-        """Return the ranks over which a secondary shard lies."""
+        """Return the option and the number of ranks of secondary shards; None without them."""
         del data
         size = self.zero_hpz_partition_size
         return "deepspeed.zero_hpz_partition_size", size if size > 1 and stage == 3 else None
@@ -228,7 +230,7 @@ class DeepSpeed(RuntimeOptions):
         return 2 if stage < 3 else 1
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return formats: gradients add up as parameters are, at stage 1 as states are.
+        """Return dtypes: gradients accumulate in that of parameters, in stage 1 in that of states.
 
         DeepSpeed 0.16, `stage3.partition_grads` and `stage_1_and_2`, `grad_accum`.
         """
@@ -241,7 +243,7 @@ class DeepSpeed(RuntimeOptions):
         )
 
     def smaller_buckets(self, elements: int) -> str | None:
-        """Return the bucket size, if it is larger."""
+        """Return the option that limits the bucket size to `elements`, if it is larger."""
         return f"reduce_bucket_size={elements}" if self.reduce_bucket_size > elements else None
 
     @classmethod

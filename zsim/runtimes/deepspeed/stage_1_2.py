@@ -1,12 +1,12 @@
-"""DeepSpeed's ZeRO stages 1 and 2: flat parameters cut anywhere, gradients reduced by all-reduce.
+"""DeepSpeed's ZeRO stages 1 and 2: flat parameters split anywhere, gradients all-reduced.
 
-The parameters of each group, which are updated by one rule, stand in one flat tensor, padded to a
-multiple of twice the ranks; each rank updates an N-th of it, whose borders cut through parameters.
-Gradients are copied into a bucket as backward makes them; a full bucket is divided by the ranks,
-all-reduced, and what the rank owns of it is kept. Stage 1 does so once a step, stage 2 in every
-micro-batch. A gather in place of each flat tensor ends the step.
+The parameters of each group, which share an update rule, are in one flat tensor, padded to a
+multiple of twice the ranks. Each of N ranks updates an N-th of it, regardless of the borders of
+parameters. Gradients are copied into a bucket as backward makes them. A full bucket is divided by
+the ranks and all-reduced, and the rank keeps its part. Stage 1 does so once a step, stage 2 in
+every micro-batch. An in-place all-gather of each flat tensor ends the step.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
@@ -39,14 +39,14 @@ ALIGNMENT = 2  # __init__: nccl_start_alignment_factor, in elements
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what DeepSpeed does to train `model` in the stage of `strategy`, 1 or 2.
+    """Return the schedule of DeepSpeed training `model` in the stage of `strategy`, 1 or 2.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
+        ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
             partitioned.
     """
-    # __init__: `bit16_groups` has what requires_grad, flatten_dense_tensors_aligned pads the flat
-    # tensor of each group. What is frozen stays as it is, here in one tensor.
+    # __init__: `bit16_groups` has parameters with requires_grad; flatten_dense_tensors_aligned pads
+    # the flat tensor of each group. Frozen parameters stay as they are, here in one tensor.
     place = one_after_the_other(strategy.parallel.data, alignment=ALIGNMENT)
     trained = [parameter for parameter in model.parameters if not parameter.frozen]
     frozen = [parameter for parameter in model.parameters if parameter.frozen]
@@ -77,7 +77,7 @@ class Stage12Step(Step):
     optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
-        # __init__: `single_partition_of_fp32_groups` is a copy of the own part in any precision
+        # __init__: `single_partition_of_fp32_groups` copies the rank's part, in any precision
         self.options = strategy.options(DeepSpeed)
         offloads = self.options.offload_optimizer.is_on
         holding = Holding(
@@ -101,7 +101,7 @@ class Stage12Step(Step):
         self._after: tuple[Edge, ...] = (Previous(gather_path(buckets.trained[-1])),)
 
     def write_setup(self) -> None:
-        """Take the memory of the host in which gradients and parameters cross."""
+        """Allocate the host memory through which gradients and parameters pass."""
         if self.reductions.host is not None:
             self.reductions.host.write_setup()
 
@@ -112,10 +112,10 @@ class Stage12Step(Step):
         self._after = ()
 
     def begin_backward(self) -> None:
-        """Take the buckets, if gradients are reduced while this backward goes on."""
+        """Allocate the buckets, if gradients are reduced during this backward."""
         self._contributed.clear()
         # create_gradient_handling_hooks: hooks reduce with partition_gradients or overlap_comm;
-        # stage 1 reduces at the boundary of accumulation alone
+        # stage 1 reduces only at the boundary of accumulation
         if self.strategy.zero.stage == 2 or (self.is_last and self.options.overlap_comm):
             self.reductions.begin()
 
@@ -142,7 +142,7 @@ class Stage12Step(Step):
                 self._bucket(parameter, self._accumulated(parameter), divides=False)
 
     def _contribute(self, parameter: Parameter, source: View) -> list[Parameter]:
-        """Move a gradient; return the parameter if whole gradients of it are complete now."""
+        """Move a gradient; return the parameter if its whole gradient is now complete."""
         first = not self._contributed[parameter.name]
         self._contributed[parameter.name] += 1
         complete = self._contributed[parameter.name] == self._uses[parameter.name]
@@ -162,7 +162,7 @@ class Stage12Step(Step):
         self.reductions.add(parameter.name, source, flat, start, divisor=divisor)
 
     def _accumulated(self, parameter: Parameter) -> View:
-        """Return a parameter in the whole gradients of stage 1, in the optimizer's format."""
+        """Return the view of a parameter in stage 1's whole gradients, in the optimizer's dtype."""
         flat, start = self._places[parameter.name]
         optimizer = self.strategy.train.precision.optimizer
         name = flat.buffer(self.writer, "accumulated", optimizer, Kind.GRADIENT)
@@ -195,7 +195,7 @@ class Stage12Step(Step):
             writer.free(name)
 
     def end_backward(self) -> None:
-        """Reduce what is left; in stage 1 everything, and only in the last micro-batch."""
+        """Reduce the remaining gradients; in stage 1 all, and only in the last micro-batch."""
         if self.strategy.zero.stage == 2:
             self.reductions.finish(last=self.is_last)
             return
@@ -213,7 +213,7 @@ class Stage12Step(Step):
             self.writer.free(f"{flat.name}/accumulated")
 
     def end(self) -> None:
-        """Update, and gather what was updated."""
+        """Update the parameters and gather them."""
         flats = {bucket.name: bucket for bucket in self.buckets.trained}
 
         def gather(writer: ScheduleWriter, item: UpdatedTensor, _updated: str) -> None:
@@ -224,5 +224,5 @@ class Stage12Step(Step):
 
         reduced = self.reductions.reduced
         after = tuple(dict.fromkeys(reduced[each.index].operation for each in flats.values()))
-        keeps = self.reductions.host is not None  # the partition's gradients live on
+        keeps = self.reductions.host is not None  # the partition's gradients persist
         self.update(reduced, after=after, updated=gather, stream=COMPUTE, keeps_gradients=keeps)

@@ -1,6 +1,6 @@
-"""Gradients in DeepSpeed's stages 1 and 2: buckets, all-reduced; a rank keeps its part.
+"""Gradients in DeepSpeed's stages 1 and 2: buckets are all-reduced, and a rank keeps its part.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
@@ -24,7 +24,7 @@ MIGRATION = "migration"  # __init__: migration_stream of jren73/DeepSpeed at e4b
 
 @dataclass(frozen=True, slots=True)
 class BucketedGradient:
-    """A parameter in the bucket: its flat tensor, where it begins there and in the bucket."""
+    """A gradient in the bucket: its flat tensor, and its offsets there and in the bucket."""
 
     name: str
     flat: Bucket
@@ -34,7 +34,7 @@ class BucketedGradient:
 
 
 def _pieces_by_parameter(layout: Layout) -> dict[str, list[Piece]]:
-    """Return the pieces of each parameter that hold elements of it."""
+    """Return the non-empty pieces of each parameter."""
     pieces: dict[str, list[Piece]] = {}
     for piece in layout.pieces:
         if piece.size:
@@ -43,9 +43,9 @@ def _pieces_by_parameter(layout: Layout) -> dict[str, list[Piece]]:
 
 
 class AllReducedBuckets(StepPart):
-    """The bucket that gradients are copied into; two that take turns if reductions overlap.
+    """The bucket that gradients are copied into; two that alternate if reductions overlap.
 
-    It takes gradients of all flat tensors, of which there is one for each group of parameters.
+    It holds gradients of all flat tensors, one for each group of parameters.
     """
 
     def __init__(self, step: Step, options: DeepSpeed) -> None:
@@ -65,7 +65,7 @@ class AllReducedBuckets(StepPart):
             self.host = HostPartitions(step, stream=self._stream, copies=copies, pinned=pinned)
         stage, train = step.strategy.zero.stage, step.strategy.train
         self._micro_batches = train.gradient_accumulation_steps if stage == 2 else 1
-        self._micro_batch = -1  # of those that are reduced
+        self._micro_batch = -1  # counts only reduced ones
         self._members: list[BucketedGradient] = []
         self._filled = 0
         self._flushed = 0
@@ -74,7 +74,7 @@ class AllReducedBuckets(StepPart):
         self._waits: tuple[Edge, ...] = ()
 
     def begin(self) -> None:
-        """Take the memory of the buckets and of the rank's part."""
+        """Allocate the buckets and the rank's parts."""
         self._flushed = 0
         self._micro_batch += 1
         # setup_buckets: "ipg" is independent parallel gradients; a second buffer with overlap_comm
@@ -88,7 +88,7 @@ class AllReducedBuckets(StepPart):
 
     @property
     def _buckets(self) -> list[str]:
-        """Buffers of `reduce_bucket_size` elements, taken whole."""
+        """Buffers of `reduce_bucket_size` elements each."""
         return [
             self.writer.buffer(f"ipg{index}", self._limit, self.compute, Kind.COMMUNICATION)
             for index in range(2 if self._overlaps else 1)
@@ -107,9 +107,9 @@ class AllReducedBuckets(StepPart):
         )
 
     def add(self, name: str, source: View, flat: Bucket, start: int, *, divisor: int) -> None:
-        """Copy the gradient that begins at `start` of a flat tensor into the bucket.
+        """Copy the gradient at offset `start` of a flat tensor into the bucket.
 
-        One that is larger than the bucket is reduced alone.
+        A gradient larger than the bucket is reduced alone.
         """
         # reduce_independent_p_g_buckets_and_remove_grads: first reduce_ipg_grads if it would
         # overflow
@@ -129,7 +129,7 @@ class AllReducedBuckets(StepPart):
         self._filled += source.size
 
     def _flush(self) -> None:
-        """Reduce the bucket and keep what the rank owns of it."""
+        """Reduce the bucket and keep the rank's part of it."""
         if self._members:
             filled = View(buffer=self._bucket, size=self._filled)
             members, self._members, self._filled = self._members, [], 0
@@ -138,10 +138,10 @@ class AllReducedBuckets(StepPart):
     def _reduce(
         self, members: list[BucketedGradient], source: View, divisor: int, *, stream: str
     ) -> None:
-        """Divide on `stream` into a tensor of its own, all-reduce it, and keep what is owned."""
+        """Divide on `stream` into a new tensor, all-reduce it, and keep the rank's part."""
         writer, number, own = self.writer, self._flushed, self._stream
-        # average_tensor: the current stream waits for the reduction before this one, which has
-        # read the bucket that is filled next
+        # average_tensor: the current stream waits for the previous reduction, which has read the
+        # bucket that is filled next
         self._waits = (self._done,) if self._overlaps and number else ()
         self._flushed += 1
         flat = writer.buffer(
@@ -153,7 +153,7 @@ class AllReducedBuckets(StepPart):
             layout=self._measured(number, members),
         )
         writer.allocate(flat)
-        # allreduce_bucket flattens into a tensor of its own, divides by the ranks and all-reduces
+        # allreduce_bucket flattens into a new tensor, divides by the ranks and all-reduces
         after = (self._copied,) if stream != COMPUTE else ()
         ranks = self.strategy.parallel.data
         divided = writer.copy(
@@ -163,7 +163,7 @@ class AllReducedBuckets(StepPart):
         done = writer.all_reduce(f"reduce{number}", DATA, flat, stream=own, after=after)
         if self.host is not None:
             done = self._to_host(self.host, members, flat, done) or done
-        # allreduce_and_copy_with_multiple_ranks copies back what is the rank's,
+        # allreduce_and_copy_with_multiple_ranks copies the rank's part back,
         # copy_grads_in_partition out of the bucket: all of a gradient, a part, or nothing
         for position, each in enumerate(members if self.host is None else ()):
             start, size, layout = each.start, each.size, each.flat.name
@@ -182,7 +182,7 @@ class AllReducedBuckets(StepPart):
     def _measured(self, number: int, members: Sequence[BucketedGradient]) -> str | None:
         """Return the layout of a bucket whose gradients are measured, if ranks hold copies.
 
-        Of copies on several tensor ranks a norm counts one: the layout says which they are.
+        A norm counts one of the copies on several tensor ranks; the layout marks copies.
         """
         # complete_grad_norm_calculation_for_cpu_offload: `is_model_parallel_parameter(p) or
         # (self.model_parallel_rank == 0)`
@@ -202,7 +202,7 @@ class AllReducedBuckets(StepPart):
     def _to_host(
         self, host: HostPartitions, members: list[BucketedGradient], flat: str, done: str
     ) -> str:
-        """Take what a bucket has of each parameter to the host, in the model's format."""
+        """Copy the bucket's part of each parameter to the host, in the model's dtype."""
         writer = self.writer
         if self._wire is not self.compute:  # allreduce_and_copy_with_multiple_ranks copies back
             elements = writer.buffers[flat].elements
@@ -230,7 +230,7 @@ class AllReducedBuckets(StepPart):
         return done
 
     def finish(self, *, last: bool) -> None:
-        """Reduce what is left, and give the buckets back; add to earlier micro-batches."""
+        """Reduce the remaining gradients, free the buckets, and add to earlier micro-batches."""
         # independent_gradient_partition_epilogue: reduce_ipg_grads, synchronize the device if
         # overlapping, _release_ipg_buffers
         self._flush()
@@ -244,7 +244,7 @@ class AllReducedBuckets(StepPart):
                 self._add_up(flat, done, last=last)
 
     def _add_up(self, flat: Bucket, done: str, *, last: bool) -> None:
-        """Add the rank's part to that of earlier micro-batches, in the optimizer's format."""
+        """Add the rank's part to the sum of earlier micro-batches, in the optimizer's dtype."""
         # independent_gradient_partition_epilogue: `all_grad_tensors`
         writer, owned, elsewhere = self.writer, self._owned(flat), self._stream != COMPUTE
         optimizer = self.strategy.train.precision.optimizer

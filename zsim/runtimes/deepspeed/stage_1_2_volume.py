@@ -1,9 +1,9 @@
-"""Parameters and gradients in DeepSpeed's stages 1 and 2: a gather a step, and all-reduced buckets.
+"""Data volumes of DeepSpeed's stages 1 and 2: a gather a step, and all-reduced buckets.
 
-The flat tensor of all parameters that are trained by one rule is padded to a multiple of twice the
-ranks, and gathered. Gradients are all-reduced whole, in the order in which backward completes them,
-at most `reduce_bucket_size` elements at a time: once a step in stage 1, in every micro-batch in
-stage 2.
+The flat tensor of all parameters with one update rule is padded to a multiple of twice the ranks,
+and gathered. Gradients are all-reduced whole, in the order in which backward completes them, at
+most `reduce_bucket_size` elements at a time: once a step in stage 1, in every micro-batch in stage
+2.
 """
 
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces, closed_before
@@ -17,7 +17,7 @@ from zsim.strategy.strategy import Strategy
 
 
 def grouped(model: Model, strategy: Strategy) -> list[list[Parameter]]:
-    """Parameters by rule: the optimizer's, then those of each group."""
+    """Return the parameters by rule: the optimizer's first, then those of each group."""
     rules = [strategy.train.optimizer, *(group.rule for group in strategy.train.groups)]
     found = [
         [
@@ -32,12 +32,12 @@ def grouped(model: Model, strategy: Strategy) -> list[list[Parameter]]:
 
 
 def padded_elements(model: Model, strategy: Strategy) -> int:
-    """Elements of all flat tensors."""
+    """Return the number of elements of all flat tensors."""
     return sum(_padded(own, strategy.parallel.data) for own in grouped(model, strategy))
 
 
 def completed(model: Model) -> list[int]:
-    """Elements of each trained parameter in the order in which backward completes its gradient."""
+    """Return the elements of each trained parameter in the order in which backward completes it."""
     order: dict[str, int] = {}
     for unit in reversed(model.units):
         for parameter in reversed(unit.parameters):
@@ -48,7 +48,7 @@ def completed(model: Model) -> list[int]:
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Volume over the data axis."""
+    """Return the volume over the data axis."""
     options = strategy.options(DeepSpeed)
     ranks = strategy.parallel.data
     sizes = completed(model)
@@ -56,7 +56,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
         groups = grouped(model, strategy)
         sizes = [parameter.elements for group in groups for parameter in reversed(group)]
     limit = options.reduce_bucket_size
-    # A gradient that is too large is reduced alone, after what stands in the bucket.
+    # A gradient that is too large is reduced alone, after the gradients in the bucket.
     large = [size for size in sizes if size > limit]
     buckets: list[int] = [*large]
     start = 0
@@ -74,12 +74,13 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def host(model: Model, strategy: Strategy) -> HostBytes:
-    """Return what the rank with the most copies, with the optimizer on the CPU.
+    """Return the bytes of the rank that copies the most, with the optimizer on the CPU.
 
-    Its part of each gradient goes out in the optimizer's format. Where stage 2 accumulates, sums of
-    micro-batches go out each time and come back for the next. Numbers that Python reads: of each
-    parameter a norm in fp64 and a test, of each group its norm, which goes over ranks by way of the
-    device. Updated parameters, with padding, go to the device in the model's format.
+    A rank's part of each gradient goes to the host in the optimizer's dtype. If stage 2
+    accumulates, sums of micro-batches go out each time and come back for the next. Python reads
+    scalars: a norm in fp64 and a test of each parameter, and the norm of each group, which is
+    reduced over ranks through the device. Updated parameters, with padding, go to the device in the
+    model's dtype.
     """
     if not strategy.options(DeepSpeed).offload_optimizer.is_on:
         return HostBytes(to_host=0, from_host=0)
@@ -101,7 +102,7 @@ def _elements(group: list[Parameter]) -> int:
 
 
 def _padded(group: list[Parameter], ranks: int) -> int:
-    """Elements of a flat tensor."""
+    """Return the number of elements of a flat tensor."""
     return -(-_elements(group) // (2 * ranks)) * 2 * ranks
 
 

@@ -1,15 +1,15 @@
-"""DeepSpeed's ZeRO stage 3, as its runtime orders it from the second iteration on.
+"""DeepSpeed's ZeRO stage 3, in the order of its runtime from the second iteration on.
 
-Parameters are padded and cut one by one. Each unit is a submodule: it gathers those of its
-parameters that are not there, waits, and gathers ahead what the recorded order has next, a limited
-number of elements; after it those are freed that are not used again soon. Small parameters stay
-from one update to the next. Gradients are reduced in every micro-batch. As a checkpointed unit is
-run again right before its backward, the two are one visit here.
+Parameters are padded and sharded one by one. Each unit is a submodule. It gathers those of its
+parameters that are not whole, waits, and gathers the next parameters of the recorded order ahead,
+up to a limit of elements. After it, parameters that are not used again soon are freed. Small
+parameters stay whole from one update to the next. Gradients are reduced in every micro-batch. A
+checkpointed unit is recomputed right before its backward; both are one visit here.
 
-A unit is what DeepSpeed calls a leaf module (`set_z3_leaf_modules`). Without leaf modules its
-submodules are single layers: gathers are smaller, and more of them are ahead.
+A unit is a leaf module of DeepSpeed (`set_z3_leaf_modules`). Without leaf modules, its submodules
+are single layers: gathers are smaller, and more of them are ahead.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
 `runtime/zero/stage3.py` unless another file of that folder is named.
 """
 
@@ -35,17 +35,17 @@ from zsim.zero.state import Holding, Reduced, update_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
-# __init__: reduce_and_partition_stream, and the stream that parameter_offload.py makes for gathers;
-# both are the current one without overlap_comm
+# __init__: reduce_and_partition_stream, and the gather stream of parameter_offload.py; without
+# overlap_comm both are the current stream
 ALL_GATHER = "all_gather"
 REDUCE = "reduce"
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what DeepSpeed does with stage 3 to train `model` on `strategy.data` ranks.
+    """Return the schedule of DeepSpeed training `model` in stage 3.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
+        ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
             partitioned.
     """
     step = Stage3Step(model, strategy, shards(model, strategy))
@@ -75,8 +75,8 @@ class Stage3Step(Step):
     optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, shards: Shards) -> None:
-        # _create_fp32_partitions: sub-groups that are on the device, in the format of masters, are
-        # masters themselves (since 0.18.2)
+        # _create_fp32_partitions: sub-groups on the device in the dtype of masters are themselves
+        # the masters (since 0.18.2)
         options = strategy.options(DeepSpeed)
         has_master = strategy.train.precision.has_master or bool(options.tiers(stage=3))
         holding = Holding(
@@ -98,7 +98,7 @@ class Stage3Step(Step):
             self.optimizer_step = NormPerGroupToHost
         move_checkpoints(self)
         self.shards = shards
-        overlaps = options.overlap_comm is not False  # stage 3 alone has it on by default
+        overlaps = options.overlap_comm is not False  # stage 3 has it on by default
         updated = update_path(shards.groups.trained[-1], strategy, has_master=has_master)
         if options.offload_optimizer.is_on and not options.offload_param.is_on:
             updated = updated.replace("/cast", "/upload")
@@ -118,7 +118,7 @@ class Stage3Step(Step):
         self._used = ""
 
     def end_of_step(self, step: OptimizerStep) -> None:
-        """Write the update; what is in files is told where its gradients are."""
+        """Write the update, after giving `step` the objects that access files."""
         host = self.reductions.host
         if isinstance(step, HostSubGroupStep):
             step.filed_parameters = self.gathers.files
@@ -132,7 +132,7 @@ class Stage3Step(Step):
         return self.gathers.whole(bucket)
 
     def write_setup(self) -> None:
-        """Take memory for gradients, the bucket and small parameters, which live on."""
+        """Allocate the persistent memory: gradients, the bucket and small parameters."""
         self.reductions.write_setup()
         self.writer.prefix = "setup/parameters"
         self.gathers.files.write_setup()
@@ -140,8 +140,8 @@ class Stage3Step(Step):
         self.gathers.setup_persistent()
 
     def begin_forward(self) -> None:
-        """Begin with the recorded order again."""
-        # as reset_step in partitioned_param_coordinator.py does
+        """Restart the recorded order."""
+        # as in reset_step of partitioned_param_coordinator.py
         self._number = 0
 
     def forward(self, visit: UnitVisit) -> None:
@@ -158,11 +158,11 @@ class Stage3Step(Step):
         self.gathers.release(self._trace[number].freed, self._used)
 
     def backward(self, visit: UnitVisit) -> None:
-        """Write a visit, and reduce what it made of gradients."""
+        """Write a visit; `forward` reduces its gradients."""
         self.forward(visit)
 
     def end_backward(self) -> None:
-        """Reduce the rest."""
+        """Reduce the remaining gradients."""
         self.reductions.end_backward(self.micro_batch)
 
     def end(self) -> None:

@@ -1,12 +1,12 @@
 """Parameters in ZeRO-3: gathered several at once, copied out one by one, freed or kept.
 
-Shards of several parameters are put together, gathered into a flat buffer, rank by rank, and copied
-into whole parameters when the first of them is needed. A single one is gathered straight. Here the
-shards that are put together stand beside the flat buffer, in DeepSpeed in the rank's slot of it:
-that is one rank's part more. With secondary shards (hpZ) a parameter that is freed leaves one, and
-until the update is gathered from those of the inner ranks.
+Shards of several parameters are concatenated, gathered into a flat buffer, rank by rank, and copied
+into whole parameters when the first of them is needed. A single parameter is gathered directly.
+Here the concatenated shards are separate from the flat buffer; in DeepSpeed they are in the rank's
+slot of it, which saves one rank's part. With secondary shards (hpZ), a freed parameter leaves one
+on the device, and until the update it is gathered from those of the inner ranks.
 
-Functions named in comments are those of DeepSpeed 0.19, of `PartitionedParameterCoordinator` in
+Functions named in comments are from DeepSpeed 0.19, of `PartitionedParameterCoordinator` in
 `runtime/zero/partitioned_param_coordinator.py` unless another file of that folder is named.
 """
 
@@ -28,7 +28,7 @@ from zsim.zero.names import DATA, INNER
 from zsim.zero.step_skeleton import Step, StepPart
 
 FETCHES_IN_FLIGHT = 2
-"""Unfinished fetches with which the host goes on."""  # __max_ongoing_fetch_events
+"""Number of unfinished fetches with which the host continues."""
 
 
 @dataclass(slots=True)
@@ -40,9 +40,9 @@ class _OnTheWay:
 
 
 class CoalescedGathers(StepPart):
-    """Parameters that are whole, those on their way, and those with a secondary shard.
+    """Whole parameters, gathers in flight, and parameters with a secondary shard.
 
-    `layouts` are those of flat buffers and secondary shards, as they come up.
+    `layouts` are those of flat buffers and secondary shards, in order of first use.
     """
 
     def __init__(self, step: Step, shards: Shards, *, stream: str, updated: str) -> None:
@@ -69,8 +69,8 @@ class CoalescedGathers(StepPart):
         return bucket.buffer(self.writer, "whole", self.compute, home=self.stream, layout=layout)
 
     def fetch(self, needs: Sequence[int], fetch: Fetch) -> tuple[Edge, ...]:
-        """Gather what is needed, wait, then gather ahead; return what the compute stream awaits."""
-        # fetch_sub_module, in this order: the current stream waits for all of the gather stream
+        """Gather needed parameters, wait, gather ahead; return the edges that compute waits for."""
+        # fetch_sub_module, in this order: the current stream waits for the whole gather stream
         self._gather(fetch.needed)
         self._wait(needs)
         found = (self._latest,) if self._latest != self._waited else ()
@@ -80,7 +80,7 @@ class CoalescedGathers(StepPart):
         return found
 
     def _gather(self, numbers: Sequence[int]) -> None:
-        """Gather all that have secondary shards as one, and all others as one."""
+        """Gather parameters with secondary shards in one gather, and all others in another."""
         # __all_gather_params_: partitioned_params_with_secondary_tensors first
         self.files.ensure(numbers)
         among = {number: INNER if number in self._secondary else DATA for number in numbers}
@@ -110,7 +110,7 @@ class CoalescedGathers(StepPart):
 
     def _gather_several(self, numbers: tuple[int, ...], axis: str) -> None:
         # all_gather_coalesced (partition_parameters.py): shards are concatenated in the order of
-        # `ds_id`, for a rank-dependent one would mix data
+        # `ds_id`, because an order that differs between ranks would mix data
         writer, name = self.writer, self._flat(numbers, axis)
         flat, source = f"{name}/flat", f"{name}/shard"
         writer.allocate(flat, source)
@@ -140,7 +140,7 @@ class CoalescedGathers(StepPart):
         return self.shards.shard(number, self.states[self.shards.where[number][0]].parameter)
 
     def _fetch_shard(self, number: int, after: tuple[Edge, ...]) -> View:
-        """Copy a parameter's shard from the host; the host waits, though the memory is pinned."""
+        """Copy a parameter's shard from the host; the host waits, although the memory is pinned."""
         # all_gather_coalesced (partition_parameters.py): `ds_tensor.to(device)`, not non_blocking
         writer, bucket, stream = self.writer, self.shards.bucket(number), self.stream
         kind = Kind.COMMUNICATION
@@ -155,7 +155,7 @@ class CoalescedGathers(StepPart):
         return writer.all(name)
 
     def _fetch_together(self, numbers: Sequence[int], name: str, target: str) -> None:
-        """Copy the shards of several parameters from the host, one behind the other."""
+        """Copy the shards of several parameters from the host into one contiguous buffer."""
         start = 0
         for number in numbers:
             fetched = self._fetch_shard(number, self._after_update.take())
@@ -174,7 +174,7 @@ class CoalescedGathers(StepPart):
         )
 
     def _flat(self, numbers: tuple[int, ...], axis: str) -> str:
-        """Return the name of a gather's flat buffer, and of the shard that goes into it."""
+        """Return the name of a gather, the prefix of its `flat` and `shard` buffers."""
         key = (numbers, axis)
         if key not in self._flats:
             name = self._flats[key] = f"gather{len(self._flats)}"
@@ -189,9 +189,9 @@ class CoalescedGathers(StepPart):
         return self._flats[key]
 
     def _wait(self, needs: Sequence[int]) -> None:
-        """Copy out what was gathered with the parameters that are needed.
+        """Copy out the parameters gathered together with the needed ones.
 
-        Also where that is done already the fetch ends with what the stream has to do by now.
+        An event is recorded even if another parameter of the gather has copied them out already.
         """
         found = [self._pending.pop(number) for number in needs if number in self._pending]
         if not found:
@@ -216,7 +216,7 @@ class CoalescedGathers(StepPart):
         self.writer.free(flat)
 
     def release(self, numbers: Sequence[int], used: str) -> None:
-        """Free whole parameters, which `used` read last; keep a secondary shard, with hpZ."""
+        """Free whole parameters, which `used` read last; with hpZ, keep a secondary shard."""
         # __release_param; free_param (partition_parameters.py) records the stream
         self.files.release(numbers)
         for number in numbers:
@@ -224,7 +224,7 @@ class CoalescedGathers(StepPart):
             self.writer.free(self.whole(number), uses=(last,), mode=self._mode)
 
     def _keep(self, number: int) -> str:
-        """Copy the secondary shard, for which the host waits; written again each time."""
+        """Copy the secondary shard, rewritten each time; the host waits. Return the copy."""
         # _partition_param_sec (partition_parameters.py), which ends with a synchronize
         writer, bucket, inner = self.writer, self.shards.bucket(number), self.strategy.inner
         assert inner is not None
@@ -242,8 +242,8 @@ class CoalescedGathers(StepPart):
         return kept
 
     def setup_persistent(self) -> None:
-        """Gather the persistent parameters for the first step; empty ones are there for good."""
-        # Those that mark_persistent_parameters (parameter_offload.py) marks.
+        """Gather the persistent parameters for the first step; allocate empty ones for good."""
+        # Marked by mark_persistent_parameters (parameter_offload.py).
         for number in self.shards.persistent:
             self.writer.persistent.append(self.whole(number))
             if self.shards.bucket(number).elements:
@@ -264,7 +264,7 @@ class CoalescedGathers(StepPart):
             self.writer.free(self.whole(number), uses=(used,), mode=self._mode)
 
     def end_step(self) -> None:
-        """Gather persistent parameters after the update, each alone; drop secondary shards."""
+        """Gather persistent parameters after the update, one by one; free secondary shards."""
         # _post_step (stage3.py): all_gather of `persistent_parameters`, invalidate_secondary_tensor
         latest = self._latest
         for number in self._not_empty():

@@ -1,12 +1,13 @@
-"""Gradients in ZeRO-3: into one bucket in the order of backward, reduced whenever it is full.
+"""Gradients in ZeRO-3: copied into one bucket in backward order, reduced when it is full.
 
-All of it is on one stream, so one bucket suffices. What fills it is put together rank by rank, each
-parameter padded, divided by the ranks, reduce-scattered, and set in the gradients of the
-sub-groups, or added from the second micro-batch on. The bucket has `reduce_bucket_size` elements
-whatever the model, from setup on. A gradient that is larger is reduced out of its own memory. What
-is received stands beside what was put together, in DeepSpeed in the rank's slot of it.
+Everything runs on one stream, so one bucket suffices. The gradients in the bucket are rearranged
+rank by rank, each parameter padded, divided by the ranks, and reduce-scattered. The result is
+written to the gradients of the sub-groups, or added from the second micro-batch on. The bucket is
+allocated in setup and has `reduce_bucket_size` elements for any model. A larger gradient is reduced
+from its own memory. Here the received shards are separate from the rearranged gradients; in
+DeepSpeed they are in the rank's slot of them.
 
-Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+Functions named in comments are from DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
 `runtime/zero/stage3.py` unless another file is named.
 """
 
@@ -29,16 +30,16 @@ from zsim.zero.state import persist_zeros
 from zsim.zero.step_skeleton import Step, StepPart
 
 REDUCTIONS_IN_FLIGHT = 2
-"""Unfinished reductions with which the host goes on."""  # max_param_reduce_events
+"""Number of unfinished reductions with which the host continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Filling:
-    """Gradients that are reduced at once.
+    """Gradients that are reduced together.
 
     Attributes:
-        name: of the layout in which it is put together.
-        numbers: parameters, in the order of backward.
+        name: name of the layout in which they are rearranged.
+        numbers: parameters, in backward order.
         bucket: the buffer that is filled; None for one gradient that is too large for it.
     """
 
@@ -80,7 +81,7 @@ class FilledBuckets(StepPart):
             self.host = HostSubGroups(step, shards, stream=stream, pinned=pinned)
 
     def _fill(self) -> list[_Filling]:
-        """Return what is reduced at once, in the order in which gradients are complete."""
+        """Return the gradients reduced together, in the order in which they are complete."""
         # reduce_independent_p_g_buckets_and_remove_grads
         left = UnitsLeft(self.buckets)
         found: list[list[int]] = []
@@ -113,12 +114,12 @@ class FilledBuckets(StepPart):
         return _Filling(name=name, numbers=tuple(numbers), bucket=bucket)
 
     def _bucket_buffer(self, name: str, layout: str | None) -> str:
-        """Declare the bucket in the form of what fills it; without one if no gradient fits in."""
+        """Declare the bucket with the layout of its gradients; None if no gradient fits into it."""
         limit, kind = self._limit, Kind.COMMUNICATION
         return self.writer.buffer(name, limit, self.compute, kind, home=self.stream, layout=layout)
 
     def write_setup(self) -> None:
-        """Take memory for the bucket and the gradients of sub-groups."""
+        """Allocate the bucket and the gradients of sub-groups."""
         # __init__: IPGBucketZ3.buffer; _partition_gradients' `__param_id_to_grad_partition`
         if self.host is not None:
             self.host.write_setup()
@@ -135,14 +136,14 @@ class FilledBuckets(StepPart):
         return group.shard_buffer(self.writer, "gradient", self.compute, Kind.GRADIENT)
 
     def collect(self, unit: int, done: str, micro_batch: int) -> None:
-        """Put the gradients into the bucket that backward of `unit`, which ended `done`, made."""
+        """Put the gradients of `unit` into the bucket; `done` is the end of its backward."""
         for position, run in reversed(self.buckets.trained_runs(unit)):
             number, source = run.bucket, self.passes.transient(unit, position)
             complete = self._left.complete(number)
             if not self.shards.bucket(number).elements:
                 self.writer.free(source)
                 continue
-            if number in self._sums:  # autograd adds what several units contribute
+            if number in self._sums:  # autograd adds the contributions of several units
                 target, added = self._sums[number], source
                 done = self.writer.copy(f"add/{target}", added, target, accumulate=True)
                 self.writer.free(added)
@@ -175,14 +176,14 @@ class FilledBuckets(StepPart):
         self.writer.free(source, uses=(copied,), mode=self._mode)
 
     def _take(self, bucket: str | None) -> None:
-        """Take the bucket in the form of what is filled in next: the same memory."""
+        """Switch the bucket to the layout of the next gradients; the memory is the same."""
         if bucket is not None and bucket != self._bucket:
             self.writer.free(self._bucket)
             self.writer.allocate(bucket)
             self._bucket = bucket
 
     def _reduce(self, micro_batch: int) -> None:
-        """Reduce what is in the bucket, if something is."""
+        """Reduce the gradients in the bucket, if there are any."""
         writer, filling, stream = self.writer, self._open, self.stream
         if filling is None:
             return
@@ -208,13 +209,13 @@ class FilledBuckets(StepPart):
         self._open = None
 
     def _put_together(self, filling: _Filling, target: str) -> None:
-        """Put parts of all gradients together, rank by rank."""
+        """Rearrange all gradients rank by rank."""
         # in reduce_scatter_coalesced: chunks of each rank, padded
         if filling.bucket is not None:
             size = sum(self.shards.bucket(number).elements for number in filling.numbers)
             filled = View(buffer=filling.bucket, size=size)
             divisor = 1
-        else:  # the gradient that is too large
+        else:  # one gradient, too large for the bucket
             filled = self.writer.all(self._source)
             divisor = self.strategy.train.gradient_accumulation_steps
         path, stream = f"put_together/{filling.name}", self.stream
@@ -226,7 +227,7 @@ class FilledBuckets(StepPart):
             self.writer.free(self._source, uses=(copied,), mode=self._mode)
 
     def _settle(self, filling: _Filling, received: str, *, adds: bool) -> None:
-        """Set or add what was received in the gradients of the sub-groups."""
+        """Copy or add the received shards to the gradients of the sub-groups."""
         # partition_grads copies with `micro_step_id` 0, and adds later
         verb, stream = "add" if adds else "set", self.stream
         for group in sorted({self.shards.where[number][0] for number in filling.numbers}):
@@ -237,7 +238,7 @@ class FilledBuckets(StepPart):
             )
 
     def end_backward(self, micro_batch: int) -> None:
-        """Reduce the rest; the host waits until all is reduced."""
+        """Reduce the remaining gradients; the host waits for all reductions."""
         # independent_gradient_partition_epilogue waits for reduce_and_partition_stream
         self._reduce(micro_batch)
         if self._events:

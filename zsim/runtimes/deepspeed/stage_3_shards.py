@@ -1,6 +1,6 @@
-"""Parameters as ZeRO-3 keeps them: each padded by itself, shards of many in one flat sub-group.
+"""Parameter shards in ZeRO-3: each parameter padded separately, many in one flat sub-group.
 
-Functions named in comments are those of `runtime/zero/stage3.py` in DeepSpeed 0.19.
+Functions named in comments are from `runtime/zero/stage3.py` in DeepSpeed 0.19.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,16 @@ from zsim.zero.parameter_groups import by_rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """The parameters of a model, and where their shards lie.
+    """The parameters of a model, and the location of their shards.
 
     Attributes:
-        parameters: each in a bucket of its own, in the order of the model.
-        groups: sub-groups, which are updated one after the other; shards of frozen parameters,
-            which are not, stand in one of their own (in DeepSpeed each alone).
-        where: by number of parameter its sub-group, and where its shard begins in that of a rank.
+        parameters: one bucket for each parameter, in the order of the model.
+        groups: sub-groups, updated one by one. Shards of frozen parameters, which are not updated,
+            are in one separate sub-group (in DeepSpeed each alone).
+        where: for each parameter, its sub-group and the offset of its shard in a rank's shard of
+            the sub-group.
         persistent: numbers of the parameters that stay whole from one update to the next.
-        filed: numbers of those whose shards are in files.
+        filed: numbers of the parameters with shards in files.
     """
 
     parameters: Buckets
@@ -40,19 +41,19 @@ class Shards:
 
     @property
     def filed_groups(self) -> frozenset[int]:
-        """Sub-groups of which some parameter is in a file."""
+        """Sub-groups with a parameter in a file."""
         return frozenset(self.where[number][0] for number in self.filed)
 
     @property
     def beside_files(self) -> tuple[int, ...]:
-        """Parameters of those sub-groups that are too small for a file."""
+        """Parameters of these sub-groups that are not in files themselves."""
         groups = self.filed_groups
         every = enumerate(self.where)
         return tuple(n for n, (group, _) in every if group in groups and n not in self.filed)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Of parameters that are whole, of their gradients, and of sub-groups."""
+        """Layouts of sub-groups, of whole parameters, and of their gradients."""
         runs = [run.layout for runs in self.parameters.runs for run in runs if run.layout]
         return (
             *(bucket.layout for bucket in self.groups.all),
@@ -62,11 +63,11 @@ class Shards:
         )
 
     def shard(self, number: int, buffer: str) -> View:
-        """Return a parameter's part of `buffer`, which has a rank's shard of its sub-group."""
+        """Return a parameter's part of `buffer`, which holds a rank's shard of its sub-group."""
         return View(buffer=buffer, start=self.where[number][1], size=self.bucket(number).shard)
 
     def bucket(self, number: int) -> Bucket:
-        """Return the parameter as a bucket of its own."""
+        """Return the bucket of the parameter."""
         return self.parameters.all[number]
 
     def together(self, name: str, numbers: Sequence[int], axis: str) -> Layout:
@@ -101,7 +102,7 @@ def flat_buffers(
     dtype: DType,
     home: str,
 ) -> None:
-    """Declare two buffers as `layout` has them: of a flat tensor, and of a rank's part of it."""
+    """Declare buffers of a flat tensor and of a rank's part of it, with `layout`."""
     for name, size, axis in zip(names, (1, ranks), (None, layout.axis), strict=True):
         writer.buffer(
             name,
@@ -115,9 +116,9 @@ def flat_buffers(
 
 
 def shards(model: Model, strategy: Strategy) -> Shards:
-    """Return the parameters of `model`, cut over the ranks of the data axis.
+    """Return the parameters of `model`, sharded over the data axis.
 
-    Parameters that are updated by one rule have sub-groups of their own.
+    Parameters with different update rules are in different sub-groups.
     """
     # _create_fp16_partitions_with_defragmentation: sub-groups of each group of parameters
     ranks, options = strategy.parallel.data, strategy.options(DeepSpeed)
@@ -138,7 +139,7 @@ def shards(model: Model, strategy: Strategy) -> Shards:
         for group in groups.all
         for piece in group.layout.pieces
     }
-    # as mark_persistent_parameters in parameter_offload.py has it
+    # as in mark_persistent_parameters of parameter_offload.py
     limit = options.stage3_param_persistence_threshold
     found = Shards(
         parameters=parameters,
@@ -151,12 +152,12 @@ def shards(model: Model, strategy: Strategy) -> Shards:
 
 
 def _filed(shards: Shards, sizes: Sequence[int], strategy: Strategy) -> frozenset[int]:
-    """Return numbers of parameters in files; there are so many sub-groups of each rule.
+    """Return numbers of parameters in files; `sizes` has the number of sub-groups of each rule.
 
-    A persistent one, which upstream goes through a slot once a step, is none here.
+    Persistent parameters are not in files here; DeepSpeed moves them through a slot once a step.
     """
-    # _create_param_groups_fp16_flat_cpu_memory, _create_fp16_partitions_with_defragmentation: what
-    # fits into max_in_cpu; AsyncPartitionedParameterSwapper.swappable_tensor
+    # _create_param_groups_fp16_flat_cpu_memory, _create_fp16_partitions_with_defragmentation:
+    # sub-groups that fit into max_in_cpu; AsyncPartitionedParameterSwapper.swappable_tensor
     options, dtype = strategy.options(DeepSpeed), strategy.train.precision.compute
     if options.offload_param.device is not OffloadDevice.NVME:
         return frozenset()
@@ -181,7 +182,7 @@ def _filed(shards: Shards, sizes: Sequence[int], strategy: Strategy) -> frozense
 def sub_groups(
     parameters: Sequence[Parameter], ranks: int, options: DeepSpeed
 ) -> list[list[Parameter]]:
-    """Return parameters in order; a sub-group is full with `sub_group_size` elements of shards."""
+    """Return parameters by sub-group, each full with `sub_group_size` elements of shards."""
     # _create_fp16_sub_groups
     sizes = [-(-parameter.elements // ranks) for parameter in parameters]
     if sum(sizes) <= options.sub_group_size:

@@ -1,10 +1,10 @@
-"""Gathers and frees of ZeRO-3 at each submodule, once it knows their order.
+"""Gathers and frees of ZeRO-3 at each submodule, given the recorded order.
 
-From the second iteration on: the first records the order. Every unit is one submodule here; its
-forward, and its backward with what is run again for it, are visits of it. Parameters are numbers,
-in the order in which the model made them, and sizes are elements without padding.
+The first iteration records the order; the schedule is that of the second and later ones. Every unit
+is one submodule here. Its visits are its forward, and its backward with any recompute. Parameters
+are numbers, in the order in which the model created them. Sizes are elements without padding.
 
-Functions named in comments are those of `PartitionedParameterCoordinator` in
+Functions named in comments are from `PartitionedParameterCoordinator` in
 `runtime/zero/partitioned_param_coordinator.py`, DeepSpeed 0.19.
 """
 
@@ -23,9 +23,9 @@ class Fetch:
 
     Attributes:
         needed: gathered before the visit, which waits for them.
-        ahead: gathered after that, for visits that follow.
+        ahead: gathered after that, for later visits.
         freed: freed after the visit.
-        read: of what is in files, read ahead after the gathers, for gathers that follow.
+        read: parameters in files that are read ahead after the gathers, for later gathers.
     """
 
     needed: tuple[int, ...]
@@ -42,10 +42,10 @@ def fetches(
     *,
     filed: Collection[int] = (),
 ) -> tuple[Fetch, ...]:
-    """Return what happens at each visit of a micro-batch, which needs what `needs` has for it.
+    """Return the fetch of each visit of a micro-batch; `needs` has the parameters of each visit.
 
-    A micro-batch ends with the parameters gathered with which it began: the persistent ones. Those
-    that are `filed` pass through slots, which they hold from their read until they are freed.
+    A micro-batch starts and ends with only the persistent parameters gathered. `filed` parameters
+    hold a slot from their read until they are freed.
 
     Raises:
         ModelError: more slots are needed at once than there are.
@@ -77,7 +77,7 @@ class _TooFewSlotsError(Exception):
 
 
 class _Coordinator:
-    """Parameters that are there or on their way, and the queue of uses ahead."""
+    """Parameters that are whole or in flight, and the queue of later uses."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class _Coordinator:
         self.queue = deque((each, visit) for visit, own in enumerate(needs) for each in own)
         self.looked: dict[int, int] = {}  # the latest use of each parameter that left the queue
         self.live_elements = 0
-        # Elements that are traversed before each visit, and by visit the next one of a parameter.
+        # elements traversed before each visit; by visit, the next visit that uses a parameter
         self._before = [0, *accumulate(sum(sizes[each] for each in own) for own in needs)]
         self._again: list[dict[int, int]] = []
         following: dict[int, int] = {}
@@ -110,9 +110,9 @@ class _Coordinator:
         self._again.reverse()
 
     def visit(self, number: int) -> Fetch:
-        """Fetch, and free what is not needed soon."""
-        # fetch_sub_module: what is needed, then uses that the queue has up to here are dropped,
-        # then what comes ahead. release_sub_module follows the visit.
+        """Fetch the parameters of a visit, and free those not needed soon."""
+        # fetch_sub_module: gathers needed parameters, drops uses up to here from the queue, then
+        # gathers ahead. release_sub_module follows the visit.
         own = self.needs[number]
         needed = self._gather([each for each in own if each not in self.there])
         self.under_way.difference_update(own)
@@ -122,7 +122,7 @@ class _Coordinator:
         return Fetch(needed=needed, ahead=ahead, freed=self._free(number), read=read)
 
     def _look(self) -> int:
-        """Take the next use from the queue."""
+        """Remove the next use from the queue and return its parameter."""
         # __most_recent_step_id_param_fetched_for
         each, visit = self.queue.popleft()
         self.looked[each] = max(self.looked.get(each, visit), visit)
@@ -138,8 +138,8 @@ class _Coordinator:
         return tuple(sorted(found))
 
     def _ahead(self) -> tuple[int, ...]:
-        """Look at uses until enough is gathered; the last parameter may be too much."""
-        # max_params_to_prefetch: __max_n_available_params bounds what is gathered ahead alone
+        """Gather parameters ahead until the limit is reached; the last one may exceed it."""
+        # max_params_to_prefetch: __max_n_available_params bounds only gathers ahead
         limit = min(
             self.options.stage3_max_live_parameters - self.live_elements,
             self.options.stage3_prefetch_bucket_size,
@@ -159,8 +159,8 @@ class _Coordinator:
         return each in self.filed and each not in self.slots
 
     def _read(self) -> tuple[int, ...]:
-        """Look at uses ahead until twice what is under way, or until there is no slot."""
-        # __prefetch_nvme_param_partitions, called where something can be fetched ahead at all
+        """Read ahead up to twice the elements in flight, or until all slots are used."""
+        # __prefetch_nvme_param_partitions, called only if gathers ahead are on
         if not self.filed or self.options.stage3_prefetch_bucket_size <= 0:
             return ()
         most = 2 * sum(self.sizes[each] for each in self.under_way)
@@ -177,11 +177,11 @@ class _Coordinator:
         return tuple(found)
 
     def _free(self, number: int) -> tuple[int, ...]:
-        """Free all but what is persistent, used soon, or was passed over as there for a later use.
+        """Free the visit's parameters, unless persistent, used soon, or skipped as whole.
 
-        The use of the very next visit does not count as passed over.
+        A parameter is skipped if the look-ahead found it whole for a use after the next visit.
         """
-        # __params_to_release: __max_reuse_dist_in_numel is asked before each submodule that follows
+        # __params_to_release: checks __max_reuse_dist_in_numel before each later submodule
         near = self._before[number + 1] + self.options.stage3_max_reuse_distance
         found = tuple(
             each
@@ -196,5 +196,5 @@ class _Coordinator:
         return found
 
     def _is_near(self, visit: int, near: int) -> bool:
-        """Tell whether fewer than `near` elements are traversed before a visit, if there is one."""
+        """Return True if `visit` exists and fewer than `near` elements are traversed before it."""
         return visit < len(self.needs) and self._before[visit] < near

@@ -1,7 +1,7 @@
-"""Parameters and gradients in DeepSpeed's stage 3, each padded to a multiple of the ranks.
+"""Data volumes of DeepSpeed's stage 3, with parameters padded to a multiple of the ranks.
 
-How often a parameter is gathered in a micro-batch follows from what is freed: a walk over the
-recorded order, unit by unit, forward and then backward.
+The number of gathers of a parameter in a micro-batch depends on the frees. It is found by a walk
+over the recorded order, unit by unit, forward and then backward.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from zsim.strategy.strategy import Strategy
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Volume over the data axis and its inner part."""
+    """Return the volume over the data axis and its inner part."""
     options = strategy.options(DeepSpeed)
     ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
     inner = strategy.inner
@@ -44,13 +44,13 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def host(model: Model, strategy: Strategy) -> HostBytes:
-    """Return what a rank copies, with the optimizer on the CPU, or parameters, or both.
+    """Return the bytes that a rank copies if the optimizer or parameters are on the CPU.
 
-    With the optimizer: its part of each gradient goes out and in once in every micro-batch, in the
-    model's format, and out once more for the update, in the optimizer's. Of each sub-group Python
-    reads the norm, in fp64, and again what it is over all ranks. A parameter comes back once where
-    it is kept on the device, else for each gather over the data axis. Without, masters go out to
-    parameters.
+    With the optimizer on the CPU: a rank's part of each gradient goes out and in once in every
+    micro-batch, in the model's dtype, and out once more for the update, in the optimizer's. Python
+    reads the norm of each sub-group, in fp64, and again its sum over all ranks. A parameter comes
+    back once if it is kept on the device, otherwise for each gather over the data axis. With only
+    the parameters on the CPU, masters are copied to them.
     """
     options, precision = strategy.options(DeepSpeed), strategy.train.precision
     ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
@@ -75,10 +75,10 @@ def host(model: Model, strategy: Strategy) -> HostBytes:
 
 
 def files(model: Model, strategy: Strategy) -> FileBytes | None:
-    """Return what a rank reads and writes: states of large sub-groups, and what fits of gradients.
+    """Return the bytes a rank reads and writes in files; None if nothing is in files.
 
-    A gradient is written up to the alignment of files, one that is smaller than the least of them
-    not at all.
+    States of large sub-groups are moved, and parameters in files. A gradient is written up to the
+    alignment of files, and not at all if it is smaller than the smallest file.
     """
     options, ranks = strategy.options(DeepSpeed), strategy.parallel.data
     on_nvme = options.offload_optimizer.device is OffloadDevice.NVME
@@ -105,7 +105,7 @@ def files(model: Model, strategy: Strategy) -> FileBytes | None:
 
 
 def in_files(model: Model, strategy: Strategy) -> set[str]:
-    """Return the parameters whose shards are in files: large ones beyond what stays on the CPU."""
+    """Return the parameters with shards in files: large ones that do not fit on the CPU."""
     options = strategy.options(DeepSpeed)
     if options.offload_param.device is not OffloadDevice.NVME:
         return set()
@@ -128,7 +128,7 @@ def in_files(model: Model, strategy: Strategy) -> set[str]:
 
 
 def norms(model: Model, strategy: Strategy) -> int:
-    """Sub-groups, each of which has its norm reduced: of all parameters with one rule."""
+    """Return the number of norms that are reduced: one for each sub-group."""
     return sum(map(len, sub_groups(model, strategy)))
 
 
@@ -159,8 +159,8 @@ def sub_groups(model: Model, strategy: Strategy) -> list[list[list[Parameter]]]:
 def gathers(model: Model, strategy: Strategy) -> dict[str, int]:
     """Count the gathers in a micro-batch of each parameter that does not stay whole.
 
-    One in a file is not gathered ahead before its shard is read; it is read ahead while there are
-    slots, up to twice the elements that are being gathered.
+    A parameter in a file is not gathered ahead before its shard is read. Shards are read ahead
+    while there are slots, up to twice the elements that are being gathered.
     """
     options = strategy.options(DeepSpeed)
     filed, slots, coming = in_files(model, strategy), set[str](), dict[str, int]()
@@ -213,7 +213,7 @@ def gathers(model: Model, strategy: Strategy) -> dict[str, int]:
 
 
 Uses = list[tuple[int, Parameter]]
-"""Visits of units, each with a parameter that it uses."""
+"""Pairs of a visit and a parameter that it uses."""
 
 
 def _uses(model: Model) -> tuple[list[tuple[Parameter, ...]], Uses, dict[str, list[int]]]:
@@ -233,7 +233,7 @@ def _uses(model: Model) -> tuple[list[tuple[Parameter, ...]], Uses, dict[str, li
 
 
 def _read_ahead(uses: Uses, unread: set[str], most: int, free: int) -> set[str]:
-    """Return what is read ahead: as much as there are slots for, until enough was looked at."""
+    """Return the parameters to read ahead, limited by free slots and `most` elements."""
     found: set[str] = set()
     for _, parameter in uses:
         if most < 0 or len(found) >= free:
@@ -244,9 +244,9 @@ def _read_ahead(uses: Uses, unread: set[str], most: int, free: int) -> set[str]:
 
 
 def copied(model: Model, strategy: Strategy) -> CopiedBytes:
-    """Return the bytes of gradients that are put into a bucket, put together by rank and divided.
+    """Return the bytes of gradients that are copied to a bucket, rearranged by rank and divided.
 
-    One that is larger than a bucket is put together at once.
+    A gradient larger than a bucket is rearranged without that copy.
     """
     options, compute = strategy.options(DeepSpeed), strategy.train.precision.compute
     if strategy.parallel.data == 1:

@@ -8,7 +8,7 @@ from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 
 class ShardingStrategy(StrEnum):
-    """States sharded over the data axis; the hybrid strategies are those with several replicas."""
+    """States sharded over the data axis; with several replicas, these are the hybrid strategies."""
 
     FULL_SHARD = "full_shard"
     SHARD_GRAD_OP = "shard_grad_op"
@@ -26,16 +26,16 @@ class FSDP1(RuntimeOptions):
     """Options of `FullyShardedDataParallel`.
 
     Attributes:
-        sharding_strategy: with several replicas FULL_SHARD is HYBRID_SHARD, and SHARD_GRAD_OP
+        sharding_strategy: with several replicas, FULL_SHARD is HYBRID_SHARD, and SHARD_GRAD_OP is
             _HYBRID_SHARD_ZERO2.
-        backward_prefetch: whether and when backward gathers ahead.
-        forward_prefetch: whether forward gathers the next unit before this one computes.
-        limit_all_gathers: whether the host waits while two gathered units are not freed.
-        reduce_dtype: format in which gradients are reduced; None is that of the parameters.
-        no_sync: whether whole gradients collect before the last micro-batch.
+        backward_prefetch: when backward gathers ahead, if at all.
+        forward_prefetch: forward gathers the next unit before this one computes.
+        limit_all_gathers: the host waits while two gathered units are not freed.
+        reduce_dtype: dtype in which gradients are reduced; None for the parameters' dtype.
+        no_sync: accumulate whole gradients before the last micro-batch.
         offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
-            (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): what a checkpointed
-            block is given is in pinned memory of the host until it is run again.
+            (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): inputs of checkpointed
+            blocks are in pinned host memory until recompute.
     """
 
     stages = (3,)
@@ -52,7 +52,7 @@ class FSDP1(RuntimeOptions):
     offload_wrapper: Flag = False
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return formats: whole gradients add up as parameters are, sharded ones as their shards.
+        """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in theirs.
 
         torch 2.13, `_runtime_utils._accumulate_sharded_grad`.
         """

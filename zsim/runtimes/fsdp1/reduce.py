@@ -1,9 +1,9 @@
-"""Gradients in FSDP1: a flat gradient for each flat parameter, reduced on a stream of their own.
+"""Gradients in FSDP1: a flat gradient for each flat parameter, reduced on a separate stream.
 
-They are divided in two parts, before and after the sum. The flat gradient returns when the stream
-that reduces it is done.
+The division by the ranks is split: a part before the sum and a part after it. The memory of the
+flat gradient returns when the reducing stream is done with it.
 
-Functions named in comments are those of `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
+Functions named in comments are from `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
 """
 
 from zsim.runtimes.fsdp1.options import FSDP1
@@ -33,15 +33,15 @@ class FlatReductions(StepPart):
         self._written: dict[int, str] = {}
 
     def collect(self, unit: int) -> None:
-        """Keep what backward of `unit` made until its flat gradient is complete."""
+        """Keep the gradients from backward of `unit` until its flat gradient is complete."""
         for position, run in self.buckets.trained_runs(unit):
             source = self.passes.transient(unit, position)
             self._collected.setdefault(run.bucket, []).append((source, run))
 
     def take(self, bucket: Bucket) -> None:
-        """Make the flat gradient, or add to the one that an earlier micro-batch left."""
+        """Create the flat gradient, or add to the one from an earlier micro-batch."""
         # FlatParamHandle.prepare_gradient_for_backward (_flat_param.py) keeps an unsharded gradient
-        # of a micro-batch before; autograd accumulates into it.
+        # of an earlier micro-batch; autograd accumulates into it.
         writer, flat = self.writer, self._flat(bucket)
         sources = self._collected.pop(bucket.index)
         adds = flat in writer.alive
@@ -66,7 +66,7 @@ class FlatReductions(StepPart):
             writer.free(source)
 
     def reduce(self, bucket: Bucket) -> None:
-        """Reduce the flat gradient to the rank's shard, in the format of the parameter."""
+        """Reduce the flat gradient to the rank's shard, in the dtype of the parameter."""
         writer, strategy, stream = self.writer, self.strategy, POST_BACKWARD
         before, after = two_parts(strategy.replicas)
         written = self._written[bucket.index]
@@ -86,7 +86,7 @@ class FlatReductions(StepPart):
         writer.allocate(shard)
         path = f"reduce/{bucket.name}"
         done = writer.reduce_scatter(path, DATA, source, shard, stream=stream, after=(written,))
-        # What the compute stream allocated is recorded, what this one did is its own.
+        # Memory of the compute stream is recorded; memory of this stream needs no recording.
         own = writer.buffers[source].home == stream
         mode = FreeMode.WAITED if own else FreeMode.DEFERRED
         writer.free(source, uses=(done,), mode=mode)
@@ -102,8 +102,8 @@ class FlatReductions(StepPart):
             done = divide(writer, shard, divisor, stream=stream)
         gradient = f"{bucket.name}/gradient"
         if shard != gradient:
-            # _accumulate_sharded_grad: _cast_grad_to_param_dtype, then `_saved_grad_shard` is set
-            # or grows
+            # _accumulate_sharded_grad: _cast_grad_to_param_dtype, then sets or adds to
+            # `_saved_grad_shard`
             done = set_or_add(writer, shard, self._gradient(bucket, stream), stream=stream)
             writer.free(shard, uses=(done,), mode=FreeMode.DEFERRED)
         self.reduced[bucket.index] = Reduced(gradient, done)

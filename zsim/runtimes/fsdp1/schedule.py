@@ -1,10 +1,10 @@
 """PyTorch's first FSDP: one flat parameter for every block and one for the root.
 
-A flat parameter is gathered on the unshard stream and handed to the compute stream; its memory and
-that of gradients returns when the streams that used it are done. So that the host does not run away
-with gathers, it waits until the second last that was freed is really free.
+A flat parameter is gathered on the unshard stream and used on the compute stream. Its memory, and
+that of gradients, returns when the streams that used it are done. To limit gathers in flight, the
+host waits until all but the latest free have taken effect.
 
-Functions named in comments are those of `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
+Functions named in comments are from `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
 """
 
 from collections import deque
@@ -31,15 +31,15 @@ PRE_UNSHARD = "pre_unshard"
 UNSHARD = "unshard"
 
 SETTLED = 4
-"""Steps after which those that follow are alike: what one leaves unfinished, the next waits for."""
+"""Number of steps after which steps repeat: one step waits for the unfinished work of the last."""
 GATHERS_IN_FLIGHT = 2  # _FreeEventQueue (_limiter_utils.py), _max_num_inflight_all_gathers
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what FSDP does to train `model` on `strategy.data` ranks, times the replicas.
+    """Return the schedule of FSDP training `model`.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
+        ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
             partitioned.
     """
     need_single_calls(model, "FSDP1")
@@ -69,11 +69,11 @@ def _written(
 
 
 def _nothing(_program: Program) -> None:
-    """Promise no peak: without a limit the host may run ahead as far as it likes."""
+    """Promise no peak: without a limit, the host may run ahead without bound."""
 
 
 class FSDP1Step(WrappedStep):
-    """A step that begins with what the one before `left` unfinished."""
+    """A step that starts with the operations that the previous step `left` unfinished."""
 
     def __init__(
         self, model: Model, strategy: Strategy, buckets: Buckets, *, left: tuple[str, ...]
@@ -117,8 +117,8 @@ class FSDP1Step(WrappedStep):
             self.gathers.free(block)
 
     def _prefetch_forward(self) -> None:
-        # _prefetch_handle, after the compute stream was told to wait: what is gathered here is not
-        # waited for before this block runs.
+        # _prefetch_handle, after the compute stream's wait: this block does not wait for this
+        # gather.
         if self.options.forward_prefetch and self._ahead:
             self.gathers.gather(self._ahead[0])
 
@@ -127,13 +127,13 @@ class FSDP1Step(WrappedStep):
         self._ahead = deque(self.order)
         if self.root is not None:
             self.enter_root()
-            # _pre_backward_hook unshards what is there: nothing is gathered, but the rate limiter
-            # in _unshard takes an event all the same.
+            # _pre_backward_hook unshards a whole parameter: no gather, but the rate limiter in
+            # _unshard still takes an event.
             self.gathers.limit(self.root)
             self._prefetch_backward(BackwardPrefetch.PRE)
 
     def backward(self, visit: UnitVisit) -> None:
-        """Gather a block again, run it backward, and reduce what is complete."""
+        """Gather a block again, run it backward, and reduce complete gradients."""
         block = self.block(visit.unit)
         after: tuple[Edge, ...] = ()
         if block is not None:
@@ -149,22 +149,22 @@ class FSDP1Step(WrappedStep):
                 self._after_backward(self._late.popleft())
 
     def _lag(self, block: int) -> int:
-        """Return how many blocks autograd leaves until it is through with the one before them.
+        """Return the number of blocks whose gradients autograd completes one block late.
 
-        It takes the latest nodes of the graph first. What forward gathered ahead has its views made
-        (FlatParamHandle._use_unsharded_views) before the block that comes before it ran, and so
-        comes after that one in backward.
+        Autograd runs the latest nodes of the graph first. Views of a parameter gathered ahead are
+        created (FlatParamHandle._use_unsharded_views) before the previous block runs forward. In
+        backward they come after that block.
         """
         first = self.root is None and block == self.order[0]
         return 1 if self.options.forward_prefetch and not first else 0
 
     def _prefetch_backward(self, when: BackwardPrefetch, position: int = -1) -> None:
-        # _get_handle_to_prefetch: what ran forward before (get_handle_to_backward_prefetch)
+        # _get_handle_to_prefetch: the previous block in forward (get_handle_to_backward_prefetch)
         if self.options.backward_prefetch is when and self._ahead:
             self.gathers.gather(self._ahead[position])
 
     def end_backward(self) -> None:
-        """Reduce what autograd left until the end, the root last."""
+        """Reduce the gradients that autograd left until the end, the root last."""
         self._ahead.clear()
         while self._late:
             self._after_backward(self._late.popleft())
@@ -181,7 +181,7 @@ class FSDP1Step(WrappedStep):
         # _should_free_in_backward: without a reduction SHARD_GRAD_OP keeps them
         if syncs or self._frees:
             self.gathers.free(bucket)
-        # _post_backward_reshard: once it is freed, the block before it unless that is there
+        # _post_backward_reshard: after the free, gathers the previous block unless it is whole
         if 0 < self._position.get(bucket, 0) <= len(self._ahead):
             self._prefetch_backward(BackwardPrefetch.POST, self._position[bucket] - 1)
         self.reductions.take(self.buckets.all[bucket])
@@ -190,7 +190,7 @@ class FSDP1Step(WrappedStep):
 
 
 class FlatGathers(StepPart):
-    """Flat parameters that are whole or on their way, and the limit of gathers."""
+    """Flat parameters that are whole or in flight, and the limit of gathers."""
 
     def __init__(self, step: WrappedStep, options: FSDP1, left: tuple[str, ...]) -> None:
         super().__init__(step)
@@ -206,7 +206,7 @@ class FlatGathers(StepPart):
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """Frees for which the host has not waited, by what they wait for."""
+        """Frees that the host has not waited for, by the operations they wait for."""
         return tuple(edge.operation if isinstance(edge, Previous) else edge for edge in self._freed)
 
     def whole(self, bucket: Bucket) -> str:
@@ -214,27 +214,27 @@ class FlatGathers(StepPart):
         return bucket.buffer(self.writer, "whole", self.compute, home=UNSHARD)
 
     def need(self, number: int) -> tuple[Edge, ...]:
-        """Gather unless that was done ahead; return what the compute stream waits for."""
+        """Gather unless already gathered ahead; return the edges that compute waits for."""
         if number not in self._prefetched:
             self._unshard(number)
         self._prefetched.discard(number)
-        # current_stream.wait_stream(unshard_stream): for all that was gathered by now
+        # current_stream.wait_stream(unshard_stream): for all gathers so far
         return (self._gathered,)
 
     def gather(self, number: int) -> None:
-        """Gather ahead, unless that is done or the parameter is whole."""
+        """Gather ahead, unless the parameter is whole or being gathered."""
         if number in self._prefetched or self.whole(self.buckets.all[number]) in self.writer.alive:
             return
         self._unshard(number)
         self._prefetched.add(number)
 
     def used(self, operation: str) -> None:
-        """Remember the last operation on the compute stream that may have read parameters."""
+        """Record the last operation on the compute stream that may have read parameters."""
         self._latest = operation
 
     def limit(self, number: int) -> None:
-        """Let the host wait, before bucket `number`, for the oldest of too many frees."""
-        # _unshard waits for what _FreeEventQueue.dequeue_if_needed in _limiter_utils.py gives
+        """Make the host wait, before bucket `number`, for the oldest of too many frees."""
+        # _unshard waits for the event of _FreeEventQueue.dequeue_if_needed in _limiter_utils.py
         if self.options.limit_all_gathers and len(self._freed) >= GATHERS_IN_FLIGHT:
             self.writer.host_wait(f"limit/bucket{number}", self._freed.popleft())
 
@@ -257,7 +257,7 @@ class FlatGathers(StepPart):
             writer.free(source, uses=(self._gathered,), mode=FreeMode.DEFERRED)
 
     def _cast(self, bucket: Bucket, after: tuple[Edge, ...]) -> tuple[str, tuple[Edge, ...]]:
-        """Return the shard in the format of the gather, and what completes it."""
+        """Cast the shard to the dtype of the gather; return the buffer and edges to the cast."""
         # FlatParamHandle._use_low_precision_shard (_flat_param.py), on the pre-unshard stream
         cast = bucket.shard_buffer(self.writer, "cast_shard", self.compute, home=PRE_UNSHARD)
         self.writer.allocate(cast)
@@ -266,7 +266,7 @@ class FlatGathers(StepPart):
         return cast, (self.writer.copy(path, shard, cast, stream=PRE_UNSHARD, after=after),)
 
     def free(self, number: int) -> None:
-        """Give the whole parameter back once the compute stream is done with it."""
+        """Free the whole parameter once the compute stream is done with it."""
         # FlatParamHandle._free_unsharded_flat_param (_flat_param.py) records the compute stream;
         # _reshard queues an event of it for the rate limiter.
         whole = self.whole(self.buckets.all[number])

@@ -1,7 +1,7 @@
-"""Parameters and gradients in PyTorch's first FSDP: flat parameters, padded to the ranks.
+"""Data volumes of PyTorch's first FSDP: flat parameters, padded to the ranks.
 
-One for each block and one for all other parameters. FULL_SHARD gathers a block for forward and
-again for backward, SHARD_GRAD_OP once; the root is gathered once.
+There is one for each block and one for all other parameters. FULL_SHARD gathers a block for forward
+and again for backward, SHARD_GRAD_OP once; the root is gathered once.
 """
 
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces, wrapped
@@ -41,7 +41,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     """Return the bytes of copies of gradients into flat ones, and of their cast and division.
 
-    An odd number of ranks divides after the reduction alone.
+    With an odd number of ranks, all of the division follows the reduction.
     """
     options, size = strategy.options(FSDP1), strategy.train.precision.compute.size_bytes
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes

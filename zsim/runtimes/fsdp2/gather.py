@@ -1,9 +1,9 @@
-"""Parameters in FSDP2: shards into their slot, gathered in place, copied out, freed or kept.
+"""Parameters in FSDP2: shards copied in, gathered in place, copied out, freed or kept.
 
-A group may be gathered in two formats: weights that are cast to 8 bits before, and the rest. Both
-are the bytes of one all-gather (`_get_all_gather_input_metadatas`, `_fsdp_collectives.py`).
+A group may be gathered in two dtypes: weights that are cast to float8 before, and the rest. Both
+are bytes of one all-gather (`_get_all_gather_input_metadatas`, `_fsdp_collectives.py`).
 
-Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
+Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
 `FSDPParamGroup` in `_fsdp_param_group.py` unless another file is named.
 """
 
@@ -22,21 +22,22 @@ from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA, INNER
 from zsim.zero.step_skeleton import StepPart
 
-# FSDPCommContext.lazy_init: copies in have a stream of their own, so that they overlap gathers
+# FSDPCommContext.lazy_init: copies in have a separate stream, so that they overlap gathers
 COPY_IN = "copy_in"
 ALL_GATHER = "all_gather"
 
 
-# hp_tensor_and_scale_to_float8 (torchao 0.19, torchao/float8/float8_training_tensor.py): times the
-# scale, to_fp8_saturated's clamp, the cast; eager, of each weight
+# hp_tensor_and_scale_to_float8 (torchao 0.19, torchao/float8/float8_training_tensor.py): the
+# multiplication by the scale, to_fp8_saturated's clamp, the cast; eager, for each weight
 FLOAT8_CAST_KERNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredPart:
-    """Parameters of a group that are gathered in one format; `bucket` is the group's, or of these.
+    """Parameters of a group that are gathered in one dtype.
 
-    In 8-bit floats each parameter is cast by itself.
+    `bucket` holds them, or the whole group if it has one part. In float8, each parameter is cast
+    separately.
     """
 
     bucket: Bucket
@@ -44,20 +45,20 @@ class GatheredPart:
 
     @property
     def launches(self) -> int:
-        """Kernels that cast the shards of its parameters."""
+        """Number of kernels that cast the shards of its parameters."""
         narrows = self.dtype is DType.FP8
         return FLOAT8_CAST_KERNELS * len(self.bucket.layout.pieces) if narrows else 1
 
 
 class GroupGathers(StepPart):
-    """Groups that are whole, on their way, or kept sharded over the inner ranks.
+    """Groups that are whole, in flight, or kept sharded over the inner ranks.
 
-    Shards are copied in on a stream of their own, or on that of compute, as `copies_on` says.
-    `parts` are those of each group by number, one or two. The first read of shards in a step waits
-    for `ready`, the last operation of the step before that they need.
+    Shards are copied in on the stream `copies_on`. `parts` has one or two parts for each group, by
+    number. The first read of shards in a step waits for `ready`, the last operation of the previous
+    step that it depends on.
 
     Attributes:
-        places: where whole parameters lie of groups that have two parts, by name.
+        places: views of whole parameters of groups with two parts, by name.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class GroupGathers(StepPart):
                 self.places |= self._places(own)
 
     def whole(self, bucket: Bucket) -> str:
-        """Return the buffer of a bucket's whole parameters, the first where there are two."""
+        """Return the buffer of a bucket's whole parameters, the first of two with two parts."""
         return self._wholes(bucket)[0]
 
     def _wholes(self, bucket: Bucket) -> list[str]:
@@ -109,7 +110,7 @@ class GroupGathers(StepPart):
         return part.bucket.buffer(self.writer, "whole", part.dtype, layout=part.bucket.plain)
 
     def _places(self, parts: Sequence[GatheredPart]) -> dict[str, View]:
-        """Return by name where the whole parameters of a group lie."""
+        """Return the views of the whole parameters of a group, by name."""
         return {
             piece.parameter: View(buffer=self._whole(each), start=piece.start, size=piece.size)
             for each in parts
@@ -117,7 +118,7 @@ class GroupGathers(StepPart):
         }
 
     def gather(self, number: int) -> None:
-        """Unshard: gather the bucket, unless it is whole or on its way."""
+        """Gather the bucket (unshard), unless it is whole or in flight."""
         writer, bucket = self.writer, self.buckets.all[number]
         if number in self._pending or self.whole(bucket) in writer.alive:
             return
@@ -155,8 +156,8 @@ class GroupGathers(StepPart):
             self._pending[number] = writer.together(path, len(parts), after=(copied,))
 
     def _fetched(self, number: int, stream: str) -> list[str]:
-        """Return the shards of a group on the device: copied there, if they are on the host."""
-        # FSDPParam.all_gather_inputs (_fsdp_param.py): in the format of storage, cast afterwards
+        """Return the shards of a group on the device, copied there if they are on the host."""
+        # FSDPParam.all_gather_inputs (_fsdp_param.py): in the storage dtype, cast afterwards
         if not self.options.on_host:
             return self._shards[number]
         writer, found = self.writer, list[str]()
@@ -173,7 +174,7 @@ class GroupGathers(StepPart):
             writer.allocate(name)
             after = self._after_update(number)
             copied = writer.copy(f"fetch/{kept.name}", kept.name, name, stream=stream, after=after)
-            if not self.options.pin_memory:  # a copy from pageable memory returns when it is done
+            if not self.options.pin_memory:  # blocks: pageable memory
                 writer.host_wait(f"fetch/{kept.name}/wait", copied)
             found.append(name)
         return found
@@ -182,11 +183,11 @@ class GroupGathers(StepPart):
         self.writer.free(*(each for each in sources if each.endswith("/fetched")))
 
     def _casts(self, bucket: Bucket, sources: Sequence[str], *, inner: bool) -> list[str | None]:
-        """Return for each part a copy of the shards in its format, where formats or kinds differ.
+        """Return a copy of the shards in each part's dtype; None for a part that needs no copy.
 
-        Shards of frozen parameters stand in it, too; upstream they are copied to the slot at once.
+        A copy also includes shards of frozen parameters; PyTorch copies those directly to the slot.
         """
-        # _get_param_all_gather_inputs (_fsdp_collectives.py): one foreach copy of all that are cast
+        # _get_param_all_gather_inputs (_fsdp_collectives.py): one foreach copy of all cast shards
         writer, found = self.writer, list[str | None]()
         after: tuple[Edge, ...] | None = None
         for part in self.parts[bucket.index]:
@@ -230,17 +231,17 @@ class GroupGathers(StepPart):
         )
 
     def _after_update(self, number: int) -> tuple[Edge, ...]:
-        """Return what the copy of a shard waits for: the update, or that it was sharded again."""
+        """Return the edge that the copy of a shard waits for: the update, or its resharding."""
         # unshard, _reshard_after_forward_event
         if number in self._resharded:
             return (self._resharded[number],)
         return self._updated.take()
 
     def copy_out(self, number: int, *, forward: bool) -> None:
-        """Wait for the gather and copy what came into whole parameters.
+        """Wait for the gather and copy the result into whole parameters.
 
-        In forward the gathered tensor is kept until the next one is copied out, which happens while
-        a variable still holds the last one.
+        In forward, the gathered tensor is kept until the next one is copied out, because a variable
+        still holds it.
         """
         if number not in self._pending:
             return
@@ -250,7 +251,7 @@ class GroupGathers(StepPart):
         gathered = self._gathered(bucket, inner=inner) if gather else None
         writer.allocate(*self._wholes(bucket))
         copied = ""
-        # foreach_all_gather_copy_out (_fsdp_collectives.py) on the compute stream; of one rank
+        # foreach_all_gather_copy_out (_fsdp_collectives.py) on the compute stream; with one rank,
         # wait_for_unshard copies the shard itself
         fetched = self._fetched(number, COMPUTE) if gathered is None else []
         for place, part in enumerate(self.parts[number]):
@@ -284,7 +285,7 @@ class GroupGathers(StepPart):
             self._kept = None
 
     def after_forward(self, number: int) -> None:
-        """Reshard a block as the options say."""
+        """Reshard a block as the options set."""
         writer, bucket = self.writer, self.buckets.all[number]
         if self.options.reshard_after_forward is False:  # reshard: returns in forward
             return
@@ -300,8 +301,8 @@ class GroupGathers(StepPart):
     def after_backward(self, number: int, *, last: bool) -> None:
         """Free whole parameters, unless they are kept for the next micro-batch.
 
-        A block that backward did not come to may be sharded over the inner ranks, or be gathered
-        again for nothing.
+        A block that backward did not reach may be sharded over the inner ranks, or be gathered in
+        vain.
         """
         writer, bucket = self.writer, self.buckets.all[number]
         inner, gather = number in self._resharded, self._pending.pop(number, "")
@@ -329,7 +330,7 @@ class GroupGathers(StepPart):
         ]
 
     def _inner_shard(self, bucket: Bucket) -> str:
-        """Return the buffer of the rank's shard among the inner ranks, in the compute format."""
+        """Return the buffer of the rank's shard among the inner ranks, in the compute dtype."""
         assert self._inner is not None
         layout = self._inner_layouts[bucket.index]
         return bucket.inner_buffer(self.writer, layout, self._inner, self.compute, home=COMPUTE)

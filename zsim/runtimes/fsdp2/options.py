@@ -15,21 +15,21 @@ from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 
 class Sync(StrEnum):
-    """In which micro-batches of a step gradients are communicated."""
+    """Micro-batches of a step in which gradients are communicated."""
 
     EVERY = "every"
     LAST = "last"
 
 
 class OffloadPolicy(StrEnum):
-    """Where shards, their gradients and the optimizer's states are between uses."""
+    """Where shards, their gradients and the optimizer states are kept between uses."""
 
     NONE = "none"
     CPU = "cpu"
 
 
 class PipelineSchedule(StrEnum):
-    """Orders of a pipeline, as `torch.distributed.pipelining.schedules` names them."""
+    """Pipeline schedules, as named in `torch.distributed.pipelining.schedules`."""
 
     ONE_FORWARD_ONE_BACKWARD = "1F1B"
     INTERLEAVED = "Interleaved1F1B"
@@ -38,12 +38,12 @@ class PipelineSchedule(StrEnum):
 
 
 class InputGathers(StrEnum):
-    """What gathers hidden states that are cut by tokens over a tensor axis."""
+    """Module that gathers hidden states sharded by tokens over the tensor axis."""
 
     MODULE = "module"
     """Attention and MLP, once for their linear layers: `PrepareModuleInput`, as in torchtitan."""
     LINEAR = "linear"
-    """Each of these layers: `ColwiseParallel` with `input_layouts=Shard(1)`."""
+    """Each linear layer: `ColwiseParallel` with `input_layouts=Shard(1)`."""
 
 
 class FSDP2(RuntimeOptions):
@@ -51,50 +51,53 @@ class FSDP2(RuntimeOptions):
 
     Attributes:
         reshard_after_forward: of blocks: true frees after forward and gathers again for backward,
-            false keeps; a number keeps that much sharded: over so many ranks, the last gathered
+            false keeps; a number keeps parameters sharded over that many ranks, the last gathered
             first.
         reshard_after_backward: false keeps parameters from one micro-batch to the next.
-        reduce_dtype: format in which gradients are reduced; None is that of the parameters.
+        reduce_dtype: dtype in which gradients are reduced; None for the parameters' dtype.
         gradient_sync: last is `set_requires_gradient_sync(False)` before the last micro-batch:
-            whole gradients collect.
+            whole gradients accumulate.
         all_reduce: last is `set_requires_all_reduce(False)` before the last micro-batch: gradients
             are reduce-scattered each time, and all-reduced over replicas once.
-        forward_prefetch: blocks whose gather each block issues ahead
+        forward_prefetch: number of blocks whose gather each block issues ahead
             (`set_modules_to_forward_prefetch`); 0 leaves it to the host, which runs ahead.
-        reduce_scatter_max_input_buffers: inputs of reduce-scatters that may be alive.
+        reduce_scatter_max_input_buffers: largest number of live inputs of reduce-scatters.
         offload_policy: cpu is `CPUOffloadPolicy`: shards are on the host, and updated there.
-        pin_memory: with it: copies to and from shards and gradients do not stop the host.
+        pin_memory: with offload: copies to and from shards and gradients do not block the host.
         offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
-            (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): what a checkpointed
-            block is given is in pinned memory of the host until it is run again.
-        enable_sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by
-            tokens: `SequenceParallel` norms, as torchtitan's key of this name says.
-        disable_loss_parallel: with it, logits of the whole vocabulary are gathered on every rank of
-            the tensor axis, which computes the loss of all; without, each has a part of them
-            (`torch.distributed.tensor.parallel.loss_parallel`). Torchtitan's key, too.
-        input_gathers: with `enable_sequence_parallel`, what gathers the tokens that linear layers
-            read, and scatters their gradients: the module around them, or each by itself.
-        replicate_embedding: with `enable_sequence_parallel`, no style parallelizes the token
-            embedding: each rank of the tensor axis has all of it, beside parts of other weights.
+            (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): inputs of checkpointed
+            blocks are in pinned host memory until recompute.
+        enable_sequence_parallel: with a tensor axis, hidden states between attention and MLP are
+            sharded by tokens: `SequenceParallel` norms, as with torchtitan's key of this name.
+        disable_loss_parallel: with sequence parallelism, logits of the whole vocabulary are
+            gathered on every rank of the tensor axis, which computes the whole loss; if false, each
+            rank has a part of them (`torch.distributed.tensor.parallel.loss_parallel`).
+            Torchtitan's key, too.
+        input_gathers: with `enable_sequence_parallel`, the module that gathers input tokens of
+            linear layers and scatters their gradients: the module around them, or each layer
+            separately.
+        replicate_embedding: with `enable_sequence_parallel`, the token embedding is not
+            parallelized: each rank of the tensor axis has all of it, in addition to its parts of
+            other weights.
         reshard_root_after_forward: true frees the parameters of the root after forward, and gathers
             them again for backward: `fully_shard(model, reshard_after_forward=True)`.
-        enable_fsdp_float8_all_gather: with `train.float8 = tensorwise`, weights of linear layers in
-            blocks are cast to 8 bits where they are sharded, and gathered so (torchao). Their
-            scales are made after each update, of one all-reduce
+        enable_fsdp_float8_all_gather: with `train.float8 = tensorwise`, weight shards of linear
+            layers in blocks are cast to float8 before they are gathered (torchao). Their scales are
+            computed after each update, with one all-reduce
             (`precompute_float8_dynamic_scale_for_fsdp`).
-        enable_float8_tensorwise_tp: with `train.float8 = tensorwise` and tokens that are cut over a
-            tensor axis, those that linear layers of blocks read are cast to 8 bits before they are
-            gathered, and so are gradients of what they scatter, as torchtitan applies such styles.
-        enable_async_tensor_parallel: with tokens that are cut over a tensor axis and
-            `train.compile`, products of linear layers of blocks are fused with the gather of the
-            tokens that they read, or the reduce-scatter of those that they make: a rank copies
-            parts of others from symmetric memory while it multiplies those that are there
-            (`micro_pipeline_tp_pass`, torch/_inductor/fx_passes/micro_pipeline_tp.py).
-        pipeline_schedule: with a pipeline, its order. A stage reduces gradients once, after its
-            last backward, and keeps parameters after backward, whatever `gradient_sync` and
-            `reshard_after_backward` say; it has no root that could be freed.
-        pipeline_stages_per_rank: chunks of layers that each stage has; None is 1 for 1F1B, or 2.
-        first_stage_less_layers: layers that the embedding counts for where layers are dealt out.
+        enable_float8_tensorwise_tp: with `train.float8 = tensorwise` and sequence parallelism,
+            input tokens of linear layers in blocks are cast to float8 before they are gathered, and
+            so are gradients of scattered outputs, as torchtitan applies such styles.
+        enable_async_tensor_parallel: with sequence parallelism and `train.compile`, GEMMs of linear
+            layers in blocks are fused with the gather of their input tokens, or the reduce-scatter
+            of their outputs: a rank copies parts of others from symmetric memory while it
+            multiplies those that have arrived (`micro_pipeline_tp_pass`,
+            torch/_inductor/fx_passes/micro_pipeline_tp.py).
+        pipeline_schedule: the schedule of a pipeline. A stage reduces gradients once, after its
+            last backward, and keeps parameters after backward, regardless of `gradient_sync` and
+            `reshard_after_backward`; it has no root that could be freed.
+        pipeline_stages_per_rank: chunks of layers of each stage; None is 1 for 1F1B, otherwise 2.
+        first_stage_less_layers: layers that the embedding counts for when layers are distributed.
         last_stage_less_layers: layers that norm and head count for.
     """
 
@@ -153,14 +156,14 @@ class FSDP2(RuntimeOptions):
         return self
 
     def _need_cast_shards(self) -> None:
-        """Check that shards that are cast before their gather are on the device, of all ranks."""
+        """Reject float8 gathers with shards on the host, or over fewer ranks for backward."""
         if not self.enable_fsdp_float8_all_gather:
             return
         name = "enable_fsdp_float8_all_gather"
         reshard = self.reshard_after_forward
         if not isinstance(reshard, bool):
-            # FSDPParam.all_gather_inputs (_fsdp_param.py): NotImplementedError, of a tensor with an
-            # extension that is sharded for backward otherwise
+            # FSDPParam.all_gather_inputs (_fsdp_param.py): NotImplementedError for a tensor with an
+            # extension that is sharded differently for backward
             why = f"true with reshard_after_forward = {reshard}: PyTorch refuses it"
             refuse([refusal(name, None, why)])
         if self.on_host:
@@ -168,7 +171,7 @@ class FSDP2(RuntimeOptions):
             refuse([refusal(name, None, why)])
 
     def _need_fusable(self) -> None:
-        """Check that products are fused with collectives of tokens, of the module around them."""
+        """Reject fusion of GEMMs with collectives that the surrounding module does not issue."""
         if not self.enable_async_tensor_parallel:
             return
         name = "enable_async_tensor_parallel"
@@ -180,12 +183,12 @@ class FSDP2(RuntimeOptions):
 
     @property
     def is_interleaved(self) -> bool:
-        """True if stages of a pipeline have several chunks."""
+        """True if pipeline stages have several chunks."""
         return self.pipeline_schedule is not PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
 
     @property
     def splits_backward(self) -> bool:
-        """True if stages of a pipeline make gradients of inputs first, those of weights later."""
+        """True if pipeline stages compute gradients of inputs first, those of weights later."""
         return self.stages_in_v or (
             self.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
         )
@@ -196,24 +199,24 @@ class FSDP2(RuntimeOptions):
         return True
 
     def keeps_stage_whole(self, *, chunks: int) -> bool:
-        """Return whether nothing is freed after forward: of more than 3 chunks some are."""
+        """Return True if parameters stay whole after forward: at most 3 chunks can."""
         return self.reshard_after_forward is False and chunks <= WHOLE_CHUNKS
 
     @property
     def stages_in_v(self) -> bool:
-        """True if the second of two chunks of stages goes back from the last stage to the first."""
+        """True if the second of two chunks runs from the last stage to the first (V shape)."""
         return self.pipeline_schedule is PipelineSchedule.ZERO_BUBBLE_IN_V
 
     @property
     def chunks_of_stage(self) -> int:
-        """Return the chunks of a stage: two if nothing is said, as torchtitan has."""
+        """Return the number of chunks of a stage: 2 by default if interleaved, as in torchtitan."""
         return self.pipeline_stages_per_rank or (2 if self.is_interleaved else 1)
 
     def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...]:
-        """Return how many of the layers each virtual stage of a pipeline has.
+        """Return the number of layers of each virtual pipeline stage.
 
         Raises:
-            ValueError: there are too few.
+            ValueError: there are too few layers.
         """
         # generate_llm_fqn_per_model_part of torchtitan 0.2.2, distributed/pipeline_parallel.py
         first, last = self.first_stage_less_layers, self.last_stage_less_layers
@@ -241,12 +244,12 @@ class FSDP2(RuntimeOptions):
 
     @property
     def cuts_tokens(self) -> bool:
-        """True if hidden states are cut by tokens over the tensor axis."""
+        """True if hidden states are sharded by tokens over the tensor axis."""
         return self.enable_sequence_parallel
 
     @property
     def keeps_whole(self) -> bool:
-        """True: autograd keeps what linear layers read, which `PrepareModuleInput` gathered."""
+        """True: autograd keeps the inputs of linear layers that `PrepareModuleInput` gathered."""
         return True
 
     @property
@@ -256,22 +259,22 @@ class FSDP2(RuntimeOptions):
 
     @property
     def gathers_each(self) -> bool:
-        """True if each linear layer gathers the tokens that it reads, by itself."""
+        """True if each linear layer gathers its input tokens separately."""
         return self.input_gathers is InputGathers.LINEAR
 
     @property
     def gathers_float8(self) -> bool:
-        """True if weights of 8-bit linear layers are cast before they are gathered."""
+        """True if weights of float8 linear layers are cast before they are gathered."""
         return self.enable_fsdp_float8_all_gather
 
     @property
     def gathers_float8_tokens(self) -> bool:
-        """True if tokens that 8-bit linear layers read are cast before they are gathered."""
+        """True if input tokens of float8 linear layers are cast before they are gathered."""
         return self.enable_float8_tensorwise_tp
 
     @property
     def fuses_tokens(self) -> TokenFusion | None:
-        """Return the compiler, if products of linear layers are fused with their collectives."""
+        """Return COMPILER if GEMMs of linear layers are fused with their collectives, else None."""
         return TokenFusion.COMPILER if self.enable_async_tensor_parallel else None
 
     @property
@@ -281,7 +284,7 @@ class FSDP2(RuntimeOptions):
 
     @property
     def on_host(self) -> bool:
-        """True if shards are in the host's memory."""
+        """True if shards are in host memory."""
         return self.offload_policy is OffloadPolicy.CPU
 
     def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
@@ -290,18 +293,22 @@ class FSDP2(RuntimeOptions):
         return {"offload_policy": MemoryTier.HOST} if self.on_host else {}
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
-        """Return the ranks over which parameters stay sharded after forward."""
+        """Return the option, and the ranks over which parameters stay sharded after forward.
+
+        None if they are freed, kept whole, or sharded over all data ranks.
+        """
         del stage
         reshard = self.reshard_after_forward
-        # Over all ranks it is the same as true, and PyTorch takes it so.
+        # Over all ranks it is equivalent to true, as in PyTorch.
         whole = isinstance(reshard, bool) or reshard == data
         return "fsdp2.reshard_after_forward", None if whole else reshard
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return formats: whole gradients add up in `reduce_dtype`, sharded ones as their shards.
+        """Return dtypes: whole gradients accumulate in `reduce_dtype`, sharded ones in theirs.
 
-        torch 2.13, `FSDPParam.to_accumulated_grad_if_needed`. In a backward of two parts those of
-        several micro-batches add up as they are made (`stage_backward_weight`), until FSDP looks.
+        torch 2.13, `FSDPParam.to_accumulated_grad_if_needed`. In a backward of two parts, gradients
+        of several micro-batches accumulate in their own dtype (`stage_backward_weight`) until FSDP
+        converts them.
         """
         del stage
         reduction = self.reduce_dtype or compute

@@ -1,7 +1,7 @@
-"""The order in which a stage of PyTorch's pipelines computes, sends, receives, gathers and reduces.
+"""The order in which a stage of PyTorch's pipelines computes, communicates, gathers and reduces.
 
-Classes and functions named in comments are those of `torch/distributed/pipelining/schedules.py` in
-torch 2.13. Stages that ranks have several of are chunks here.
+Classes and functions named in comments are from `torch/distributed/pipelining/schedules.py` in
+torch 2.13. If a rank has several stages, they are called chunks here.
 """
 
 from collections import Counter, deque
@@ -16,21 +16,21 @@ WHOLE_CHUNKS = 3
 
 @dataclass(frozen=True, slots=True)
 class Unshard:
-    """The parameters of a chunk are gathered."""
+    """Gather the parameters of a chunk."""
 
     chunk: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """The gathered parameters of a chunk are freed."""
+    """Free the gathered parameters of a chunk."""
 
     chunk: int
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTask:
-    """The second part of a backward, where `Task` is the first: gradients of parameters."""
+    """The second part of a backward, whose first part is a `Task`: gradients of parameters."""
 
     chunk: int
     micro_batch: int
@@ -40,9 +40,9 @@ Action = Task | WeightTask | Messages | Awaited | Unshard | Reshard | Reduce
 
 
 def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[Action]:
-    """Yield what a stage of one chunk does; exchanges may be empty.
+    """Yield the actions of a stage with one chunk; exchanges may be empty.
 
-    A send is waited for after the next task, a receive and what is exchanged as one at once.
+    A stage waits for a send after the next task, and for a receive or a combined exchange at once.
     """
     # Schedule1F1B._step_microbatches
     ahead = min(micro_batches, place.stages - place.index)
@@ -71,7 +71,7 @@ def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[
             yield from post(forward(number))
     for number in range(micro_batches):
         is_steady = number <= micro_batches - ahead
-        # a forward is sent with the receive of the next backward, and the other way round
+        # a forward is sent together with the receive of the next backward, and vice versa
         sends = [forward(number + ahead - 1)] if is_steady else []
         yield place.exchange(sends=sends, receives=[backward(number)])
         yield backward(number)
@@ -87,9 +87,9 @@ def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[
 
 
 def interleaved(stages: int, chunks: int, micro_batches: int) -> list[list[Action]]:
-    """Return what every stage does, each with several chunks.
+    """Return the actions of every stage, each with several chunks.
 
-    Sends and receives are issued as soon as they can be; compute waits for what it reads alone.
+    Sends and receives are issued as early as possible; compute waits only for its input.
     """
     # ScheduleInterleaved1F1B
     places = [StagePlace(index=index, stages=stages, chunks=chunks) for index in range(stages)]
@@ -97,10 +97,10 @@ def interleaved(stages: int, chunks: int, micro_batches: int) -> list[list[Actio
 
 
 def interleaved_zero_bubble(stages: int, chunks: int, micro_batches: int) -> list[list[Action]]:
-    """Return the same with backwards in two parts (ZB1P of Qi et al. 2023, section 3).
+    """Return the actions of every stage with backwards in two parts.
 
-    The second part of a backward fills what would be a bubble: on stage s it comes s first parts
-    later.
+    This is ZB1P of Qi et al. 2023, section 3. The second part of a backward fills bubbles: on stage
+    s it runs s first parts later.
     """
     # ScheduleInterleavedZeroBubble
     places = [StagePlace(index=index, stages=stages, chunks=chunks) for index in range(stages)]
@@ -108,10 +108,10 @@ def interleaved_zero_bubble(stages: int, chunks: int, micro_batches: int) -> lis
 
 
 def zero_bubble_in_v(stages: int, micro_batches: int) -> list[list[Action]]:
-    """Return what every stage does, with two chunks in a V (ZB-V of Qi et al. 2023, section 6).
+    """Return the actions of every stage with two chunks in a V (ZB-V of Qi et al. 2023, section 6).
 
-    The last stage hands its first chunk's result on to its second, and the first one ends with the
-    loss, so that backwards begin as early as there.
+    The last stage passes its first chunk's output directly to its second chunk. The first stage
+    computes the loss, so backwards start there without a wait for other stages.
     """
     # ScheduleZBVZeroBubble
     places = [
@@ -123,7 +123,7 @@ def zero_bubble_in_v(stages: int, micro_batches: int) -> list[list[Action]]:
 def _lowered(
     places: Sequence[StagePlace], tasks: Sequence[Sequence[Task | WeightTask]]
 ) -> list[list[Action]]:
-    """Return tasks of all stages with gathers, reductions, and messages among them."""
+    """Return the tasks of all stages with gathers, reductions and messages inserted."""
     # _PipelineScheduleRuntime._prepare_schedule_with_comms
     computed = [list(_reducing(_unsharding(each), each)) for each in tasks]
     linked = zip(places, _linked(places, computed), strict=True)
@@ -144,7 +144,7 @@ def interleaved_tasks(place: StagePlace, micro_batches: int) -> list[Task]:
 def zero_bubble_tasks(place: StagePlace, micro_batches: int) -> list[Task | WeightTask]:
     """Return the forwards of a stage, and both parts of its backwards, in order."""
     # ScheduleInterleavedZeroBubble._calculate_single_rank_operations, _get_1f1b_rank_ops with
-    # enable_zero_bubble; what _add_bubbles_to_actions adds is no action
+    # enable_zero_bubble; the bubbles of _add_bubbles_to_actions are not actions
     forwards, backwards = _in_turns(place, micro_batches)
     ahead = _ahead(place, micro_batches, each=1)
     weights = [WeightTask(each.chunk, each.micro_batch) for each in backwards]
@@ -157,10 +157,10 @@ def zero_bubble_tasks(place: StagePlace, micro_batches: int) -> list[Task | Weig
 
 
 def tasks_in_v(place: StagePlace, micro_batches: int) -> list[Task | WeightTask]:
-    """Return the forwards of a stage whose chunks lie in a V, and both parts of its backwards."""
+    """Return the forwards of a stage with chunks in a V, and both parts of its backwards."""
     # ScheduleZBVZeroBubble._calculate_single_rank_operations
     stages, index = place.stages, place.index
-    total = max(2 * stages - 1, micro_batches)  # those that there are not are left out
+    total = max(2 * stages - 1, micro_batches)  # micro-batches that do not exist are skipped
     tasks = _NumberedTasks()
     for _ in range(2 * (stages - index) - 1):
         tasks.add("F0")
@@ -183,7 +183,7 @@ def tasks_in_v(place: StagePlace, micro_batches: int) -> list[Task | WeightTask]
 
 
 class _NumberedTasks:
-    """Tasks of a stage, by what they do and their chunk: the next micro-batch each."""
+    """Tasks of a stage, numbered by kind and chunk with the next micro-batch each."""
 
     def __init__(self) -> None:
         self.count = Counter[str]()
@@ -218,7 +218,7 @@ def _in_turns(place: StagePlace, micro_batches: int) -> tuple[list[Task], list[T
 
 
 def _ahead(place: StagePlace, micro_batches: int, *, each: int) -> int:
-    """Return the forwards before the first backward, `each` for a stage behind this one."""
+    """Return the number of forwards before the first backward, `each` per later stage."""
     # _get_warmup_ops
     behind = place.stages - 1 - place.index
     whole = (place.chunks - 1) * turn_of(micro_batches, place.stages)
@@ -226,12 +226,12 @@ def _ahead(place: StagePlace, micro_batches: int, *, each: int) -> int:
 
 
 def turn_of(micro_batches: int, stages: int) -> int:
-    """Return how many micro-batches a chunk takes in turn (`microbatches_per_round`)."""
+    """Return the number of micro-batches of a chunk in a row (`microbatches_per_round`)."""
     return micro_batches // max(1, micro_batches // stages)
 
 
 def _unsharding(tasks: Sequence[Task | WeightTask]) -> Iterator[Action]:
-    """Yield tasks, and where chunks are gathered and freed: the next few are kept whole."""
+    """Yield tasks with the gathers and frees of chunks; the next few chunks are kept whole."""
     # _add_unshard_reshard
     whole: set[int] = set()
     for number, task in enumerate(tasks):
@@ -258,7 +258,7 @@ def _next_chunks(tasks: Iterable[Task | WeightTask]) -> list[int]:
 
 
 def _reducing(actions: Iterable[Action], tasks: Sequence[Task | WeightTask]) -> Iterator[Action]:
-    """Yield actions, and after the last of a chunk's tasks its reduction."""
+    """Yield actions, with the reduction of a chunk after its last task."""
     # _add_reduce_grad: the last FULL_BACKWARD or BACKWARD_WEIGHT
     last = {task.chunk: task for task in tasks}
     for action in actions:
@@ -268,10 +268,10 @@ def _reducing(actions: Iterable[Action], tasks: Sequence[Task | WeightTask]) -> 
 
 
 def _linked(places: Sequence[StagePlace], computed: Sequence[list[Action]]) -> list[list[Action]]:
-    """Return what stages do with their messages: sent after what makes them, received as sent.
+    """Return the actions of stages with messages: sent after their producer, received when sent.
 
-    Stages take turns, one action each, if what it reads is sent. So messages between two stages
-    are issued in one order on both.
+    Stages take turns, one action each, if the input of the action has been sent. So messages
+    between two stages are issued in the same order on both.
     """
     # _add_send_recv
     found: list[list[Action]] = [[] for _ in computed]
@@ -294,13 +294,13 @@ def _linked(places: Sequence[StagePlace], computed: Sequence[list[Action]]) -> l
 
 
 def _reader(place: StagePlace, task: Task) -> tuple[int, Task]:
-    """Return the stage that reads what a task makes, and its own task."""
+    """Return the stage that reads the output of a task, and its task."""
     index, chunk = place.other_end(task, is_sent=True)
     return index, Task(task.direction, chunk, task.micro_batch)
 
 
 def _waiting(place: StagePlace, actions: Iterable[Action]) -> Iterator[Action]:
-    """Yield actions, and before each task the wait for its input."""
+    """Yield actions, with a wait for its input before each task."""
     # _PipelineScheduleRuntime._step_microbatches, FORWARD and FULL_BACKWARD
     for action in actions:
         if isinstance(action, Task) and place.is_given(action):

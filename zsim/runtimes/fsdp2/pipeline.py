@@ -1,14 +1,14 @@
 """FSDP2 in the stages of PyTorch's pipelines, each a role: 1F1B, or several chunks in turn.
 
-Layers are dealt out as torchtitan does. Every chunk is wrapped alone, with a root of its own.
+Layers are distributed as in torchtitan. Every chunk is wrapped separately, with its own root.
 
-A stage keeps its parameters after each backward and adds up whole gradients; after the last
+A stage keeps its parameters after each backward and accumulates whole gradients. After the last
 backward of a chunk they are reduced group by group, the root first, and compute waits for all
-(`perform_reduce_grad`). With one chunk its first forward gathers them, a block at a time; with
-several each chunk is gathered as a whole, copied in on the compute stream, and at most three are
-kept (UNSHARD, RESHARD).
+(`perform_reduce_grad`). With one chunk, its first forward gathers them, a block at a time. With
+several chunks, each chunk is gathered as a whole, copied in on the compute stream, and at most
+three are kept (UNSHARD, RESHARD).
 
-Functions named in comments are those of `torch/distributed/pipelining/schedules.py` in torch 2.13.
+Functions named in comments are from `torch/distributed/pipelining/schedules.py` in torch 2.13.
 """
 
 from collections.abc import Sequence
@@ -39,21 +39,21 @@ from zsim.zero.names import PIPELINE
 
 
 def need(model: Model, strategy: Strategy) -> None:
-    """Return if micro-batches go with the stages, and all options are modelled with them.
+    """Raise ModelError unless the micro-batches fit the stages and all options are modeled.
 
     Raises:
-        ModelError: they do not, or one is not.
+        ModelError: the micro-batches do not fit, or an option is not modeled.
     """
     _need_modelled(model, strategy)
     _need_micro_batches(strategy)
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what FSDP2 does to train `model` in `strategy.parallel.pipeline` stages.
+    """Return the schedule of FSDP2 training `model` in pipeline stages.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, there are too few layers,
-            micro-batches do not go with the stages, or an option is not modelled with them.
+        ModelError: the model was built for other parallel degrees, there are too few layers,
+            micro-batches do not fit the stages, or an option is not modeled with them.
     """
     need_fitting(model, strategy)
     need_single_calls(model, "FSDP2 with a pipeline")
@@ -86,7 +86,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 
 def orders(strategy: Strategy) -> list[list[Action]]:
-    """Return what every stage does."""
+    """Return the actions of every stage."""
     count, options = strategy.parallel.pipeline, strategy.options(FSDP2)
     micro_batches = strategy.train.gradient_accumulation_steps
     if options.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE:
@@ -100,10 +100,10 @@ def orders(strategy: Strategy) -> list[list[Action]]:
 
 
 def _need_micro_batches(strategy: Strategy) -> None:
-    """Return if micro-batches and stages go together.
+    """Raise ModelError unless micro-batches and stages fit together.
 
     Raises:
-        ModelError: they do not; PyTorch refuses them too.
+        ModelError: they do not; PyTorch rejects them too.
     """
     count, micro_batches = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
     name = f"train.gradient_accumulation_steps: {micro_batches} must be"
@@ -111,7 +111,7 @@ def _need_micro_batches(strategy: Strategy) -> None:
         if micro_batches < count:  # Schedule1F1B.__init__
             raise ModelError(f"{name} at least parallel.pipeline = {count} for 1F1B")
         return
-    if strategy.options(FSDP2).stages_in_v:  # any number goes
+    if strategy.options(FSDP2).stages_in_v:  # any number is valid
         return
     rounds = micro_batches // turn_of(micro_batches, count)
     if micro_batches % rounds:  # ScheduleInterleaved1F1B.__init__
@@ -119,10 +119,10 @@ def _need_micro_batches(strategy: Strategy) -> None:
 
 
 def _need_modelled(model: Model, strategy: Strategy) -> None:
-    """Return if all options go with a pipeline.
+    """Raise ModelError unless all options are modeled with a pipeline.
 
     Raises:
-        ModelError: one does not here.
+        ModelError: an option is not modeled.
     """
     options = strategy.options(FSDP2)
     reshard = options.reshard_after_forward
@@ -144,10 +144,10 @@ def _need_modelled(model: Model, strategy: Strategy) -> None:
 
 
 def _need_whole_segments(strategy: Strategy) -> None:
-    """Return if backward can be made in two parts.
+    """Raise ModelError unless backward can be split in two parts.
 
     Raises:
-        ModelError: PyTorch refuses it, or it is not modelled.
+        ModelError: PyTorch rejects it, or it is not modeled.
     """
     kind = strategy.options(FSDP2).pipeline_schedule
     train, parallel = strategy.train, strategy.parallel
@@ -155,8 +155,8 @@ def _need_whole_segments(strategy: Strategy) -> None:
     # _check_torch_compile_compatibility
     wrong = [("train.compile", "true", "PyTorch refuses it")] if train.compile else []
     if activations is not Checkpointing.NONE:
-        # every graph task runs it again (_CheckpointFrame of torch/utils/checkpoint.py), and the
-        # second part is one for each parameter
+        # every graph task recomputes it (_CheckpointFrame of torch/utils/checkpoint.py), and the
+        # second part is one task for each parameter
         why = "every parameter would run its block again, which is not modelled"
         wrong.append(("activations.checkpointing", activations, why))
     if parallel.context > 1:
@@ -172,10 +172,10 @@ def _need_whole_segments(strategy: Strategy) -> None:
 
 
 def _need_two_parts(made: Sequence[Stage]) -> None:
-    """Return if it is known what both parts of every backward cost that is in two parts.
+    """Raise ModelError unless the costs of both parts of every split backward are known.
 
     Raises:
-        ModelError: of one it is not, as of modules that zsim has not built.
+        ModelError: one is unknown, as with modules that zsim has not built.
     """
     for stage in made:
         for chunk in stage.chunks if stage.index else stage.chunks[1:]:

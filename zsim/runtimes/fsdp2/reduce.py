@@ -1,8 +1,8 @@
 """Gradients in FSDP2: collected, copied in as rows of each rank, reduced, and cast to shards.
 
-What a training loop does, dividing the loss by the micro-batches, stands in the copy here.
+A training loop divides the loss by the number of micro-batches; here the copy does so.
 
-Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13;
+Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in torch 2.13;
 `foreach_reduce` is in `_fsdp_collectives.py`, `post_backward` in `_fsdp_param_group.py`.
 """
 
@@ -28,15 +28,15 @@ REDUCE_SCATTER = "reduce_scatter"
 ALL_REDUCE = "all_reduce"
 
 Sources = list[tuple[str, set[str]]]
-"""Buffers of gradients, with the parameters that each has."""
+"""Buffers of gradients, with the names of the parameters in each."""
 Copies = list[tuple[str, View]]
-"""Gradients of parameters that ranks of the tensor axis have copies of, with their names."""
+"""Names and gradients of parameters that every tensor rank holds."""
 
 
 class GroupReductions(StepPart):
-    """Takes the gradients of each unit's backward and reduces those of each bucket's shards.
+    """Takes the gradients of each unit's backward and reduces them bucket by bucket.
 
-    Where it `collects`, whole gradients of several backwards are added up before.
+    With `collects`, whole gradients of several backwards are added up first.
     """
 
     def __init__(self, step: WrappedStep, options: FSDP2, *, collects: bool) -> None:
@@ -48,8 +48,8 @@ class GroupReductions(StepPart):
         if collects:
             self.layouts = tuple(_unpadded(bucket) for bucket in step.kept.trained)
         self._wire = options.reduce_dtype or step.strategy.train.precision.compute
-        # _get_gradient_divide_factors (_fsdp_collectives.py): fp32 and bf16 are averaged by the
-        # collective, but of one rank; fp16 is divided before and after a sum.
+        # _get_gradient_divide_factors (_fsdp_collectives.py): the collective averages fp32 and
+        # bf16, unless there is one rank; fp16 is divided before and after a sum.
         mean = self._wire in (DType.FP32, DType.BF16)
         ranks = step.strategy.replicas
         self._before, self._after = (1, 1) if mean else two_parts(ranks)
@@ -64,7 +64,7 @@ class GroupReductions(StepPart):
         self.finished: tuple[str, ...] = ()
 
     def collect(self, unit: int) -> None:
-        """Keep what backward of `unit` made until its bucket is reduced."""
+        """Keep the gradients from backward of `unit` until its bucket is reduced."""
         for position, run in self.buckets.trained_runs(unit):
             names = {parameter.name for parameter in run.trained}
             source = self.passes.transient(unit, position)
@@ -73,7 +73,7 @@ class GroupReductions(StepPart):
             self._copies.setdefault(run.bucket, []).extend(copies)
 
     def reduce(self, number: int, after: tuple[Edge, ...] = (), *, last: bool) -> None:
-        """Reduce what was collected, or add it up if that is for a later micro-batch to do."""
+        """Reduce the collected gradients, or add them up if a later micro-batch reduces them."""
         bucket = self._trained.get(number)
         if bucket is None:
             return
@@ -88,7 +88,7 @@ class GroupReductions(StepPart):
         self._reduce(bucket, sources, copies, after, last=last)
 
     def add_up(self, number: int) -> None:
-        """Add what was collected to whole gradients of earlier backwards."""
+        """Add the collected gradients to whole gradients of earlier backwards."""
         bucket = self._trained.get(number)
         if bucket is None:
             return
@@ -97,12 +97,12 @@ class GroupReductions(StepPart):
         self._add_up(bucket, self._together(bucket), sources)
 
     def collect_or_add(self, unit: int) -> None:
-        """Keep what a second part of backward made of `unit`, or add it to what there is of it.
+        """Keep the gradients from a second part of backward of `unit`, or add to earlier ones.
 
-        In the format of the reduction it is added to whole gradients at once.
+        If their dtype is that of the reduction, they are added to whole gradients at once.
         """
         # stage_backward_weight (torch/distributed/pipelining/_backward.py): weight.grad, which
-        # to_accumulated_grad_if_needed leaves where it is if it is in reduce_dtype
+        # to_accumulated_grad_if_needed leaves in place if it is in reduce_dtype
         if self._wire is self.compute:
             self.collect(unit)
             for number in {run.bucket for _, run in self.buckets.trained_runs(unit)}:
@@ -126,12 +126,12 @@ class GroupReductions(StepPart):
             self.writer.free(source)
 
     def _last_trained(self, number: int) -> int:
-        """Return the unit of a bucket whose second part comes last: they are in forward's order."""
+        """Return the unit of a bucket whose second part runs last: they run in forward order."""
         units = self.buckets.all[number].units
         return max(unit for unit in units if any(self.buckets.trained_runs(unit)))
 
     def add_up_left(self, number: int) -> None:
-        """Add to whole gradients what second parts have made since the last time, if anything."""
+        """Add gradients from second parts since the last call, if any, to whole gradients."""
         if number not in self._collected:
             return
         for unit in self.buckets.all[number].units:
@@ -163,16 +163,17 @@ class GroupReductions(StepPart):
         *,
         last: bool,
     ) -> None:
-        # FSDPParam.unsharded_grad_data: a DTensor that is a summand is redistributed, each apart
+        # FSDPParam.unsharded_grad_data: a partial DTensor is redistributed, each separately
         if sum_over_tokens(self.writer, copies, after=after):
             after = ()
-        # post_backward: before it makes one more, at most `reduce_scatter_max_input_buffers` - 1
+        # post_backward: before another input, at most `reduce_scatter_max_input_buffers` - 1 are
+        # alive
         while len(self._inputs) >= self.options.reduce_scatter_max_input_buffers:
             self._free_input()
         self._reduce_scatter(bucket, *self._copy_in(bucket, sources, after), last=last)
 
     def _add_up(self, bucket: Bucket, target: str, sources: Sources) -> None:
-        """Add up whole gradients of micro-batches, in the format in which they are reduced."""
+        """Add up whole gradients of micro-batches, in the dtype of the reduction."""
         # to_accumulated_grad_if_needed and accumulate_unsharded_grad_if_needed in _fsdp_param.py
         writer, layout = self.writer, _unpadded(bucket)
         writer.buffer(target, layout.elements, self._wire, Kind.GRADIENT, layout=layout.name)
@@ -207,7 +208,7 @@ class GroupReductions(StepPart):
         divisor: int = 1,
         after: tuple[Edge, ...] = (),
     ) -> str:
-        """Copy or add the sources, and free them; a parameter of several of them is their sum."""
+        """Copy or add the sources and free them; a parameter in several sources is summed."""
         writer, copied = self.writer, ""
         times = Counter(name for _, names in sources for name in names)
         if not adds and max(times.values()) > 1:
@@ -228,7 +229,7 @@ class GroupReductions(StepPart):
         return copied
 
     def _reduce_scatter(self, bucket: Bucket, source: str, copied: str, *, last: bool) -> None:
-        """Reduce the input on a stream of its own, and settle what comes out."""
+        """Reduce the input on a separate stream, and add the result to the gradient shard."""
         # foreach_reduce
         writer, strategy, stream = self.writer, self.strategy, REDUCE_SCATTER
         # set_requires_all_reduce(False) leaves the all-reduce to the last micro-batch
@@ -274,8 +275,8 @@ class GroupReductions(StepPart):
         )
 
     def _settle(self, bucket: Bucket, received: str, stream: str, done: str) -> None:
-        """Cast to the format of the shard, and set or add."""
-        # foreach_reduce: _to_dtype_if_needed, then sharded_param.grad is set or grows
+        """Cast to the dtype of the shard, and set or add."""
+        # foreach_reduce: _to_dtype_if_needed, then sharded_param.grad is set or added to
         writer, gradient = self.writer, received
         if self.options.on_host:
             self._to_host(bucket, received, stream, done)
@@ -294,9 +295,9 @@ class GroupReductions(StepPart):
         self.finished = (done,)
 
     def _to_host(self, bucket: Bucket, received: str, stream: str, done: str) -> None:
-        """Cast to the format of the shard, copy to the host, and set or add there."""
-        # foreach_reduce, `offload_to_cpu`: the host goes on beside a copy to pinned memory, unless
-        # a thread adds what came to the gradient of an earlier micro-batch
+        """Cast to the dtype of the shard, copy to the host, and set or add there."""
+        # foreach_reduce, `offload_to_cpu`: the host continues during a copy to pinned memory,
+        # unless a thread adds the copy to the gradient of an earlier micro-batch
         writer, optimizer = self.writer, self.strategy.train.precision.optimizer
         source = received
         if self._wire is not optimizer:
@@ -334,7 +335,7 @@ class GroupReductions(StepPart):
         return bucket.shard_buffer(self.writer, name, dtype, kind, home=home, pool=HOST_POOL)
 
     def end_backward(self) -> None:
-        """Free what reductions held; the compute stream waits for the last of them."""
+        """Free the buffers of reductions; the compute stream waits for the last of them."""
         # _root_post_backward_final_callback in _fsdp_state.py, finalize_backward of each group,
         # which waits for `grad_offload_event` of each parameter
         for bucket, copied in self._leaving:
@@ -359,7 +360,7 @@ class GroupReductions(StepPart):
 
 
 def _unpadded(bucket: Bucket) -> Layout:
-    """Return the layout of a bucket's parameters one after the other, without padding."""
+    """Return the layout of a bucket's parameters in order, without padding."""
     pieces: list[Piece] = []
     end = 0
     for piece in bucket.layout.pieces:

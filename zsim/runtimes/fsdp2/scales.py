@@ -1,10 +1,10 @@
-"""Scales of weights that FSDP2 gathers in 8-bit floats: their largest magnitudes over all ranks.
+"""Scales of weights that FSDP2 gathers in float8: their largest magnitudes over all ranks.
 
-After each update one kernel measures the shards of a rank, and one all-reduce makes the magnitudes
-those of whole weights, for all gathers of the next step: `precompute_float8_dynamic_scale_for_fsdp`
-(torchao 0.19, torchao/float8/fsdp_utils.py), a hook of the optimizer in torchtitan, once for each
-chunk of a stage of a pipeline. Weights that ranks of a tensor axis have parts of are reduced over
-that axis, too.
+After each update, one kernel measures the shards of a rank, and one all-reduce computes the
+magnitudes of whole weights, for all gathers of the next step:
+`precompute_float8_dynamic_scale_for_fsdp` (torchao 0.19, torchao/float8/fsdp_utils.py), an
+optimizer hook in torchtitan, called once for each chunk of a pipeline stage. Weights sharded over
+the tensor axis are reduced over that axis, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,12 +33,12 @@ class Measured:
 
 
 class WeightScales:
-    """Writes what the scales are made of, where some weights are gathered in 8-bit floats.
+    """Writes the computation of the scales, if some weights are gathered in float8.
 
     `model_parts` are ranges of units: of the model, or of the chunks of a stage.
 
     Attributes:
-        ready: the last operation of a step that casts of the next one need.
+        ready: the last operation of a step that casts of the next step depend on.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class WeightScales:
             self.ready = "/".join(["step/update", last, *(f"reduce/{a}" for a in self._axes[-1:])])
 
     def write(self, prefix: str) -> None:
-        """Measure the weights and reduce what was found, in memory that stays."""
+        """Measure the weights and reduce the magnitudes, in persistent memory."""
         for each in self._measured:
             self._write(each, prefix)
 
@@ -92,7 +92,7 @@ class WeightScales:
 
 
 def _shards(step: WrappedStep, names: set[str], units: range) -> Iterable[View]:
-    """Yield a rank's shard of each weight of `names` that a group of these units has."""
+    """Yield a rank's shard of each weight in `names` that belongs to a group of these units."""
     ranks = step.strategy.parallel.data
     for kept, state in zip(step.kept.all, step.states, strict=True):
         if kept.units[0] not in units:
@@ -104,5 +104,5 @@ def _shards(step: WrappedStep, names: set[str], units: range) -> Iterable[View]:
 
 
 def _blocks(layout: Layout) -> Iterable[tuple[int, int]]:
-    """Return where each parameter of a group begins and ends, with its padding."""
+    """Return the start and end of each parameter of a group, with its padding."""
     return pairwise((*(layout.blocks or ()), layout.elements))

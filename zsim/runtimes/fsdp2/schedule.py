@@ -1,15 +1,15 @@
 """PyTorch's FSDP2: `fully_shard` on every block and on the root, which has the other parameters.
 
-In forward no rule says how far ahead gathers are: the host runs ahead, and what was gathered is
-kept until the next group is copied out. In backward each group gathers the one before it. The last
-block is freed and gathered again; a block whose inputs have no gradient is reduced at the very end,
+In forward, nothing limits how far ahead gathers are: the host runs ahead, and a gathered tensor is
+kept until the next group is copied out. In backward, each group gathers the one before it. The last
+block is freed and gathered again. A block whose inputs have no gradient is reduced at the very end,
 after the root.
 
-A group gathers its frozen parameters with the others, and reduces the gradients that there are. A
-block whose outputs have no gradient has no backward, but the one after it gathers it all the same;
-what came is dropped at the end.
+A group gathers its frozen parameters with the others, and reduces only existing gradients. A block
+whose outputs have no gradient has no backward, but the block after it gathers it nevertheless; the
+result is dropped at the end.
 
-Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
+Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
 `FSDPParamGroup` in `_fsdp_param_group.py` unless another class is named.
 """
 
@@ -38,10 +38,10 @@ from zsim.zero.visit_order import UnitVisit
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what FSDP2 does to train `model` on `strategy.data` ranks, times the replicas.
+    """Return the schedule of FSDP2 training `model`.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
+        ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
             partitioned.
     """
     need_single_calls(model, "FSDP2")
@@ -66,7 +66,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 
 def padded_rows(ranks: int) -> Packing:
-    """Return a packing of parameters each padded along its first dimension to a multiple."""
+    """Return a packing in which the first dimension of each parameter is padded to a multiple."""
 
     # FSDPParam._init_sharded_param (_fsdp_param.py): chunks of dimension 0, padded to the largest
     def place(parameters: Sequence[Parameter]) -> Packed:
@@ -81,12 +81,12 @@ def padded_rows(ranks: int) -> Packing:
 
 
 def shards(model: Model, groups: Buckets, place: Packing, ranks: int) -> Buckets:
-    """Return what is kept of each group, with its number: a bucket of what is trained, or frozen.
+    """Return the persistent buckets of each group: its trained and its frozen parameters.
 
-    They are tensors apart: the optimizer has states of the former alone, and the latter can be
-    loaded in the format in which they are computed with.
+    Both have the number of the group. They are separate, because the optimizer has states only of
+    the trained ones, and frozen ones can be loaded in the compute dtype.
     """
-    # _init_mp_dtypes: the original format has to be one among trained parameters alone
+    # _init_mp_dtypes: only trained parameters need a common original dtype
     members = {each.name: each for each in model.parameters}
     found: list[Bucket] = []
     for group in groups.all:
@@ -103,7 +103,7 @@ def shards(model: Model, groups: Buckets, place: Packing, ranks: int) -> Buckets
 def gathered_parts(
     model: Model, groups: Buckets, strategy: Strategy
 ) -> list[tuple[GatheredPart, ...]]:
-    """Return for each group what of it is gathered in 8-bit floats, and what as it computes."""
+    """Return the parts of each group: parameters gathered in float8, and in the compute dtype."""
     ranks, compute = strategy.parallel.data, strategy.train.precision.compute
     members = {each.name: each for each in model.parameters}
     place = padded_rows(ranks)
@@ -147,7 +147,7 @@ class FSDP2Step(WrappedStep):
     """Forward and backward of every micro-batch, then the update.
 
     Attributes:
-        last_unit: the one with which the forward of the root ends.
+        last_unit: the unit that ends the forward of the root.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class FSDP2Step(WrappedStep):
         model_parts: Sequence[range] = (),
     ) -> None:
         self.options = strategy.options(FSDP2)
-        # FSDPParam._init_sharded_param: `offload_to_cpu`; PyTorch's optimizer makes its states
-        # where the parameters are
+        # FSDPParam._init_sharded_param: `offload_to_cpu`; PyTorch's optimizer creates its states on
+        # the device of the parameters
         tier = MemoryTier.HOST if self.options.on_host else MemoryTier.DEVICE
         super().__init__(model, strategy, buckets, kept=kept, tier=tier, writer=writer)
         if self.options.on_host:
@@ -190,11 +190,11 @@ class FSDP2Step(WrappedStep):
         return self.gathers.whole(self.buckets.all[bucket])
 
     def begin_forward(self) -> None:
-        """Gather the root, which is kept until its backward where it is not freed after forward."""
+        """Gather the root, which is kept until its backward unless it is freed after forward."""
         self._position = 0
         if self.root is not None:
             self.enter_root()
-            # FSDPState._lazy_init: the root has reshard_after_forward=False where none is given
+            # FSDPState._lazy_init: the root has reshard_after_forward=False by default
             self.gathers.gather(self.root)
             self.gathers.copy_out(self.root, forward=True)
 
@@ -205,7 +205,7 @@ class FSDP2Step(WrappedStep):
             gathers.gather(block)  # pre_forward: unshard, wait_for_unshard
             gathers.copy_out(block, forward=True)
             self._position += 1
-            # FSDPState._pre_forward: what set_modules_to_forward_prefetch names, in order
+            # FSDPState._pre_forward: the modules of set_modules_to_forward_prefetch, in order
             end = self._position + self.options.forward_prefetch
             for ahead in self.order[self._position : end]:
                 gathers.gather(ahead)
@@ -235,22 +235,22 @@ class FSDP2Step(WrappedStep):
         """Gather a block and the one before it, run it backward, and reduce it."""
         block = self.block(visit.unit)
         if block is not None:
-            self.gathers.gather(block)  # pre_backward: none where that was done ahead
+            self.gathers.gather(block)  # pre_backward: no gather if it was done ahead
             self.gathers.copy_out(block, forward=False)
             # A block without a gradient of its outputs has no hook on them
-            # (FSDPState._register_pre_backward_hook) and is passed over.
+            # (FSDPState._register_pre_backward_hook) and is skipped.
             while self._ahead.pop() != block:
                 pass
             if self._ahead:
                 # _backward_prefetch: the entry before its own in post_forward_order
                 self.gathers.gather(self._ahead[-1])
-        self.passes.checkpoints.enter(visit)  # _CheckpointFrame's recompute_fn reads what was saved
+        self.passes.checkpoints.enter(visit)  # _CheckpointFrame's recompute_fn reads the input
         self.passes.backward(visit, ())
         self.reductions.collect(visit.unit)
         if block is None:
             return
-        # _register_post_backward_hook: on inputs that need a gradient. Where none does, the
-        # callback at the end of backward stands in for it.
+        # _register_post_backward_hook: on inputs that need a gradient. If none does, the callback
+        # at the end of backward replaces it.
         if self.has_input_gradient(visit.unit):
             self.after_backward(block)
         else:
@@ -261,18 +261,18 @@ class FSDP2Step(WrappedStep):
         done = {self.block(visit.unit) for visit in self.visits if visit.backward}
         late = sorted([*self._late, *(block for block in self.order if block not in done)])
         waits: tuple[Edge, ...] = ()
-        # FSDPState._root_post_backward_final_callback: all states in the order of modules
+        # FSDPState._root_post_backward_final_callback: all states in module order
         for bucket in [*([] if self.root is None else [self.root]), *late]:
             self.after_backward(bucket, waits)
             waits = self.reductions.finished
         self.reductions.end_backward()
 
     def write_setup(self) -> None:
-        """Make the scales of the first step, of weights that are gathered in 8-bit floats."""
+        """Compute the scales of the first step for weights that are gathered in float8."""
         self.scales.write("setup")
 
     def end(self) -> None:
-        """Update every trained shard, and make the scales of the next step."""
+        """Update every trained shard, and compute the scales of the next step."""
         self.update_shards(self.reductions.reduced)
         self.scales.write("step/update")
 

@@ -1,14 +1,14 @@
-"""A stage of PyTorch's pipelines with FSDP2: what each of its actions does.
+"""A stage of PyTorch's pipelines with FSDP2: the operations of its actions.
 
-What is received has memory of its own for each micro-batch, which lives as long as the stage
-(`_RecvInfo.buffer`). An activation that is sent is kept until its backward (`fwd_cache`), a
-gradient until the next backward. Compute waits for a send where its memory is used again; with
-several chunks upstream's host looks whether it has ended instead.
+Each micro-batch has separate receive buffers, which live as long as the stage (`_RecvInfo.buffer`).
+A sent activation is kept until its backward (`fwd_cache`), a sent gradient until the next backward.
+Compute waits for a send before its memory is reused; with several chunks, PyTorch's host instead
+checks if the send has finished.
 
-A send and a receive that are issued as one go on the communicator of all stages, others on that of
-the two ranks, each on its stream (`_batch_p2p`; `pointToPoint` of `ProcessGroupNCCL.cpp`).
+A combined send and receive uses the communicator of all stages; others use that of the two ranks,
+each on its own stream (`_batch_p2p`; `pointToPoint` of `ProcessGroupNCCL.cpp`).
 
-Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13, of
+Functions named in comments are from `torch/distributed/pipelining` in torch 2.13, of
 `_PipelineStageBase` in `stage.py` unless another file is named.
 """
 
@@ -37,14 +37,14 @@ from zsim.zero.names import PIPELINE
 from zsim.zero.state import update_path
 
 WITH_NEXT, WITH_PREVIOUS = "pipeline_next", "pipeline_previous"
-"""Streams of what two neighbors send each other, but for what is issued as one."""
+"""Streams of messages between two neighbors, except for combined exchanges."""
 
 
 class FSDP2Stage(FSDP2Step):
     """Forward and backward of every micro-batch on one stage, then the update.
 
     Class attributes:
-        visits_of_slot: what writes the visits of a micro-batch.
+        visits_of_slot: class that writes the visits of a micro-batch.
     """
 
     visits_of_slot: type[SlotForwardBackward] = SlotForwardBackward
@@ -102,9 +102,9 @@ class FSDP2Stage(FSDP2Step):
         self._last_update = update_path(self.kept.trained[-1], strategy, has_master=False)
 
     def _move_checkpoints(self, chunks: Sequence[ChunkSlot]) -> None:
-        """Let a micro-batch keep what blocks are given in the host's memory until their backward.
+        """Keep the inputs of a micro-batch's blocks in host memory until their backward.
 
-        What the stage was sent stays on the device as well: `_RecvInfo.buffer` holds it.
+        The received input of the stage stays on the device as well: `_RecvInfo.buffer` holds it.
         """
         passes = chunks[0].passes
         passes.checkpoints = CopiedCheckpoints(
@@ -117,7 +117,7 @@ class FSDP2Stage(FSDP2Step):
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Every layout that buffers of this step have."""
+        """Every layout of the buffers of this step."""
         gathered, reduced = self.gathers.layouts, self.reductions.layouts
         return (*self.buckets.layouts, *self.kept.layouts, *gathered, *reduced)
 
@@ -154,7 +154,7 @@ class FSDP2Stage(FSDP2Step):
                 raise AssertionError(action)  # of a backward in two parts
 
     def write_setup(self) -> None:
-        """Take memory for what is received, of every micro-batch, and make the first scales."""
+        """Allocate the receive buffers of every micro-batch, and compute the first scales."""
         super().write_setup()
         # _setup_forward_recv_info, _create_grad_recv_info
         writer = self.writer
@@ -180,18 +180,18 @@ class FSDP2Stage(FSDP2Step):
         self.reductions.add_up(bucket)
 
     def _groups_of(self, chunk: Chunk) -> tuple[int | None, list[int]]:
-        """Return the bucket of a chunk's root, if it has one, and those of its blocks."""
+        """Return the bucket of a chunk's root, or None, and the buckets of its blocks."""
         blocks = [block for unit in chunk.units if (block := self.block(unit)) is not None]
         own = [each.index for each in self.buckets.all if each.units[0] in chunk.units]
         return next((number for number in own if number not in blocks), None), blocks
 
     def _buckets_of(self, chunk: int) -> list[int]:
-        """Return the groups of a chunk in the order of modules, the root first."""
+        """Return the groups of a chunk in module order, the root first."""
         root, blocks = self._wrapped[chunk]
         return blocks if root is None else [root, *blocks]
 
     def _unshard(self, chunk: int) -> None:
-        """Begin to gather all groups of a chunk."""
+        """Start to gather all groups of a chunk."""
         # UNSHARD: submodule.unshard(async_op=True) of each
         self.writer.prefix = self._again(f"step/unshard/chunk{chunk}")
         for bucket in self._buckets_of(chunk):
@@ -203,7 +203,7 @@ class FSDP2Stage(FSDP2Step):
             self.gathers.reshard(bucket)
 
     def _again(self, path: str) -> str:
-        """Return `path`, with a number from its second time on."""
+        """Return `path`, with a number from its second use on."""
         self._times[path] += 1
         return path if self._times[path] == 1 else f"{path}/{self._times[path]}"
 
@@ -219,10 +219,10 @@ class FSDP2Stage(FSDP2Step):
         self.reductions.end_backward()
 
     def before_reduction(self, bucket: int) -> None:
-        """Add up what is left of a bucket: nothing, where each backward does it."""
+        """Add up remaining gradients of a bucket; nothing here, because each backward does so."""
 
     def _enter(self, task: Task, part: str = "") -> ChunkSlot:
-        """Go on with a micro-batch, in a `part` of its task if it has several; return its slot."""
+        """Continue with a task's micro-batch, in a `part` of the task; return its slot."""
         slot = self.messages.slot_of(task)
         self.passes = slot.passes
         self.enter(task.micro_batch)
@@ -259,7 +259,7 @@ class FSDP2Stage(FSDP2Step):
         slot.end_backward()
 
     def _hand_back(self, task: Task) -> None:
-        """Keep the gradient that a backward has made for the stage before, and no other one."""
+        """Keep only this backward's gradient, which is sent to the previous stage."""
         self._free_gradient()
         self._gradient = task if self.place.hands_on(task) else None
 
@@ -269,7 +269,7 @@ class FSDP2Stage(FSDP2Step):
             self.after_backward(bucket)
 
     def _free_sent(self, task: Task) -> None:
-        """Give back the result of a task; that of forward has stayed until its backward."""
+        """Free the output of a task; a forward output was kept until its backward."""
         buffer = self.messages.buffer(task, is_sent=True)
         if task.direction is Direction.FORWARD:
             self.writer.count_as_saved(buffer)
@@ -277,15 +277,15 @@ class FSDP2Stage(FSDP2Step):
         self.writer.free(buffer, uses=uses)
 
     def _free_gradient(self) -> None:
-        """Give back the gradient that the last backward has sent."""
+        """Free the gradient that the last backward sent."""
         if self._gradient is not None:
             self._free_sent(self._gradient)
             self._gradient = None
 
     def _exchange(self, exchange: Messages) -> None:
-        """Send and receive: as one if it is both, otherwise one by one."""
-        # _batch_p2p; _wait_batch_p2p where it is awaited
-        # a communicator's stream waits for what compute has been given, if by the last step
+        """Send and receive: combined if there are both, otherwise separately."""
+        # _batch_p2p; _wait_batch_p2p if it is awaited. A communicator's stream waits for the
+        # compute issued so far, or that of the last step.
         computed = self._waiting_writer.computed
         after: tuple[Edge, ...] = (computed or Previous(self._last_update),)
         moves = [

@@ -1,15 +1,15 @@
-"""Parameters and gradients in PyTorch's FSDP2, padded along the first dimension of each parameter.
+"""Data volumes of PyTorch's FSDP2, with the first dimension of each parameter padded.
 
-A group per block and one for all other parameters. With W ranks a parameter of d rows takes
-ceil(d / W) W rows on the wire. Blocks are gathered for forward and, where they were freed, again
-for backward; the root once, unless it is freed as well. Frozen parameters are gathered and not
-reduced. A block before the first gradient has no backward; the last of these is gathered for it all
-the same.
+There is a group for each block and one for all other parameters. With W ranks, a parameter of d
+rows has ceil(d / W) W rows on the wire. Blocks are gathered for forward and, if they were freed,
+again for backward; the root once, unless it is freed as well. Frozen parameters are gathered but
+not reduced. A block before the first gradient has no backward; the last of these is nevertheless
+gathered for it.
 
-In a pipeline every group is gathered once, and reduced once. Where blocks are freed after forward,
-a stage gathers them in the m - w + 1 backwards that follow a forward and, as it keeps them after
+In a pipeline, every group is gathered once and reduced once. If blocks are freed after forward, a
+stage gathers them in the m - w + 1 backwards that follow a forward and, because it keeps them after
 backward, in w forwards: m + 1 times for m micro-batches, w of which are ahead. With more than three
-chunks a chunk is gathered again after a stretch in which three others have their turns.
+chunks, a chunk is gathered again after three others have run.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ from zsim.strategy.strategy import Strategy
 
 @dataclass(slots=True)
 class GroupShare:
-    """Elements of a rank's shard of a group, and of those that are trained.
+    """Elements of a rank's shard of a group, and of its trained parameters.
 
-    `narrow` are those that are gathered in 8-bit floats. Of a block, whether it has a backward, and
-    whether it is gathered for one.
+    `narrow` are the elements gathered in float8. For a block, `back` is True if it has a backward,
+    and `again` if it is gathered for one.
     """
 
     elements: int
@@ -48,7 +48,7 @@ class GroupShare:
     again: bool = True
 
     def gathered_bytes(self, size: int) -> int:
-        """Return the bytes of the shard on the wire, where others take `size` bytes each."""
+        """Return the bytes of the shard on the wire; elements not in float8 have `size` bytes."""
         return (self.elements - self.narrow) * size + self.narrow * DType.FP8.size_bytes
 
 
@@ -63,7 +63,7 @@ def share(parameters: Sequence[Parameter], ranks: int) -> GroupShare:
 
 
 def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
-    """Return each block that has parameters of its own, and the root."""
+    """Return each block that has parameters, and the root."""
     inside, outside = wrapped(model)
     blocks: list[GroupShare] = []
     for unit, own in inside:
@@ -78,7 +78,7 @@ def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
 
 @dataclass(frozen=True, slots=True)
 class Gathers:
-    """How often a step gathers a group over the data axis, and over its inner ranks."""
+    """Number of gathers of a group in a step, over the data axis and over its inner ranks."""
 
     group: GroupShare
     whole: int
@@ -86,7 +86,7 @@ class Gathers:
 
 
 def gathers(model: Model, strategy: Strategy, *, times: int = 1) -> list[Gathers]:
-    """Return the gathers of the root and of each block; a chunk is gathered so many `times`."""
+    """Return the gathers of the root and of each block; a chunk is gathered `times` times."""
     options = strategy.options(FSDP2)
     blocks, root = groups(model, strategy.parallel.data)
     micro_batches = strategy.train.gradient_accumulation_steps
@@ -115,7 +115,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
-    """Return the same of a stage of a pipeline, whose chunks are wrapped alone."""
+    """Return the same volume for a pipeline stage, whose chunks are wrapped separately."""
     times = turns_whole(stage.index, strategy)
     found: list[WireBytes] = []
     for chunk, many in zip(stage.chunks, times, strict=True):
@@ -124,10 +124,10 @@ def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
 
 
 def messages(stage: Stage, strategy: Strategy) -> list[WireBytes]:
-    """Return what a stage sends: on a communicator with each neighbor, or on that of all.
+    """Return the bytes a stage sends, on communicators with each neighbor or with all stages.
 
-    The latter has what a stage of one chunk sends while it receives: of m micro-batches, w of which
-    are ahead, m - w + 1 activations and m - w gradients.
+    The communicator of all stages has the messages that a stage of one chunk sends while it
+    receives: of m micro-batches, w of which are ahead, m - w + 1 activations and m - w gradients.
     """
     count, index = strategy.parallel.pipeline, stage.index
     total = strategy.train.gradient_accumulation_steps
@@ -151,7 +151,7 @@ def messages(stage: Stage, strategy: Strategy) -> list[WireBytes]:
 
 
 def _messages_in_v(stage: Stage, count: int, total: int) -> list[WireBytes]:
-    """Return the same where the second chunk goes back, and the last stage sends itself nothing."""
+    """Return the bytes sent with chunks in a V; the last stage sends itself nothing."""
     index, (there, back) = stage.index, stage.chunks
     found: list[WireBytes] = []
     for value, other in (
@@ -168,10 +168,10 @@ def _messages_in_v(stage: Stage, count: int, total: int) -> list[WireBytes]:
 
 
 def turns_whole(index: int, strategy: Strategy) -> list[int]:
-    """Return how often a stage gathers each of its chunks.
+    """Return the number of times a stage gathers each of its chunks.
 
-    One stays whole until three others have had a turn before its next. Where backward is in two
-    parts, half as many forwards are ahead, and on stage s the second part comes s backwards later.
+    A chunk stays whole until three others have run before its next turn. With a backward in two
+    parts, half as many forwards are ahead, and on stage s the second part runs s backwards later.
     """
     stages, chunks = strategy.parallel.pipeline, strategy.options(FSDP2).chunks_of_stage
     splits = strategy.options(FSDP2).splits_backward
@@ -202,7 +202,7 @@ def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireB
     size = strategy.train.precision.compute.size_bytes
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
     gathered = sum(each.whole * each.group.gathered_bytes(size) for each in found)
-    # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
+    # A rank has 1 of `inner` parts of the padded whole; others come from its neighbors.
     inner = strategy.inner or 1
     inside = sum(
         (inner - 1) * (each.inner * each.group.elements * ranks // inner) for each in found
@@ -233,7 +233,7 @@ def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireB
 
 
 def _scales(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Return the largest magnitudes of weights that are gathered in 8-bit floats, once a step."""
+    """Return the volume of the scales of weights that are gathered in float8, once a step."""
     weights = sum(each.float8 for each in model.parameters)
     parallel, size = strategy.parallel, strategy.train.precision.optimizer.size_bytes
     return [
@@ -244,7 +244,7 @@ def _scales(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def reductions(strategy: Strategy) -> tuple[int, int]:
-    """Return how often a step reduces gradients over the data axis, and over the replicas."""
+    """Return the number of reductions of a step, over the data axis and over the replicas."""
     options, micro_batches = strategy.options(FSDP2), strategy.train.gradient_accumulation_steps
     if strategy.parallel.pipeline > 1:
         return 1, 1
@@ -254,7 +254,7 @@ def reductions(strategy: Strategy) -> tuple[int, int]:
 
 
 def _collects(strategy: Strategy) -> bool:
-    """Tell whether whole gradients of several backwards are added up before they are reduced."""
+    """Return True if whole gradients of several backwards are added up before they are reduced."""
     if strategy.parallel.pipeline > 1:
         return True
     several = strategy.train.gradient_accumulation_steps > 1
@@ -262,10 +262,10 @@ def _collects(strategy: Strategy) -> bool:
 
 
 def host(model: Model, strategy: Strategy) -> HostBytes:
-    """Return what a rank copies: shards for each gather, gradients of each reduction.
+    """Return the bytes that a rank copies: shards for each gather, gradients of each reduction.
 
-    Both in the format of storage, into which a gradient is cast before and from which a shard is
-    cast after. A single rank copies what a backward needs alone.
+    Both are in the storage dtype; a gradient is cast before the copy, a shard after it. A single
+    rank copies only the shards that a backward needs.
     """
     precision = strategy.train.precision
     if not strategy.options(FSDP2).on_host:
@@ -280,7 +280,7 @@ def host(model: Model, strategy: Strategy) -> HostBytes:
         back += times * stored
         out += group.trained * precision.optimizer.size_bytes
     syncs, sums = reductions(strategy)
-    number = precision.optimizer.size_bytes  # goes over ranks by way of the device
+    number = precision.optimizer.size_bytes  # reduced over ranks through the device
     clips = strategy.train.clip_norm is not None
     return HostBytes(
         to_host=out * (sums if strategy.parallel.replicate > 1 else syncs) + clips * number,
@@ -289,9 +289,9 @@ def host(model: Model, strategy: Strategy) -> HostBytes:
 
 
 def copied(model: Model, strategy: Strategy) -> CopiedBytes:
-    """Return the bytes of copies out of what was gathered, and of gradients for their reduction.
+    """Return the bytes of copies of gathered parameters, and of gradients for their reduction.
 
-    Whole gradients of several micro-batches are added up in the format of the reduction before.
+    Before, whole gradients of several micro-batches are added up in the dtype of the reduction.
     """
     options, size = strategy.options(FSDP2), strategy.train.precision.compute.size_bytes
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
@@ -308,7 +308,7 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     micro_batches = strategy.train.gradient_accumulation_steps
     if _collects(strategy):
         more = size + 2 * wire
-        if options.splits_backward:  # gradients of parameters add up in their own format as well
+        if options.splits_backward:  # gradients of parameters also accumulate in their own dtype
             more = min(more, 3 * size)
         added = (size + wire) + (micro_batches - 1) * more
         return CopiedBytes(compute=found + trained * (added + 2 * wire))

@@ -1,14 +1,15 @@
 """A stage of PyTorch's pipelines with FSDP2 whose backwards are in two parts.
 
-The first part makes gradients of inputs, and leaves those of what operators with parameters have
-made; all that was saved stays, and what the chunk has sent. The first chunk of the model is given
-nothing that has a gradient: nothing happens there, and the second part is the whole backward.
+The first part computes gradients of inputs, and leaves the output gradients of operators with
+parameters. All saved tensors stay, and so does the sent output of the chunk. The input of the
+model's first chunk has no gradient: its first part is empty, and its second part is the whole
+backward.
 
-Gradients of parameters that a second part makes are those of the gathered parameters, in their
-format. Those of the next one add to them, unless a first part has come between: in it FSDP adds
-what there is to sums in the format of the reduction, if that is another one.
+A second part computes gradients of the gathered parameters, in their dtype. Those of the next
+second part are added to them, unless a first part ran in between: in it, FSDP adds existing
+gradients to sums in the dtype of the reduction, if that differs.
 
-Functions named in comments are those of `torch/distributed/pipelining` in torch 2.13, unless
+Functions named in comments are from `torch/distributed/pipelining` in torch 2.13, unless
 another folder is named.
 """
 
@@ -36,12 +37,12 @@ class ZeroBubbleStage(FSDP2Stage):
                 super().do(action)
 
     def before_reduction(self, bucket: int) -> None:
-        """Add up what second parts have made since the last first part."""
+        """Add up gradients from second parts since the last first part."""
         # FSDPParamGroup.post_backward: accumulate_unsharded_grad_if_needed of each parameter
         self.reductions.add_up_left(bucket)
 
     def _enter(self, task: Task, part: str = "") -> ChunkSlot:
-        """Go on with a micro-batch, whose gradients of parameters have buffers of their own."""
+        """Continue with a micro-batch, whose gradients of parameters have separate buffers."""
         slot = super()._enter(task, part)
         self.reductions.passes = slot.passes
         return slot
@@ -58,7 +59,7 @@ class ZeroBubbleStage(FSDP2Stage):
         for visit in self.messages.visits(task):
             passes.backward_inputs(visit, stay)
             block = self.block(visit.unit)
-            if block is not None:  # its inputs have a gradient, so post_backward comes here
+            if block is not None:  # its inputs have a gradient, so post_backward runs here
                 self.reductions.add_up_left(block)
         self.writer.prefix = f"{self.messages.path(task)}/end"
         if self.root is not None:  # FSDPState._root_post_backward_final_callback
@@ -67,7 +68,7 @@ class ZeroBubbleStage(FSDP2Stage):
         self._hand_back(task)
 
     def _weights(self, task: WeightTask) -> None:
-        """Run the second part, in the order of forward; on the first stage all of backward."""
+        """Run the second part in forward order; on the first stage, the whole backward."""
         # backward_weight_one_chunk
         backward = Task(Direction.BACKWARD, task.chunk, task.micro_batch)
         slot, path = self._enter(backward, "/weights"), self.messages.path(backward)
@@ -82,7 +83,7 @@ class ZeroBubbleStage(FSDP2Stage):
                 self.reductions.collect_or_add(visit.unit)
             self.writer.prefix = f"{path}/weights/end"
             passes.end_weights(slot.backward, stay)
-        if slot.sent is not None:  # backward_state keeps what the stage returned
+        if slot.sent is not None:  # backward_state keeps the output of the stage
             self._free_sent(Task(Direction.FORWARD, task.chunk, task.micro_batch))
 
 

@@ -12,10 +12,10 @@ from zsim.strategy.strategy import Strategy
 
 
 def need(model: Model, strategy: Strategy) -> None:
-    """Return if chunks, micro-batches and stages of a pipeline go together.
+    """Raise ModelError unless chunks, micro-batches and pipeline stages fit together.
 
     Raises:
-        ModelError: they do not.
+        ModelError: they do not, or an option needs a pipeline.
     """
     if strategy.parallel.pipeline > 1:
         pipeline.need(stages(model, strategy), strategy)
@@ -27,10 +27,10 @@ def need(model: Model, strategy: Strategy) -> None:
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of all stages of a pipeline, or of the one that there is.
+    """Return the schedule of all pipeline stages, or of the single stage.
 
     Raises:
-        ModelError: the model does not go with the strategy.
+        ModelError: the model does not fit the strategy.
     """
     of_stages = strategy.parallel.pipeline > 1
     return (pipeline.schedule if of_stages else megatron.schedule)(model, strategy)

@@ -1,4 +1,4 @@
-"""What Megatron-LM asks of a pipeline with several chunks on each stage."""
+"""Megatron-LM's requirements for a pipeline with several chunks on each stage."""
 
 from zsim.model.model import ModelError
 from zsim.runtimes.megatron.options import Megatron
@@ -6,14 +6,14 @@ from zsim.strategy.strategy import Strategy
 
 
 def need_interleaved(strategy: Strategy) -> None:
-    """Return if micro-batches and stages go with several chunks.
+    """Raise ModelError unless micro-batches, stages and options are valid with several chunks.
 
     Raises:
-        ModelError: they do not; Megatron-LM refuses them too.
+        ModelError: they are not; Megatron-LM rejects them too.
     """
     count, micro_batches = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
     if micro_batches % count:
-        # upstream takes a last group that is larger, with another group size
+        # Megatron-LM accepts a larger last group, with another group size
         raise ModelError(
             f"train.gradient_accumulation_steps: {micro_batches} must be a multiple of "
             f"parallel.pipeline = {count} with several chunks of layers on a stage"

@@ -1,7 +1,7 @@
 """Layers of each stage of Megatron-LM's pipeline, and of each of its virtual stages.
 
-Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64). What they assert
-is refused here in a line that names the field.
+Functions named in comments are from `megatron/core` in August 2026 (d98e8a64). Configurations
+that fail their assertions are rejected here with a message that names the field.
 """
 
 import re
@@ -13,20 +13,20 @@ LAYOUT = "zero.megatron.pipeline_model_parallel_layout"
 VIRTUAL = "zero.megatron.num_virtual_stages_per_pipeline_rank"
 
 LONGEST = 10_000
-"""Characters of a layout once nothing in it is repeated."""
+"""Largest number of characters of a layout with repeats expanded."""
 
 EMBEDDING, LAYER, LOSS = "E", "t", "L"
 
-# parse_str_to_list of transformer/pipeline_parallel_layer_layout.py: what is in brackets is
-# repeated first, then single characters, bars among them
+# parse_str_to_list of transformer/pipeline_parallel_layer_layout.py: brackets are repeated first,
+# then single characters, including bars
 REPEATED = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
 
 
 def stages_in(layout: str) -> list[str]:
-    """Return what each virtual stage of a layout has, a character for each layer.
+    """Return the content of each virtual stage of a layout, a character for each layer.
 
     Raises:
-        ValueError: it is none, or has what is not modelled.
+        ValueError: it is invalid, or has parts that are not modeled.
     """
     text = layout.replace(",", "")
     for pattern in REPEATED:
@@ -41,7 +41,7 @@ def stages_in(layout: str) -> list[str]:
 
 
 def _without_repeats(pattern: re.Pattern[str], text: str) -> str:
-    """Return `text` with what is repeated written out.
+    """Return `text` with repeats expanded.
 
     Raises:
         ValueError: it would be too long.
@@ -61,14 +61,14 @@ def _without_repeats(pattern: re.Pattern[str], text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSplit:
-    """Layers of stages, as options say them.
+    """Layers of stages, as the options set them.
 
     Attributes:
-        first, last: layers of the first and of the last stage; None is as many as any other has.
-        embedding, loss: whether they count for a layer of the first and of the last stage.
-        layers_of_chunk: layers of a virtual stage; None if `chunks` says how many a stage has.
-        chunks: virtual stages of a stage; None is one.
-        layout: layers of each virtual stage, and nothing else is said; None if the others say it.
+        first, last: layers of the first and of the last stage; None for as many as the others.
+        embedding, loss: True if they count as a layer of the first and of the last stage.
+        layers_of_chunk: layers of a virtual stage; None if `chunks` is set instead.
+        chunks: virtual stages of a stage; None for one.
+        layout: layers of each virtual stage; excludes the other options. None if they are used.
     """
 
     first: int | None = None
@@ -85,10 +85,10 @@ class LayerSplit:
         Virtual stage c of stage s is number c * `stages` + s.
 
         Raises:
-            ValueError: layers cannot be dealt out so.
+            ValueError: layers cannot be distributed so.
         """
-        # get_num_layers_to_build of transformer/transformer_block.py, with what
-        # TransformerConfig.__post_init__ and validate_args demand
+        # get_num_layers_to_build of transformer/transformer_block.py, with the checks of
+        # TransformerConfig.__post_init__ and validate_args
         if self.layout is not None:
             return _laid_out(self.layout, layers, stages)
         if self.first is None and self.last is None:
@@ -119,7 +119,7 @@ class LayerSplit:
         )
 
     def _uneven(self, layers: int, stages: int) -> list[int]:
-        """Return the layers of each stage, of which the first or the last has others."""
+        """Return the layers of each stage if the first or the last stage differs."""
         first = [] if self.first is None else [self.first]
         last = [] if self.last is None else [self.last]
         between = stages - len(first) - len(last)
@@ -146,7 +146,7 @@ def _laid_out(layout: str, layers: int, stages: int) -> tuple[int, ...]:
     """Return the layers of each virtual stage of a layout.
 
     Raises:
-        ValueError: it is not one of such a model on so many stages.
+        ValueError: it is invalid, or does not fit the layers or the stages.
     """
     found = stages_in(layout)
     _need_layout(found, layers, stages)

@@ -1,13 +1,13 @@
-"""Megatron-LM's `cpu_offloading_num_layers`: what first layers keep for backward, in host memory.
+"""Megatron-LM's `cpu_offloading_num_layers`: activations of the first layers in host memory.
 
-Transformer Engine does it (`pytorch/cpu_offload.py` of 2.20, `DefaultOffloadSynchronizer`), on one
-stream both ways. With L layers of which N are stored, copies of layer i are issued with layer i + 1
-and begin as their tensors are there; compute waits for them where layer L - N + i begins, and the
-memory is free. Copies back begin where the backward of layer L - 1 - N + i does, when compute is
-there. So the device has what L - N layers keep.
+Transformer Engine does so (`pytorch/cpu_offload.py` of 2.20, `DefaultOffloadSynchronizer`), on one
+stream for both directions. With L layers, N of which are stored, copies of layer i are issued with
+layer i + 1 and start when their tensors exist. Compute waits for them when layer L - N + i starts,
+and the memory is freed. Copies back start when compute reaches the backward of layer L - 1 - N + i.
+So the device holds the activations of L - N layers.
 
-A segment's tensors are one buffer here: it is copied as one, and what comes back lies there as one
-until its backward is over.
+A segment's tensors are one buffer here: it is copied as a whole, and stays until its backward is
+over.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ from zsim.zero.visit_order import SegmentVisit, UnitVisit
 from zsim.zero.workspace_buffer import workspace_buffer
 
 OFFLOAD = "offload"
-"""The stream of copies both ways: `offload_stream`."""
+"""The stream of copies in both directions: `offload_stream`."""
 
 
 class LayersOnHost(Checkpoints):
-    """Tensors that layers keep, on their way out or back, by the number of the layer."""
+    """Activations of layers in flight to the host or back, by the number of the layer."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LayersOnHost(Checkpoints):
         self._back: dict[int, str] = {}
 
     def enter(self, visit: UnitVisit, after: tuple[Edge, ...] = ()) -> None:
-        """Begin with copies, and wait for those that have to be done, as a layer begins."""
+        """Start copies, and wait for copies that must be done, when a layer starts."""
         del after
         layer = self._number.get(visit.unit)
         if layer is None:
@@ -66,7 +66,7 @@ class LayersOnHost(Checkpoints):
         self._release(layer - (self._layers - self._stored))
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
-        """Note what a layer keeps that is stored, and the operation that has made it."""
+        """Record the activations of a stored layer, and the operations that made them."""
         del last
         layer = self._number.get(visit.unit, self._stored)
         if layer >= self._stored:
@@ -111,7 +111,7 @@ class LayersOnHost(Checkpoints):
             self._back[layer] = copied
 
     def _latest(self) -> str:
-        """Return the operation on the compute stream that was issued last."""
+        """Return the latest operation issued on the compute stream."""
         return next(
             each.id
             for each in reversed(self.writer.operations)
@@ -119,23 +119,23 @@ class LayersOnHost(Checkpoints):
         )
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """Return the copy back that a layer's backward waits for: the last of them."""
+        """Return the copy back that a layer's backward waits for: the last one."""
         layer = self._number.get(visit.unit)
         copied = None if layer is None else self._back.pop(layer, None)
         return () if copied is None else (copied,)
 
     def view(self, value: str) -> View:
-        """Return what came back."""
+        """Return the view of the activation that was copied back."""
         return self.writer.all(brought_back(value))
 
     def end(self, value: str, last: str) -> None:
-        """Give its memory back."""
+        """Free the copy on the device."""
         del last
         self.writer.free(brought_back(value))
 
 
 class OffloadedPasses(ForwardBackward):
-    """Forward and backward whose first layers find what they kept where it came back."""
+    """Forward and backward in which the first layers read activations that were copied back."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class OffloadedPasses(ForwardBackward):
         return is_backward and is_stored(self.writer, saved, self.strategy)
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
-        """Return the same; what came back is one block, whose tensors do not take turns."""
+        """Return the same; a copy back is one block, so it has no allocation trace."""
         saved = self._name(visit.unit, part.segment)
         if saved not in self.writer.buffers or not self._came_back(visit, part, saved):
             return super()._workspace(visit, part, operands)
@@ -171,7 +171,7 @@ class OffloadedPasses(ForwardBackward):
 
 
 def is_stored(writer: ScheduleWriter, name: str, strategy: Strategy) -> bool:
-    """Tell whether what a segment of a stored layer saves is there, and large enough."""
+    """Return True if saved tensors of a stored layer's segment exist and are large enough."""
     return name in writer.buffers and writer.buffers[name].elements >= strategy.stored_least
 
 
@@ -180,5 +180,5 @@ def _on_host(name: str) -> str:
 
 
 def back_of(model: Model, name: str) -> str:
-    """Return the buffer in which something that a layer kept came back."""
+    """Return the device buffer that an activation is copied back to."""
     return brought_back(name) if name in model.values else f"{name}/back"

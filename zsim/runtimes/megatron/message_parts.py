@@ -1,4 +1,4 @@
-"""Messages between stages of Megatron-LM, of which each tensor rank may send a part."""
+"""Messages between stages of Megatron-LM; each tensor rank may send only a part."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ from zsim.zero.names import TENSOR
 
 
 class MessageParts(StageMessages):
-    """What a stage sends and receives: whole values, or a part of each on every tensor rank.
+    """Messages of a stage: whole values, or a part of each on every tensor rank.
 
-    Functions named in comments are those of `megatron/p2p_communication.py` and `megatron/utils.py`
+    Functions named in comments are from `megatron/p2p_communication.py` and `megatron/utils.py`
     until March 2023 (0b44909c).
     """
 
@@ -33,7 +33,7 @@ class MessageParts(StageMessages):
         self._cuts = strategy.options(Megatron).cuts_messages(tensor=self._ranks)
 
     def moved(self, task: Task, *, is_sent: bool) -> str | View:
-        """Return what is sent or received."""
+        """Return the buffer or view that is sent or received."""
         value = self.value(task, is_sent=is_sent)
         if not is_sent:
             return self.received(task)
@@ -44,7 +44,7 @@ class MessageParts(StageMessages):
         return View(buffer=name, size=value.elements // self._ranks, axis=TENSOR)
 
     def received(self, task: Task) -> str:
-        """Return the buffer in which what a task reads is received."""
+        """Return the buffer that receives the input of a task."""
         value, whole = self.value(task, is_sent=False), self._whole(task)
         if not self._is_cut(value):
             return whole
@@ -52,7 +52,7 @@ class MessageParts(StageMessages):
         return self.writer.buffer(f"{whole}/part", elements, value.dtype, Kind.WORKSPACE)
 
     def gather(self, task: Task) -> None:
-        """Make the input of a task whole, of which each tensor rank has received its part."""
+        """Gather the input of a task if each tensor rank has received a part of it."""
         # gather_split_1d_tensor
         if not self._is_cut(self.value(task, is_sent=False)):
             return
@@ -63,7 +63,7 @@ class MessageParts(StageMessages):
         self.writer.free(part)
 
     def _is_cut(self, value: Value) -> bool:
-        """Return whether each tensor rank sends its part of `value`; if not, each sends it all."""
+        """Return True if each tensor rank sends its part of `value`, False if each sends it all."""
         # otherwise `override_scatter_gather_tensors_in_pipeline`
         return self._cuts and value.elements % self._ranks == 0
 

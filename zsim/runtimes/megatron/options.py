@@ -24,14 +24,14 @@ SPLITS = (
     *COUNTED,
     "pipeline_model_parallel_layout",
 )
-"""Options that split layers over the stages of a pipeline, and are nothing without one."""
+"""Options that split layers over pipeline stages; they need a pipeline."""
 
 
 ALLREDUCE_BUCKET = 500_000_000
 """Elements of a bucket (`OptimizerConfig.allreduce_bucket_size` of Aleph-Alpha/scaling)."""
 
 BUCKET_LEAST, BUCKET_EACH = 40_000_000, 1_000_000
-"""Elements of a bucket if nothing is said: at least, and for each data rank."""
+"""Default elements of a bucket: the minimum, and the number for each data rank."""
 
 OF_THE_WRAPPER = (
     "overlap_grad_reduce",
@@ -39,63 +39,64 @@ OF_THE_WRAPPER = (
     "grad_reduce_in_fp32",
     "average_in_collective",
 )
-"""Options that say otherwise how gradients are collected and reduced than `allreduce_in_float32`.
-"""
+"""Options for accumulating and reducing gradients that `allreduce_in_float32` excludes."""
 
 
 class Megatron(RuntimeOptions):
-    """Options of the wrapper of the model; stage 1 is with `use_distributed_optimizer`.
+    """Options of the model's wrapper; stage 1 is with `use_distributed_optimizer`.
 
     Attributes:
-        bucket_size: with overlap_grad_reduce, elements from which a bucket is closed; None is
-            max(40e6, 1e6 x data). Without, there is one bucket.
-        overlap_grad_reduce: reduce a bucket while backward goes on; false has one bucket.
-        overlap_param_gather: in stage 1, gather parameters while the next forward goes on; needs
+        bucket_size: with overlap_grad_reduce, elements at which a bucket is closed; None is
+            max(40e6, 1e6 x data). Without overlap, there is one bucket.
+        overlap_grad_reduce: reduce buckets during backward; false has one bucket.
+        overlap_param_gather: in stage 1, gather parameters during the next forward; needs
             overlap_grad_reduce.
-        gradient_accumulation_fusion: products that make gradients of weights add them to those that
-            are collected, instead of another kernel (Megatron-LM's default with Transformer Engine
-            or Apex; `fuse_wgrad_accumulation` of the former).
-        grad_reduce_in_fp32: collect and reduce gradients in fp32.
+        gradient_accumulation_fusion: GEMMs of weight gradients add to the accumulated gradients,
+            instead of a separate kernel (Megatron-LM's default with Transformer Engine or Apex;
+            `fuse_wgrad_accumulation` of the former).
+        grad_reduce_in_fp32: accumulate and reduce gradients in fp32.
         average_in_collective: let the collective divide, instead of scaling before.
-        allreduce_in_float32: in stage 1, after the last backward, all-reduce gradients whole in
-            fp32, bucket by bucket, where they were collected in the model's format; a rank reads
-            its shard of the sum. No option of Megatron-LM, but what Aleph Alpha's trainer of its
-            kind does (`allreduce_no_retain` of Aleph-Alpha/scaling at 737f8558,
+        allreduce_in_float32: in stage 1, after the last backward, all-reduce whole gradients in
+            fp32, bucket by bucket, where they were accumulated in the model's dtype; a rank reads
+            its shard of the sum. Not an option of Megatron-LM; the similar trainer of Aleph Alpha
+            does so (`allreduce_no_retain` of Aleph-Alpha/scaling at 737f8558,
             src/scaling/core/optimizer/allreduce.py).
         allreduce_bucket_size: with it, elements above which such a bucket is closed.
-        sequence_parallel: with a tensor axis, what flows between attention and MLP is cut by tokens
-            (`TransformerConfig.sequence_parallel`).
-        async_tensor_model_parallel_allreduce: with a tensor axis, gradients of what column-parallel
-            layers read are summed, or with sequence_parallel scattered, beside products of
-            gradients of weights; with it what they read is gathered again beside the product
-            before (Megatron-LM, on unless it was turned off since 3f652469 of September 2021).
-        tp_comm_overlap: with sequence_parallel, linear layers of blocks run beside collectives of
+        sequence_parallel: with a tensor axis, hidden states between attention and MLP are sharded
+            by tokens (`TransformerConfig.sequence_parallel`).
+        async_tensor_model_parallel_allreduce: with a tensor axis, input gradients of
+            column-parallel layers are all-reduced (with sequence_parallel, reduce-scattered) during
+            GEMMs of weight gradients. With sequence_parallel, the inputs are gathered again during
+            the previous GEMM (Megatron-LM, on by default since 3f652469 of September 2021).
+        tp_comm_overlap: with sequence_parallel, linear layers of blocks overlap collectives of
             their tokens, in Transformer Engine's userbuffers.
-        tp_comm_overlap_rs: with it, the last layer of attention and of an MLP makes its output in
-            parts, each scattered beside the next; false scatters all behind it
+        tp_comm_overlap_rs: with tp_comm_overlap, the last layer of attention and of an MLP computes
+            its output in parts, each scattered during the next; false scatters all of it afterwards
             (`--disable-tp-comm-overlap-rs`).
-        tp_comm_overlap_cfg: with it, how each product does; what is not said is as `initialize_ub`
-            has it.
+        tp_comm_overlap_cfg: with tp_comm_overlap, the overlap of each GEMM; defaults are those of
+            `initialize_ub`.
         num_layers_per_virtual_pipeline_stage: with a pipeline, layers of a chunk: each stage has
-            several, which alternate with those of other stages (interleaved); None is one.
-        num_virtual_stages_per_pipeline_rank: the same, as how many chunks each stage has.
-        num_layers_in_first_pipeline_stage: with a pipeline, layers of the first stage; those of the
-            other stages are as many as each other's (`--decoder-first-pipeline-num-layers`).
-        num_layers_in_last_pipeline_stage: the same of the last one.
-        account_for_embedding_in_pipeline_split: with a pipeline, the embedding counts for a layer:
+            several chunks, which alternate with those of other stages (interleaved); None is one
+            chunk.
+        num_virtual_stages_per_pipeline_rank: the same, as the number of chunks of each stage.
+        num_layers_in_first_pipeline_stage: with a pipeline, layers of the first stage; the other
+            stages have equally many (`--decoder-first-pipeline-num-layers`).
+        num_layers_in_last_pipeline_stage: the same for the last stage.
+        account_for_embedding_in_pipeline_split: with a pipeline, the embedding counts as a layer:
             the first stage has one less.
-        account_for_loss_in_pipeline_split: the same of the loss and the last stage.
-        pipeline_model_parallel_layout: with a pipeline, what each stage has, stages of several
-            chunks in turns: E is the embedding, t a layer, L the loss, such as "Et*3|(tt|)*2,tL".
-        overlap_p2p_comm: with several chunks, send and receive while compute goes on; false waits
+        account_for_loss_in_pipeline_split: the same for the loss and the last stage.
+        pipeline_model_parallel_layout: with a pipeline, the content of each stage; stages with
+            several chunks take turns: E is the embedding, t a layer, L the loss, such as
+            "Et*3|(tt|)*2,tL".
+        overlap_p2p_comm: with several chunks, send and receive during compute; false waits
             (`--no-overlap-p2p-communication`).
         scatter_gather_tensors_in_pipeline: with a pipeline and a tensor axis, each tensor rank
-            sends its part of a hidden state, and those that receive gather the parts. Megatron-LM
-            did so until March 2023, on unless it was turned off, and never with sequence_parallel;
-            since 3c92fa93 its argument has no effect.
-        cpu_offloading_num_layers: first layers of which all that they keep for backward is in the
-            host's memory (`TransformerConfig`, with Transformer Engine); neither with a pipeline
-            nor with recomputation.
+            sends its part of a hidden state, and receivers gather the parts. Megatron-LM did so by
+            default until March 2023, but never with sequence_parallel; since 3c92fa93 its argument
+            has no effect.
+        cpu_offloading_num_layers: number of first layers whose activations are kept in host memory
+            (`TransformerConfig`, with Transformer Engine); neither with a pipeline nor with
+            recomputation.
     """
 
     stages = (0, 1)
@@ -134,10 +135,10 @@ class Megatron(RuntimeOptions):
     cpu_offloading_num_layers: Whole = 0
 
     def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...]:
-        """Return how many of the layers each virtual stage of a pipeline has.
+        """Return the number of layers of each virtual pipeline stage.
 
         Raises:
-            ValueError: they cannot be dealt out so.
+            ValueError: layers cannot be distributed so.
         """
         split = LayerSplit(
             first=self.num_layers_in_first_pipeline_stage,
@@ -152,29 +153,29 @@ class Megatron(RuntimeOptions):
 
     @property
     def split_options(self) -> tuple[str, ...]:
-        """Return the options that are given of those that split layers over stages."""
+        """Return the options in use that split layers over stages."""
         return tuple(name for name in SPLITS if getattr(self, name) not in (None, False))
 
     @property
     def cuts_tokens(self) -> bool:
-        """True if hidden states are cut by tokens over the tensor axis."""
+        """True if hidden states are sharded by tokens over the tensor axis."""
         return self.sequence_parallel
 
     @property
     def fuses_tokens(self) -> TokenFusion | None:
-        """Return whose collectives of tokens linear layers run beside, if any."""
+        """Return the mechanism that overlaps linear layers with collectives of tokens, if any."""
         if self.tp_comm_overlap:
             return TokenFusion.USERBUFFERS
         return TokenFusion.NCCL if self.async_tensor_model_parallel_allreduce else None
 
     @property
     def overlap_methods(self) -> OverlapMethods:
-        """Return how products run beside collectives in userbuffers."""
+        """Return how GEMMs overlap collectives in userbuffers."""
         return self.tp_comm_overlap_cfg
 
     @property
     def splits_outputs(self) -> bool:
-        """True if what is scattered is made in parts."""
+        """True if scattered outputs are computed in parts."""
         return self.tp_comm_overlap_rs
 
     @model_validator(mode="after")
@@ -195,7 +196,7 @@ class Megatron(RuntimeOptions):
         return self
 
     def _need_one_sum(self) -> None:
-        """Check that options of the wrapper do not say how gradients are summed in fp32."""
+        """Reject options that contradict `allreduce_in_float32`, and its options without it."""
         if not self.allreduce_in_float32:
             if self.allreduce_bucket_size != ALLREDUCE_BUCKET:
                 why = "needs allreduce_in_float32 = true"
@@ -207,7 +208,7 @@ class Megatron(RuntimeOptions):
                 refuse([refusal("allreduce_in_float32", None, why)])
 
     def _need_one_split(self) -> None:
-        """Check that layers are split over stages in one way."""
+        """Reject contradicting options for the split of layers over stages."""
         # validate_args of training/arguments.py, __post_init__ of TransformerConfig
         given = self.split_options
         ends, counted = {*given} & {*ENDS}, {*given} & {*COUNTED}
@@ -226,14 +227,14 @@ class Megatron(RuntimeOptions):
                 refuse([refusal("pipeline_model_parallel_layout", None, str(error))])
 
     def cuts_messages(self, *, tensor: int) -> bool:
-        """Return whether each tensor rank sends a part of a hidden state."""
+        """Return True if each tensor rank sends a part of a hidden state."""
         # `_communicate`: never with `sequence_parallel`
         scatters = self.scatter_gather_tensors_in_pipeline
         return scatters and tensor > 1 and not self.sequence_parallel
 
     def bucket_elements(self, *, data: int) -> int | None:
-        """Return the elements from which a bucket is closed; None if one has all."""
-        if self.allreduce_in_float32:  # once it has more
+        """Return the elements at which a bucket is closed; None if there is one bucket."""
+        if self.allreduce_in_float32:  # closed once it has more
             return self.allreduce_bucket_size + 1
         if not self.overlap_grad_reduce:
             return None
@@ -241,26 +242,26 @@ class Megatron(RuntimeOptions):
         return self.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * data)
 
     def alignment(self, *, stage: int, data: int) -> int:
-        """Return what buckets of multiples of 128 leave (`param_and_grad_buffer.py`)."""
+        """Return the alignment of shards of buckets padded to 128 (`param_and_grad_buffer.py`)."""
         return 128 // gcd(128, data) if stage else 1
 
     def without_replicas(self, *, stage: int) -> str | None:
-        """Return where there are no replicas of shards, after its name; None if there are."""
+        """Return None if replicas of shards are supported, else the condition for the message."""
         if self.allreduce_in_float32:
             return " with allreduce_in_float32"
         return super().without_replicas(stage=stage)
 
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
-        """Yield what parameters cannot do that no rank has updated alone."""
+        """Yield options that need the distributed optimizer (stage 1)."""
         yield from super().refusals(stage=stage, moments=moments)
-        # validate_args in training/arguments.py; without `zero` the trainer of the other collects
+        # validate_args in training/arguments.py; without `zero` the other trainer accumulates
         # gradients in fp32 (step_prequel of its optimizer/parameter_group.py)
         for name in ("overlap_param_gather", "allreduce_in_float32"):
             if stage == 0 and getattr(self, name):
                 yield name, None, "true needs stage = 1"
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return formats: one buffer collects and reduces, unless that is summed in fp32."""
+        """Return dtypes: one buffer accumulates and reduces, unless sums are in fp32."""
         del stage
         wide = DType.FP32 if self.grad_reduce_in_fp32 else compute
         summed = DType.FP32 if self.allreduce_in_float32 else wide
@@ -269,6 +270,6 @@ class Megatron(RuntimeOptions):
         )
 
     def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
-        """Return those of the buffer in which gradients are collected and reduced."""
+        """Return the bytes of an element of the buffer that accumulates and reduces gradients."""
         del stage, data
         return (DType.FP32 if self.grad_reduce_in_fp32 else compute).size_bytes

@@ -1,6 +1,6 @@
 """The order in which a stage of Megatron-LM's pipeline computes, sends and receives.
 
-Functions named in comments are those of `megatron/core/pipeline_parallel` in August 2026
+Functions named in comments are from `megatron/core/pipeline_parallel` in August 2026
 (d98e8a64): schedules in `schedules.py`, `P2PCommunicator` in `p2p_communication.py`.
 """
 
@@ -13,7 +13,7 @@ from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, St
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The gather of a chunk's updated parameters begins."""
+    """Start the gather of a chunk's updated parameters."""
 
     chunk: int
 
@@ -22,7 +22,7 @@ Action = Task | Messages | Awaited | Gather | Reduce
 
 
 def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[Action]:
-    """Yield what a stage does without interleaving; exchanges may be empty."""
+    """Yield the actions of a stage without interleaving; exchanges may be empty."""
     # forward_backward_pipelining_without_interleaving
     ahead = min(place.stages - 1 - place.index, micro_batches)
     left = micro_batches - ahead
@@ -54,14 +54,15 @@ def one_forward_one_backward(place: StagePlace, micro_batches: int) -> Iterator[
 
 
 class Interleaved:
-    """The order of a stage with several chunks, which take micro-batches in groups.
+    """The order of a stage with several chunks, which process micro-batches in groups.
 
-    Chunk after chunk runs as many micro-batches as there are stages, forward from the first one on,
-    backward from the last.
+    Each chunk in turn runs as many micro-batches as there are stages: in forward from the first
+    chunk on, in backward from the last.
     """
 
     def __init__(self, place: StagePlace, micro_batches: int, *, overlaps: bool) -> None:
-        # get_schedule_table, with `microbatch_group_size_per_vp_stage` of as many as stages
+        # get_schedule_table, with `microbatch_group_size_per_vp_stage` equal to the number of
+        # stages
         self.place = place
         self.overlaps = overlaps
         self.table = [
@@ -79,10 +80,10 @@ class Interleaved:
         self._sent: Task | None = None
 
     def actions(self, *, gathers: bool, reduces: bool) -> Iterator[Action]:
-        """Yield what the stage does.
+        """Yield the actions of the stage.
 
-        With `gathers` and `reduces`, also where each chunk's parameters are gathered and its
-        gradients reduced.
+        With `gathers` and `reduces`, include the gathers of each chunk's parameters and the
+        reductions of its gradients.
         """
         # forward_backward_pipelining_with_interleaving
         total = len(self.table)
@@ -127,7 +128,7 @@ class Interleaved:
             yield Reduce(chunk)
 
     def _batched(self, number: int, *, is_last: bool) -> Iterator[Action]:
-        """Yield one forward and one backward, then what both send and receive."""
+        """Yield one forward and one backward, then the combined exchange of both."""
         forward, backward = self._forward(self.ahead + number), self._backward(number)
         yield forward
         yield backward
@@ -137,16 +138,16 @@ class Interleaved:
         yield self._exchange(sends=[forward, backward], receives=following)
 
     def _overlapped(self, number: int, *, is_last: bool) -> Iterator[Action]:
-        """Yield one forward and one backward, each followed by what it sends and receives."""
+        """Yield one forward and one backward, each followed by its exchange."""
         forward, backward = self._forward(self.ahead + number), self._backward(number)
-        # pp_pre_forward, pp_post_forward: with `deallocate_pipeline_outputs` a send is waited for
+        # pp_pre_forward, pp_post_forward: with `deallocate_pipeline_outputs`, wait for the send
         yield from self._await(forward)
         yield forward
         following = [] if is_last else self._next(Direction.FORWARD, self.ahead + number)
         yield self._post(sends=[forward], receives=following)
         if self.place.hands_on(forward):
             yield Awaited(forward, is_sent=True)
-        # pp_pre_backward, pp_post_backward: a send is waited for after the next one
+        # pp_pre_backward, pp_post_backward: wait for a send after the next one
         yield from self._await(backward)
         yield backward
         yield self._post(sends=[backward], receives=self._next(Direction.BACKWARD, number))
@@ -166,7 +167,7 @@ class Interleaved:
         return self._forward(number) if direction is Direction.FORWARD else self._backward(number)
 
     def _input(self, direction: Direction, chunk: int) -> list[Task]:
-        """Return the next task of a chunk whose input another stage has; nothing if none has."""
+        """Return the next task of a chunk if another stage sends its input; else an empty list."""
         task = Task(direction, chunk, self._come[direction, chunk])
         if not self.place.is_given(task):
             return []
@@ -174,8 +175,8 @@ class Interleaved:
         return [task]
 
     def _next(self, direction: Direction, number: int) -> list[Task]:
-        """Return the task whose input comes while results of the `number`-th one are sent."""
-        # recv_tensor_from_previous_stage: the stage that leads is ahead of the one that ends
+        """Return the task whose input arrives while results of the `number`-th task are sent."""
+        # recv_tensor_from_previous_stage: the first stage in a direction is ahead of the last
         place = self.place
         leads = place.index == (0 if direction is Direction.FORWARD else place.stages - 1)
         if not leads:
@@ -197,12 +198,12 @@ class Interleaved:
         return self.place.exchange(sends=sends, receives=receives, is_awaited=False)
 
     def _await(self, task: Task) -> Iterator[Awaited]:
-        """Wait for the oldest input that is on its way, unless the model begins with the task."""
+        """Wait for the oldest input in flight, unless the model starts with the task."""
         if self.place.is_given(task) and self._expected[task.direction]:
             yield Awaited(self._expected[task.direction].pop(0), is_sent=False)
 
     def _gather(self, number: int) -> Iterator[Gather]:
-        # forward_step_helper_preprocess: at the same time on all stages
+        # forward_step_helper_preprocess: simultaneous on all stages
         ahead = number + self.place.index
         if ahead < len(self.table) and self.table[ahead][0] == 0:
             chunk = self._forward(ahead).chunk + 1
@@ -210,13 +211,13 @@ class Interleaved:
                 yield Gather(chunk)
 
     def _reduce(self, number: int) -> Iterator[Reduce]:
-        # backward_step_helper_postprocess: at the same time on all stages
+        # backward_step_helper_postprocess: simultaneous on all stages
         before = number - self.place.index
         if before >= 0 and self.table[before][0] == self.last_micro_batch:
             yield Reduce(self._backward(before).chunk)
 
     def _unreduced(self) -> Iterator[int]:
-        """Yield chunks whose reductions have not begun at the last backward, in order."""
+        """Yield chunks whose reductions have not started at the last backward, in order."""
         begun = {
             action.chunk for number in range(len(self.table)) for action in self._reduce(number)
         }

@@ -1,26 +1,26 @@
-"""Megatron-LM's pipeline: each stage a role, with as many layers as the others, in chunks or not.
+"""Megatron-LM's pipeline: each stage a role, with equally many layers, optionally in chunks.
 
-What a stage sends and receives at a time is issued as one on the compute stream, which waits for
-it, and the host waits for the device (`batch_p2p_comm` with `batch_p2p_sync`). With several chunks
-and `overlap_p2p_comm` sends and receives have a stream and are issued one by one, and compute waits
-for each where its order says so. What a stage has sent it gives back once compute has waited for
-it (`deallocate_pipeline_outputs`).
+The messages of a stage at one time are issued together on the compute stream, which waits for them,
+and the host waits for the device (`batch_p2p_comm` with `batch_p2p_sync`). With several chunks and
+`overlap_p2p_comm`, messages have a separate stream and are issued one by one; compute waits for
+each as the order sets. A sent value is freed once compute has waited for it
+(`deallocate_pipeline_outputs`).
 
-With `scatter_gather_tensors_in_pipeline` each tensor rank sends its part of a hidden state or of
-its gradient, and those that receive gather the parts once the host has waited (`_communicate` of
-`megatron/p2p_communication.py` until March 2023, 0b44909c). No version of Megatron-LM has this and
-messages that overlap.
+With `scatter_gather_tensors_in_pipeline`, each tensor rank sends its part of a hidden state or of
+its gradient, and receivers gather the parts once the host has waited (`_communicate` of
+`megatron/p2p_communication.py` until March 2023, 0b44909c). No version of Megatron-LM combines this
+with overlapping messages.
 
-Every chunk has its own buckets. Only those of the first chunk of the first stage have a size.
-Without interleaving they are reduced while its last backward goes on, since nothing else hides it
-there, and those of the other stages in the bubble at the end of the step; of several chunks each is
-reduced after its last backward, at the same time on all stages (`align_grad_reduce`).
+Every chunk has separate buckets. Only those of the first chunk of the first stage have a size
+limit. Without interleaving, they are reduced during its last backward, because nothing else hides
+the reduction there; other stages reduce in the bubble at the end of the step. With several chunks,
+each chunk is reduced after its last backward, simultaneously on all stages (`align_grad_reduce`).
 
-The embedding of a head that is tied to it is on the first and on the last stage, in a bucket of its
-own, so that ranks of both own the same part. Its gradients are summed over the two stages after
-they are reduced; the last stage leaves its copy out of the norm (`param_is_not_shared`).
+A tied embedding is on the first and on the last stage, in a separate bucket, so that ranks of both
+own the same part. Its gradients are summed over the two stages after their reduction; the last
+stage excludes its copy from the norm (`param_is_not_shared`).
 
-Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64).
+Functions named in comments are from `megatron/core` in August 2026 (d98e8a64).
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,7 +56,7 @@ from zsim.zero.names import EMBEDDING, PIPELINE
 
 
 def need(made: Sequence[Stage], strategy: Strategy) -> None:
-    """Return if micro-batches go with the chunks of the stages.
+    """Raise ModelError unless the micro-batches fit the chunks of the stages.
 
     Raises:
         ModelError: they do not.
@@ -66,11 +66,11 @@ def need(made: Sequence[Stage], strategy: Strategy) -> None:
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what Megatron-LM does to train `model` in `strategy.parallel.pipeline` stages.
+    """Return the schedule of Megatron-LM training `model` in pipeline stages.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, its layers are not a multiple
-            of the stages, or its micro-batches do not go with several chunks.
+        ModelError: the model was built for other parallel degrees, its layers do not fit the
+            stages, or its micro-batches do not fit several chunks.
     """
     need_fitting(model, strategy)
     need_single_calls(model, "Megatron-LM with a pipeline")
@@ -97,7 +97,7 @@ class MegatronStage(MegatronStep):
     """Forward and backward of every micro-batch on one stage, then the update.
 
     Attributes:
-        overlaps_messages: whether sends and receives have a stream of their own.
+        overlaps_messages: True if sends and receives have a separate stream.
     """
 
     def __init__(self, stage: Stage, strategy: Strategy) -> None:
@@ -192,13 +192,13 @@ class MegatronStage(MegatronStep):
         self.end()
 
     def arrival(self, number: int) -> Edge:
-        """Return what the first reads of a bucket wait for."""
+        """Return the edge that the first reads of a bucket wait for."""
         if self.is_interleaved and self.options.overlap_param_gather:
-            return self.gathered[number]  # `align_param_gather`: it is dispatched by chunk
+            return self.gathered[number]  # `align_param_gather`: dispatched by chunk
         return super().arrival(number)
 
     def reduce_rest(self) -> None:
-        """Reduce the chunks that are not yet reduced, one after the other."""
+        """Reduce the chunks that are not yet reduced, one by one."""
         for chunk in range(len(self.stage.chunks)):
             if chunk not in self._reduced:
                 self.reduce(self._buckets_of(chunk))
@@ -206,7 +206,7 @@ class MegatronStage(MegatronStep):
     def sum_tied(self) -> None:
         """Sum the gradients of the embedding over the first and the last stage, in place.
 
-        Of the sum, what this rank reduced of it is right; the rest is read by nobody.
+        Only the rank's reduced part of the sum is valid; the rest is never read.
         """
         # _allreduce_word_embedding_grads of distributed/finalize_model_grads.py
         for bucket in self.buckets.all:
@@ -225,14 +225,14 @@ class MegatronStage(MegatronStep):
         return [each for each in self.buckets.all if each.units[0] in units]
 
     def _reduce_chunk(self, chunk: int) -> None:
-        """Begin to reduce the gradients of a chunk, a bucket at a time."""
+        """Start to reduce the gradients of a chunk, a bucket at a time."""
         self.writer.prefix = f"step/backward/chunk{chunk}"
         for bucket in self._buckets_of(chunk):
             self.reduce((bucket,))
         self._reduced.add(chunk)
 
     def _enter(self, task: Task) -> ChunkSlot:
-        """Go on with a micro-batch; return its slot."""
+        """Continue with a task's micro-batch; return its slot."""
         self._free_sent()
         slot = self.messages.slot_of(task)
         self.passes = slot.passes
@@ -253,8 +253,8 @@ class MegatronStage(MegatronStep):
         slot.end_backward()
 
     def _exchange(self, exchange: Messages) -> None:
-        """Send and receive, as one or one by one; wait, and give back what is sent."""
-        for task in exchange.receives:  # tensor_recv_prev and tensor_recv_next are made first
+        """Send and receive, combined or one by one; wait, and free sent values."""
+        for task in exchange.receives:  # tensor_recv_prev and tensor_recv_next are allocated first
             self.writer.prefix = self.messages.path(task)
             self.writer.allocate(self.messages.received(task))
         messages = [
@@ -272,9 +272,9 @@ class MegatronStage(MegatronStep):
                 self._wait(task, is_sent=is_sent)
 
     def _batch(self, messages: Iterable[tuple[Task, bool]]) -> None:
-        """Send and receive as one on the compute stream; the host waits for it."""
-        # P2PCommunicator._communicate with _batched_p2p_ops: the stage before comes first, of
-        # either what is sent
+        """Send and receive together on the compute stream; the host waits."""
+        # P2PCommunicator._communicate with _batched_p2p_ops: the previous stage first; for each
+        # stage, the send first
         ordered = sorted(
             messages, key=lambda each: (offset_of(each[0], is_sent=each[1]), not each[1])
         )
@@ -294,9 +294,9 @@ class MegatronStage(MegatronStep):
                 self.messages.gather(task)
 
     def _one_by_one(self, messages: Sequence[tuple[Task, bool]]) -> None:
-        """Send and receive on the stream of messages, after what is computed so far."""
-        # _p2p_ops: stages of even number send first, the others receive first; to the next stage
-        # and from the one before, then the other way round
+        """Send and receive on the stream of messages, after the compute issued so far."""
+        # _p2p_ops: even stages send first, odd ones receive first; first to the next stage and from
+        # the previous one, then in the other direction
         first_sends = self.stage.index % 2 == 0
         ordered = sorted(
             messages,
@@ -308,7 +308,7 @@ class MegatronStage(MegatronStep):
             self._under_way[task, is_sent] = done
 
     def _wait(self, task: Task, *, is_sent: bool) -> None:
-        """Let compute wait for a message before it goes on."""
+        """Make compute wait for a message."""
         done = self._under_way.pop((task, is_sent))
         if is_sent:
             self._sent.append((task, done))
@@ -316,7 +316,7 @@ class MegatronStage(MegatronStep):
             self._messages_writer.wait(done)
 
     def _free_sent(self) -> None:
-        """Give back what is sent, for which compute waits."""
+        """Free sent values that compute has waited for."""
         for task, done in self._sent:
             self.writer.prefix = self.messages.path(task)
             self.writer.free(self.messages.buffer(task, is_sent=True), uses=(done,))

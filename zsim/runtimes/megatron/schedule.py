@@ -1,16 +1,17 @@
 """Megatron-LM's data parallelism: whole parameters and gradients, whole or sharded optimizer state.
 
-Parameters stand in buckets in the reverse order of the model. Gradients of all micro-batches are
-added into buffers that live as long as the training, and each bucket is reduced in place once a
-step. With the distributed optimizer (stage 1) it is reduce-scattered (and all-reduced over the
-replicas, which are `num_distributed_optimizer_instances`). Ranks update their N-th of each bucket,
-and it is gathered in place: after the step, or bucket by bucket while the next forward goes on.
-With `allreduce_in_float32` each bucket is all-reduced in fp32 instead, and a rank reads its N-th.
-Without (stage 0) it is all-reduced, and every rank updates all of it; a rank measures its N-th for
-the norm all the same, where upstream measures everything on all. Megatron has one allocation for
-all buckets of a format; here each bucket has its own, of the same bytes.
+Parameters are in buckets in the reverse order of the model. Gradients of all micro-batches are
+added to persistent buffers, and each bucket is reduced in place once a step. With the distributed
+optimizer (stage 1), it is reduce-scattered (and all-reduced over the replicas, which are
+`num_distributed_optimizer_instances`). Each of N ranks updates an N-th of each bucket, which is
+then gathered in place: after the step, or bucket by bucket during the next forward. With
+`allreduce_in_float32`, each bucket is all-reduced in fp32 instead, and a rank reads its N-th.
+Without the distributed optimizer (stage 0), each bucket is all-reduced, and every rank updates all
+of it. A rank still measures only its N-th for the norm; in Megatron-LM, every rank measures
+everything. Megatron-LM has one allocation for all buckets of a dtype; here each bucket has a
+separate one, of the same bytes.
 
-Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64);
+Functions named in comments are from `megatron/core` in August 2026 (d98e8a64);
 `_ParamAndGradBucketGroup` is in `distributed/param_and_grad_buffer.py`, `DistributedDataParallel`
 in `distributed/distributed_data_parallel.py`.
 """
@@ -41,16 +42,16 @@ from zsim.zero.visit_order import UnitVisit
 
 # pad_param_start and bucket_end_divisor in optimizer/param_layout.py
 START = 64
-"""A parameter begins at a multiple of so many elements."""
+"""Parameters start at multiples of this number of elements."""
 END = 128
 """A bucket's size is a multiple of this and of the ranks."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what Megatron-LM does to train `model` on `strategy.data` ranks.
+    """Return the schedule of Megatron-LM training `model`.
 
     Raises:
-        ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
+        ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
             partitioned.
     """
     ranks, options = strategy.parallel.data, strategy.options(Megatron)
@@ -64,7 +65,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 
 def title(strategy: Strategy) -> str:
-    """Return the name of what is emulated."""
+    """Return the name of the emulated optimizer or data parallelism."""
     return f"Megatron {'distributed optimizer' if strategy.zero.stage else 'data parallelism'}"
 
 
@@ -79,9 +80,9 @@ def groups(
 ) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
-    One that `has_size` is closed once it has as many elements as options say, with the gaps before
-    its parameters if it `has_gaps`; otherwise there is one. Parameters that stand `alone` have
-    buckets of their own.
+    With `has_size`, a bucket is closed at the size that the options set, counting the gaps before
+    its parameters with `has_gaps`; otherwise there is one bucket. Parameters in `alone` have
+    separate buckets.
     """
     limit = options.bucket_elements(data=ranks) if has_size else None
     found: list[list[Parameter]] = [[]]
@@ -101,13 +102,13 @@ def groups(
 
 
 def packing(strategy: Strategy) -> Packing:
-    """Return how parameters stand in a bucket: without the distributed optimizer, in a row."""
+    """Return the packing of buckets, without gaps unless the optimizer is distributed."""
     ranks = strategy.parallel.data
     return aligned(ranks) if strategy.zero.stage else one_after_the_other(ranks)
 
 
 def aligned(ranks: int) -> Packing:
-    """Return a packing with starts at multiples of 64, the end at one of the ranks and of 128."""
+    """Return a packing with starts at multiples of 64, its end at one of the ranks and of 128."""
 
     # pad_param_start and pad_bucket_end in optimizer/param_layout.py
     def place(parameters: Sequence[Parameter]) -> Packed:
@@ -124,7 +125,7 @@ def aligned(ranks: int) -> Packing:
 
 
 def one_after_another(model: Model, name: str) -> Layout:
-    """Return parameters of which ranks have gradients of their own tokens alone, in a row."""
+    """Return the layout of parameters whose gradients cover only a rank's own tokens, in order."""
     shared = shared_parameters(model)
     pieces: list[Piece] = []
     end = 0
@@ -139,10 +140,10 @@ class MegatronStep(Step):
     """Forward and backward of every micro-batch, then the update.
 
     Attributes:
-        overlaps: whether buckets are reduced while the last backward goes on.
-        shards: whether a rank updates its shard of each bucket alone.
-        written: by bucket the operation that wrote its gradients last.
-        gathered: by bucket the gather of its parameters, if that overlaps with forward.
+        overlaps: True if buckets are reduced during the last backward.
+        shards: True if a rank updates only its shard of each bucket.
+        written: for each bucket, the last operation that wrote its gradients.
+        gathered: for each bucket, the gather of its parameters, if it overlaps forward.
     """
 
     def __init__(
@@ -154,8 +155,8 @@ class MegatronStep(Step):
         overlaps: bool,
         writer: ScheduleWriter | None = None,
     ) -> None:
-        # DistributedOptimizer shards fp32 masters and moments, parameters stay whole
-        # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py). Those of
+        # DistributedOptimizer shards fp32 masters and moments; parameters stay whole
+        # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py). The states of
         # Float16OptimizerWithFloat16Params (optimizer/optimizer.py) are whole.
         precision = strategy.train.precision
         holding = Holding(
@@ -187,11 +188,11 @@ class MegatronStep(Step):
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Every layout that buffers of this step have."""
+        """Every layout of the buffers of this step."""
         return (*self.buckets.layouts, *([self.copied] if self.copied.pieces else []))
 
     def write_setup(self) -> None:
-        """Take memory for gradients, which live as long as the parameters."""
+        """Allocate persistent memory for gradients."""
         for bucket in self.buckets.all:
             self.writer.prefix = f"setup/{bucket.name}"
             persist_zeros(self.writer, self.gradients[bucket.index], "gradient")
@@ -204,7 +205,7 @@ class MegatronStep(Step):
             self.writer.fill("zero/gradient", self.gradients[bucket.index], 0.0)
 
     def forward(self, visit: UnitVisit) -> None:
-        """Run a unit forward once its parameters are there."""
+        """Run a unit forward once its parameters are gathered."""
         needed = {run.bucket: None for run in self.buckets.runs[visit.unit]}
         first = [bucket for bucket in needed if bucket not in self._waited]
         self._waited.update(first)
@@ -212,14 +213,14 @@ class MegatronStep(Step):
         self.passes.forward(visit, tuple(map(self.arrival, first)))
 
     def arrival(self, number: int) -> Edge:
-        """Return what the first reads of a bucket wait for."""
+        """Return the edge that the first reads of a bucket wait for."""
         bucket = self.buckets.all[number]
         if not self.shards:
             return Previous(update_path(bucket, self.strategy))
         if not self.options.overlap_param_gather:
             return Previous(gather_path(bucket))
-        # _make_forward_pre_hook, finish_param_sync: the bucket's own gather is dispatched if it was
-        # not, and once it is waited for that of the next bucket
+        # _make_forward_pre_hook, finish_param_sync: dispatches the bucket's own gather if needed;
+        # after the wait for it, dispatches that of the next bucket
         self.gather_ahead(number)
         if number + 1 < len(self.buckets.all):
             self.gather_ahead(number + 1)
@@ -241,7 +242,7 @@ class MegatronStep(Step):
         return writer.together(name, 1, after=(after,))
 
     def backward(self, visit: UnitVisit) -> None:
-        """Run a unit backward and add what it made; reduce the buckets that are ready."""
+        """Run a unit backward and add its gradients; reduce the buckets that are ready."""
         self.passes.checkpoints.enter(visit)
         self.passes.backward(visit, ())
         ready: list[Bucket] = []
@@ -256,12 +257,12 @@ class MegatronStep(Step):
                 source=source,
                 target=target,
                 divisor=self.strategy.train.gradient_accumulation_steps,
-                # `general_gemm(..., accumulate=True, out=main_grad)` of Transformer Engine; those
-                # of norms and biases, which are small, are added by the hook as before
+                # `general_gemm(..., accumulate=True, out=main_grad)` of Transformer Engine; the
+                # hook still adds the small gradients of norms and biases
                 launches=0 if self.options.gradient_accumulation_fusion else 1,
             )
             self.writer.free(source)
-            # register_grad_ready counts in the last micro-batch alone (is_last_microbatch)
+            # register_grad_ready counts only in the last micro-batch (is_last_microbatch)
             if self.is_last and self._left.complete(run.bucket):
                 ready.append(self.buckets.all[run.bucket])
         if self.overlaps:
@@ -269,13 +270,13 @@ class MegatronStep(Step):
                 self.reduce((bucket,))
 
     def _sum_copies(self) -> None:
-        """Sum over the tensor axis what each rank has of gradients of its own tokens alone.
+        """Sum gradients that cover only a rank's own tokens over the tensor axis.
 
-        All are copied into one tensor and back. Of each, what this rank reduced of it is summed;
-        the rest is moved with it, and read by nobody.
+        They are copied into one tensor, summed, and copied back. Only the rank's reduced part of
+        the sum is valid; the rest is never read.
         """
-        # as _allreduce_non_tensor_model_parallel_grads of distributed/finalize_model_grads.py does
-        # after finish_grad_sync, with every `main_grad` of a parameter that is `sequence_parallel`
+        # as in _allreduce_non_tensor_model_parallel_grads of distributed/finalize_model_grads.py
+        # after finish_grad_sync, for the `main_grad` of every `sequence_parallel` parameter
         writer, layout = self.writer, self.copied
         if not layout.pieces:
             return
@@ -305,12 +306,12 @@ class MegatronStep(Step):
         writer.free(flat)
 
     def reduce_rest(self) -> None:
-        """Reduce all gradients, of which none is reduced so far."""
+        """Reduce all gradients; none has been reduced so far."""
         # finalize_model_grads, finish_grad_sync
         self.reduce(self.buckets.all)
 
     def sum_tied(self) -> None:
-        """Sum gradients of what two stages of a pipeline have."""
+        """Sum gradients of tied parameters over two pipeline stages; nothing here."""
 
     def reduce(self, ready: Sequence[Bucket]) -> None:
         """Scale and reduce a bucket group in place, and sum its shards over the replicas."""
@@ -349,7 +350,7 @@ class MegatronStep(Step):
     def _sum_whole(self, bucket: Bucket) -> None:
         """Average the gradients of a bucket over the data ranks in fp32, and copy them back."""
         # allreduce_bucket, allreduce_tensor_in_float32, allreduce_and_copy of Aleph-Alpha/scaling
-        # (src/scaling/core/optimizer/allreduce.py), one after the other on the current stream
+        # (src/scaling/core/optimizer/allreduce.py), in sequence on the current stream
         writer, gradient = self.writer, self.gradients[bucket.index]
         writer.prefix = f"step/backward/sum/{bucket.name}"
         flat = bucket.buffer(writer, "flat", writer.buffers[gradient].dtype)
@@ -365,12 +366,12 @@ class MegatronStep(Step):
         if summed != flat:
             writer.copy("narrow", summed, flat)
             writer.free(summed)
-        launches = len(bucket.layout.pieces)  # unflatten_dense_tensors gives views
+        launches = len(bucket.layout.pieces)  # unflatten_dense_tensors returns views
         self.written[bucket.index] = writer.copy("put", flat, gradient, launches=launches)
         writer.free(flat)
 
     def end(self) -> None:
-        """Reduce what is not yet, and update; gather what was updated unless that overlaps."""
+        """Reduce remaining gradients, and update; gather the parameters unless that overlaps."""
         if not self.overlaps:
             self.reduce_rest()
         self._sum_copies()
@@ -379,7 +380,7 @@ class MegatronStep(Step):
 
         def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:
             # DistributedOptimizer.step_with_ready_grads (optimizer/distrib_optimizer.py): otherwise
-            # it is left to the next forward
+            # the next forward gathers
             if self.shards and not self.options.overlap_param_gather:
                 bucket = numbers[item.name]
                 self._gather(writer, bucket, "gather", operation)

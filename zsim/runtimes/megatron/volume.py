@@ -1,11 +1,12 @@
-"""Parameters and gradients in Megatron-LM: once a step, buckets padded.
+"""Data volumes of Megatron-LM: once a step, in padded buckets.
 
-Parameters stand in the reverse order of the model, each from a multiple of 64 elements on; a bucket
-is closed once it is large enough, at a multiple of the ranks and of 128. With hidden states cut by
-tokens those that are not cut are summed over the tensor axis as one. In a pipeline each chunk of a
-stage has buckets of its own, of which only those of the first have a size; a tied embedding is one,
-and its gradients are summed over the first and the last stage as well. Without the distributed
-optimizer (stage 0) there are no gaps, and a tied embedding stands among the others.
+Parameters are in the reverse order of the model, each at a multiple of 64 elements. A bucket is
+closed once it is large enough, at a multiple of the ranks and of 128. With sequence parallelism,
+gradients of replicated parameters are summed over the tensor axis in one all-reduce. In a pipeline,
+each chunk of a stage has separate buckets; only those of the first have a size limit. A tied
+embedding is a separate bucket, whose gradients are summed over the first and the last stage as
+well. Without the distributed optimizer (stage 0), there are no gaps, and a tied embedding has no
+separate bucket.
 """
 
 from collections.abc import Set
@@ -30,7 +31,7 @@ def padded(
     has_size: bool = True,
     alone: Set[str] = frozenset(),
 ) -> list[int]:
-    """Return elements of each bucket, gaps and padding included; some parameters stand `alone`."""
+    """Return elements of each bucket with gaps and padding; some parameters are `alone`."""
     start, end = (64, 128) if shards else (1, 1)
     limit = (has_size and options.bucket_elements(data=ranks)) or 0
     multiple = lcm(ranks, end)
@@ -48,7 +49,7 @@ def padded(
 
 
 def has_sizes(options: Megatron, *, is_first: bool) -> bool:
-    """Return whether buckets of a chunk have a size: of the first one, unless they are summed."""
+    """Return True if buckets of a chunk have a size limit: the first chunk's, or summed in fp32."""
     return is_first or options.allreduce_in_float32
 
 
@@ -60,7 +61,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
-    """Return the same of a stage of a pipeline, and sums of tied embeddings."""
+    """Return the same volume for a pipeline stage, with sums of tied embeddings."""
     options, ranks = strategy.options(Megatron), strategy.parallel.data
     shards = strategy.zero.stage == 1
     alone = stage.tied if shards else frozenset[str]()
@@ -77,7 +78,7 @@ def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
 
 
 def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes]:
-    """Return what buckets of these sizes move, and gradients of copies over the tensor axis."""
+    """Return the volume of buckets of these sizes, and of replicated parameters' gradients."""
     ranks = strategy.parallel.data
     shards = [size // ranks for size in sizes]
     wire = strategy.train.precision.compute.size_bytes
@@ -101,15 +102,15 @@ def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes
 
 
 def _reduced(strategy: Strategy) -> DType:
-    """Return the format in which gradients are reduced."""
+    """Return the dtype in which gradients are reduced."""
     in_fp32 = strategy.options(Megatron).grad_reduce_in_fp32
     return DType.FP32 if in_fp32 else strategy.train.precision.compute
 
 
 def copied(model: Model, strategy: Strategy) -> CopiedBytes:
-    """Return the bytes of adding each micro-batch's gradients to what collects them.
+    """Return the bytes of adding each micro-batch's gradients to the accumulated ones.
 
-    None are copied where the products that make them add them.
+    Nothing is copied if GEMMs add them.
     """
     if strategy.options(Megatron).gradient_accumulation_fusion:
         return CopiedBytes()
@@ -121,7 +122,7 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
 
 
 def host(model: Model, strategy: Strategy) -> HostBytes:
-    """Return what layers keep in host memory until their backward, which goes out and back."""
+    """Return the bytes of activations that are copied to host memory and back."""
     moved = strategy.train.gradient_accumulation_steps * stored_bytes(model, strategy)
     return HostBytes(to_host=moved, from_host=moved)
 
