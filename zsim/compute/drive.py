@@ -1,9 +1,9 @@
 """Time of a read or write of NVMe drives: by blocks in flight, and by the rate of the drives.
 
-An operation is cut into blocks; each thread has a fixed number in flight. A file is striped over all
-drives, so each stripe of a block is on another drive. The time of an operation is the longer of two
-bounds: the rate of the drives, and the blocks in flight. Each block takes the latency and its own
-transfer (the asymptotic bounds of a closed network: Denning and Buzen 1978, "The operational
+An operation is cut into blocks; each thread has a fixed number in flight. A file is striped over
+all drives, so each stripe of a block is on another drive. The time of an operation is the longer of
+two bounds: the rate of the drives, and the blocks in flight. Each block takes the latency and its
+own transfer (the asymptotic bounds of a closed network: Denning and Buzen 1978, "The operational
 analysis of queueing network models", ACM Computing Surveys 10.3).
 """
 

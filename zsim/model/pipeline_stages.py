@@ -132,9 +132,10 @@ def _places(costs: Sequence[int], count: int, *, head_is_whole: bool) -> list[in
 
 
 def layer_counts(model: Model, layers: int, strategy: Strategy, *, most: int) -> range:
-    """Return the numbers of layers, at most `most`, that fill the stages as `model` does.
+    """Return the numbers of layers, at most `most`, with which every stage has a unit.
 
-    The range starts at the fewest; its step is the distance to the next that fills the stages.
+    Each layer costs the same as one of the `layers` of `model`. The range starts at the fewest
+    layers; its step is the distance to the next number that fills the stages.
     """
     count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
     costs = [cost(model, index) for index in range(len(model.units))]

@@ -83,9 +83,8 @@ class Spread:
 
     `members[i]` are the ranks of communicator i in order of position. `on_domain` is the number of
     members in the rank's NVSwitch domain, `domains` the number of domains of its communicator. In a
-    ring, the ranks of a domain are adjacent, and domains ascend. With m ranks in a domain it stands
-    for m interleaved rings: ring k leaves the domain at member k and enters the next at member
-    k + 1. `inner` are flows within domains, each with all the bytes but those that leave; `outer`
+    ring, the ranks of a domain are adjacent, and domains ascend. It represents several
+    interleaved rings: ring k leaves a domain at member k and enters the next at member k + 1. `inner` are flows within domains, each with all the bytes but those that leave; `outer`
     are flows between domains. `block` numbers the pair of domains of each flow of `outer`.
     """
 

@@ -147,7 +147,7 @@ class Routes:
         return rail * self._cluster.pcie_switches // self._rails
 
     def _beside(self, node: Ints, switch: Ints) -> Iterator[tuple[Ints, Flags]]:
-        """Yield GPU by GPU those on a PCIe switch of each node, and True where one is usable."""
+        """Yield by position the GPUs on one PCIe switch per node, and which of them are usable."""
         per_node, per_switch = self._cluster.gpus_per_node, self._cluster.gpus_per_pcie_switch
         for each in range(per_switch):
             place = switch * per_switch + each

@@ -166,7 +166,7 @@ class FoldedLinkTable:
         )
 
     def _own_loads(self, what: Carried) -> dict[str, Fraction]:
-        """Return by link the load per byte of `what`, where it differs from the shared load."""
+        """Return by link name the load per byte of `what`, where it is not its `share`."""
         cluster = self._cluster
         found = {DRIVES_BUSY: load_of(cluster, what.flow, DRIVES_BUSY)}
         if what.share < 1:  # the slowest link of its route limits one rank

@@ -52,7 +52,7 @@ class Meeting(Generic[A]):
         return self.is_message or self._ended == self._needed
 
     def complete(self, values: Values[A]) -> Iterator[Fault]:
-        """Write every member's result and yield its faults; other accesses count as faults.
+        """Write every member's result; yield a fault for each conflicting access of others.
 
         Later calls do nothing.
         """

@@ -187,8 +187,9 @@ def _ring(size: Size, flows: tuple[Value, Value], name: str, attended: Tensor) -
 def _merging(size: Size, *, merges: bool, is_last: bool) -> tuple[Kernel, ...]:
     """Return the kernels that merge a result in fp32 into the one so far.
 
-    As in `_SDPAMerger`, torch 2.13: the result is cast. The difference from the result so far, its product with a weight per row, and the
-    subtraction of this product are one kernel each. The last merge casts back.
+    As in `_SDPAMerger`, torch 2.13: the result is cast. The difference from the result so far, its
+    product with a weight per row, and the subtraction of this product are one kernel each. The last
+    merge casts back.
     """
     shape = (size.tokens, size.query_width)
     streams = (2, *((3, 2, 3) if merges else ()), *((2,) if is_last else ()))
