@@ -50,7 +50,7 @@ class SimBackend:
     """Simulates a schedule on a cluster, by events, in integer picoseconds.
 
     The event of a communication starts when the rank reaches it, like a GPU kernel that waits for
-    its peers, and ends for all members at the same time.
+    its peers. It ends for all members at the same time.
 
     Attributes:
         unfold: simulate every rank separately instead of one per class.
@@ -60,7 +60,7 @@ class SimBackend:
         neighbours: other jobs that use the links.
         decision: the algorithm of collectives that support it, and its number of chunks; if not
             given, the tuner chooses if the cluster has fitted constants, else a ring is used.
-        durations: times of all operations, in place of those of the cluster.
+        durations: times of all operations, in place of the cluster's times.
         watcher: observer, called with each event once it is known.
         progress: called with the number of simulated steps and the total.
     """

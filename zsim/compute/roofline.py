@@ -100,7 +100,7 @@ def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSums:
-    """Seconds of the kernels of an operation alone: products, and those that move memory.
+    """Seconds of the kernels of an operation alone: products, and kernels that move memory.
 
     An operation without a list of kernels moves the bytes it touches.
     """

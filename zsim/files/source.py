@@ -201,7 +201,7 @@ def _model_names() -> list[str]:
 
 
 def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
-    """Return the text of the file `name`; `what` is scenario or study, `shipped` installed names.
+    """Return the text of the scenario or study file `name`; errors list the `shipped` names.
 
     Raises:
         MistakeError: it cannot be read.

@@ -132,7 +132,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _mode_for(path: Path) -> int:
-    """Return the permissions of the file at `path`, or those of a new file."""
+    """Return the permissions of the file at `path`, or of a new file."""
     with suppress(FileNotFoundError):
         return S_IMODE(path.stat().st_mode)
     mask = os.umask(0)

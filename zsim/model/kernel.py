@@ -138,10 +138,10 @@ class Kernel:
 
     @property
     def causal_flops(self) -> int:
-        """FLOPs of the pairs of tokens that are not masked, rounded to half a row of scores.
+        """FLOPs of the pairs of tokens that are not masked, accurate to half a row of scores.
 
-        A window is cut short at the start of the sequence: as many queries as the window is wide
-        see only half of it on average.
+        A window is cut short at the start of the sequence: the first `window` queries see only
+        half of it on average.
         """
         if not self.causal:
             return self.flops

@@ -97,7 +97,7 @@ class Segment:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
         outputs: values it computes.
         parameters: names of the unit's parameters it reads, in the order of the unit; backward
-            computes gradients of those that are not frozen.
+            computes gradients of all that are not frozen.
         saved_bytes: bytes it keeps for its backward beyond its inputs and parameters.
         saves_input: whether its backward reads its inputs.
         forward_workspace_bytes, backward_workspace_bytes: maximum that it holds at once while it
@@ -155,7 +155,7 @@ class Segment:
 
     @property
     def reads_whole(self) -> bool:
-        """Return True if it gathers inputs of which ranks of the tensor axis hold parts."""
+        """Return True if it gathers inputs that are sharded over the tensor axis."""
         return self.reduces_input_gradient or self.gathers_input
 
     @property
@@ -295,7 +295,7 @@ class Model:
 
     @property
     def checkpointed_together(self) -> tuple[tuple[Unit, ...], ...]:
-        """Every unit, grouped with those that are recomputed together with it."""
+        """Every unit, in groups that are recomputed together."""
         grouped = groupby(self.units, key=lambda unit: (unit.block, unit.block or unit.name))
         return tuple(tuple(units) for _, units in grouped)
 

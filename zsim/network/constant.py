@@ -80,7 +80,7 @@ ADD = Constant(name="add")
 FILL_S = Constant(name="fill_s")
 """Time to fill the pipeline of large messages, in rings and trees."""
 FILL_BYTES = Constant(name="fill_bytes")
-"""Bytes per link at which the fill time saturates."""
+"""Scale, in bytes per link, at which the fill time saturates."""
 FAR_FILL_S = Constant(name="far_fill_s")
 """Additional fill time for each hop between nodes and S that a node forwards."""
 FAR_FILL_BYTES = Constant(name="far_fill_bytes")

@@ -1,6 +1,6 @@
 """The load of a collective on the links of a cluster, relative to that of a plain ring.
 
-A backend knows the load of a ring on every link, per byte that neighbours exchange. Another
+A backend computes the load of a ring on every link, per byte that neighbours exchange. Another
 algorithm, or a network with fitted constants, scales the load on GPU links and the load on links
 between nodes, and has another latency.
 """

@@ -45,7 +45,7 @@ def full_names(options: dict[str, object]) -> None:
 
 
 def take_autos(options: dict[str, object]) -> list[str]:
-    """Remove the options that are "auto" from `options`; return those that are filled."""
+    """Remove the options that are "auto" from `options`; return the filled ones."""
     found = [name for name, value in options.items() if value == AUTO]
     for name in found:
         del options[name]

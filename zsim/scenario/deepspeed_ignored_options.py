@@ -93,7 +93,7 @@ NAMED: Mapping[str, str] = {
     "flops_profiler": "the step that it profiles takes longer",
     "comms_logger": "its timers stop the host: steps take longer",
 }
-"""Options that zsim does not follow, with the difference: steps are as usual, or only slower."""
+"""Options that zsim ignores, with the difference: most steps are the same, or only slower."""
 
 CHANGING = frozenset(
     {

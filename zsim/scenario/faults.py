@@ -61,7 +61,7 @@ def _without_uplinks(fault: SlowUplinks | DeadUplinks, cluster: Cluster) -> str 
 
 
 def beyond(field: str, number: int, limit: int, what: str) -> str | None:
-    """Return a line unless `number` is below `limit`; `what` names the counted hardware."""
+    """Return an error line unless 0 <= `number` < `limit`, the count of `what`; else None."""
     if 0 <= number < limit:
         return None
     if limit == 1:

@@ -102,7 +102,7 @@ REFUSED = {
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
     "deepspeed": "Megatron-DeepSpeed (write a scenario with zero.emulate = deepspeed)",
 }
-"""Arguments that select another model or runtime, which is not modelled."""
+"""Arguments that select a model or runtime that is not modelled."""
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:

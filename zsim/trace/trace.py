@@ -231,7 +231,7 @@ class LastStep:
     """Times of the last step of a trace, and nothing else.
 
     `ranks` has one rank of each simulated class; intervals are cut to the step. `trust` and `error`
-    are those of the trace.
+    are taken from the trace.
     """
 
     begin_ps: int

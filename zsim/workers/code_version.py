@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("zsim", "zsim_des")
-"""Packages on which a simulated run depends, other than those that its scenario names."""
+"""Packages on which every simulated run depends."""
 
 
 @cache

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from threading import Lock
-from time import perf_counter  # noqa: TID251  (how long runs take is told to who waits for them)
+from time import perf_counter  # noqa: TID251  (the user sees how long runs take)
 
 from zsim.backend.backend import RunFailedError, simulator
 from zsim.limits import USUAL, Limits, TimeLimitError, limits, using

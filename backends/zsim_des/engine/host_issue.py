@@ -206,7 +206,7 @@ class _Making:
             self._lengths[stream] += 1
 
     def _still(self, stream: int, waits: list[int]) -> tuple[int, ...]:
-        """Return the slots in `waits` that still need a wait; skip those of branches not taken."""
+        """Return the slots in `waits` that still need a wait; skip branches that are not taken."""
         reached = self._reached[stream]
         latest: dict[int, int] = {}
         for slot in waits:

@@ -52,7 +52,7 @@ class AskedMemory:
         return [] if wait is None else self._awaited(wait)
 
     def _is_over(self, now_ps: int, pending: Pending) -> bool:
-        """Return True if all uses have ended at `now_ps`; drop those that have from the list."""
+        """Return True if all uses have ended at `now_ps`; remove ended uses from the list."""
         step, free = pending
         left = self._left[step, free.id]
         while left:

@@ -143,7 +143,7 @@ class Rank:
                 self._tails[group] = (instance, slot)
 
     def _wait(self, waited: Sequence[Awaited]) -> Iterator[Awaited]:
-        """Wait for slots; yield those that have not ended."""
+        """Wait for slots; yield each one that has not ended."""
         for where, slot in waited:
             if where.ends[slot] < 0:
                 yield where, slot

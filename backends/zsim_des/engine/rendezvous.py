@@ -30,7 +30,7 @@ class MismatchError(RuntimeError):
 
 @dataclass(slots=True)
 class CarriedStart:
-    """Bytes on the host side of a node: when they can start, and what to call at the end."""
+    """Bytes on the host side of a node: when they can start, and a callback for the end."""
 
     ready_ps: int
     finish: Callable[[int], None]

@@ -230,7 +230,7 @@ class Stream:
         beside.kernel(time_ps, moving_ps, self._over)
 
     def _meet(self, batch: EntryBatch, item: Item, ready_ps: int) -> None:
-        """Arrive at the meeting of a communication, and stay at it until it has ended."""
+        """Arrive at the meeting of a communication, which `_met` ends."""
         beside = self._beside
         if beside is not None:
             beside.come(takes=not item.what.is_copied)

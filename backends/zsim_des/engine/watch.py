@@ -9,7 +9,7 @@ from zsim_des.engine.instruction import Enqueue
 class RunWatcher(Protocol):
     """Observes every action of every host, and every entry of every stream.
 
-    Calls come in an order that the schedule allows: all that an entry waits for is reported before
+    Calls come in an order that the schedule allows: dependencies of an entry are reported before
     it. Times of calls need not ascend, since ends that are known ahead are reported ahead. `rank`
     is the number of a rank; in a folded run, of the rank that represents its class.
     """
@@ -28,7 +28,7 @@ class RunWatcher(Protocol):
 
 
 class Durations(Protocol):
-    """Times of all operations, which replace those of the cluster. Picoseconds, 0 or more."""
+    """Times of all operations, in place of the cluster's times. Picoseconds, 0 or more."""
 
     def issue_ps(self, rank: int, step: int, operation: str) -> int:
         """Return the time of the host of `rank` to put an operation on its stream."""

@@ -1,4 +1,4 @@
-"""Placement of communicators: on which ranks, in which domains, in what order."""
+"""Placement of communicators: their ranks, domains and order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,9 +83,10 @@ class Spread:
 
     `members[i]` are the ranks of communicator i in order of position. `on_domain` is the number of
     members in the rank's NVSwitch domain, `domains` the number of domains of its communicator. In a
-    ring, the ranks of a domain are adjacent, and domains ascend. It represents several
-    interleaved rings: ring k leaves a domain at member k and enters the next at member k + 1. `inner` are flows within domains, each with all the bytes but those that leave; `outer`
-    are flows between domains. `block` numbers the pair of domains of each flow of `outer`.
+    ring, the ranks of a domain are adjacent, and domains ascend. It represents several interleaved
+    rings: ring k leaves a domain at member k and enters the next at member k + 1. `inner` are flows
+    within domains, each with all the bytes but those that leave; `outer` are flows between domains.
+    `block` numbers the pair of domains of each flow of `outer`.
     """
 
     name: str
@@ -130,7 +131,7 @@ def spreads(
 
 ON_ONE_RANK = (Compute, Copy, Fill)
 MEETINGS = (Communication, Together)
-"""Operations that involve one rank, and those that involve several."""
+"""Operations on one rank, and operations that involve several."""
 
 
 def used_of(schedule: Schedule) -> Used:

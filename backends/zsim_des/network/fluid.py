@@ -151,7 +151,7 @@ class Network:
         return [rates[number] for number in numbers]
 
     def _rates_of(self, key: tuple[int, ...]) -> dict[int, Rate]:
-        """Return by shape the rates of activities that share no link with others."""
+        """Return by shape the rates of activities, which share links only with each other."""
         rates = self._rates_beside.get(key)
         if rates is None:
             shapes = tuple([self._shapes[number][self.state] for number in key])

@@ -155,8 +155,8 @@ def neighbour_table(first: int, last: int, wiring: Wiring, ways: Routes) -> Load
 def laps_ps(spread: Spread, node: Ints, ways: Routes, board_ps: int) -> Ints:
     """Return the latency once around each communicator's ring, beyond domains and their NICs.
 
-    It is the latency of the fabric between each two domains, by the longest of the routes that the
-    rings take, and of the links between boards in both directions. Picoseconds.
+    Picoseconds. The sum of the latency of the fabric between domains, by the longest route of the
+    rings, and of the links between boards in both directions.
     """
     total = np.zeros(len(spread.members), np.int64)
     outer = spread.outer

@@ -108,7 +108,7 @@ class Trouble:
         self.outages = Outages([fault for fault in faults if isinstance(fault, Dead)], cluster)
 
     def shape(self) -> tuple[object, ...]:
-        """Return a key of all that affects folding; equal keys have equal classes."""
+        """Return a key of everything that affects folding; equal keys have equal classes."""
         cluster, fabric = self.cluster, self.cluster.fabric
         board = cluster.board_link
         return (

@@ -1,8 +1,8 @@
 """Classes of equivalent ranks, and the links that their groups use.
 
-Two ranks are in one class if they run the same program on equal hardware, if their communicators
-are equivalent (ranks, domains, loads on links), and if the ranks that they meet in communicators,
-by Send and Receive and on links are in the same classes. So one rank represents its class exactly,
+Two ranks are in one class if they run the same program on equal hardware and their communicators
+are equivalent (ranks, domains, loads on links). The ranks that they meet in communicators, by Send
+and Receive and on links must also be in the same classes. So one rank represents its class exactly,
 and one link its class; one collective represents the collectives of all communicators of a class.
 If links die during the run, classes must hold before and after.
 """

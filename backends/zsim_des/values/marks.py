@@ -146,7 +146,7 @@ def _combined(reduction: Reduction, parts: Sequence[Marks]) -> Marks:
 
 
 def unseen(job: Job, places: Sequence[Planted]) -> list[Planted]:
-    """Return those of `places` in the first step that a branch does not see.
+    """Return the `places` in the first step that a branch does not see.
 
     Raises:
         RefusedError: the schedule cannot be simulated.

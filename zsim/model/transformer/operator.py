@@ -152,7 +152,7 @@ def with_gradients(stretches: Iterable[Stretch], given: Iterable[Value]) -> froz
 def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch:
     """Join stretches without a collective between them; values between them become internal.
 
-    Outputs are those read `later`, or if none is, those of the last stretch. An input that the
+    Outputs are the values read `later`, or else the outputs of the last stretch. An input that the
     first stretch gathers stays the last input.
     """
     made = {value.name: value for stretch in stretches for value in stretch.outputs}

@@ -9,9 +9,8 @@ transformer_engine/pytorch/module/base.py) are:
   tokens of one rank at a time (`split_overlap_ag`) while copy engines bring the next;
 - `pipeline`: the last layer computes its output in quarters; a kernel scatters each quarter while
   the next is computed (`split_overlap_rs`);
-- `bulk`: the input gradient of the first layers is computed while a kernel gathers their input
-  again, and the gradient of their weights while a kernel scatters the input gradient
-  (`bulk_overlap`).
+- `bulk` (`bulk_overlap`): a kernel gathers the input of the first layers again while their input
+  gradient is computed, and scatters that while the gradient of their weights is computed.
 
 Functions are of transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp.
 

@@ -98,7 +98,7 @@ def until_saved(found: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def _split(stretch: Stretch, needed: Container[str]) -> SplitBackward | None:
-    """Return the backward in two parts; None if it has no gradients of one of the two sorts.
+    """Return the backward in two parts; None if it lacks input or parameter gradients.
 
     Kernels of the second part are in the order of parameters (`stage_backward_weight`, torch 2.13).
     """
@@ -189,8 +189,8 @@ def _forward_workspace(stretch: Stretch, kept: Mapping[str, Tensor]) -> int:
 def _backward_workspace(course: Iterable[AllocationEvent]) -> int:
     """Return the peak memory of backward beyond the buffers that exist anyway.
 
-    Those are the gradients of all parameters and inputs, which exist from the start, and the saved
-    tensors, which exist until the end, though autograd drops them in between.
+    The gradients of all parameters and inputs have buffers from the start. Saved tensors keep
+    theirs until the end, though autograd drops them in between.
     """
     level = most = room = 0
     for buffer, _, size in course:

@@ -101,7 +101,7 @@ def _state(size: Size, name: str) -> tuple[Tensor, ...]:
 
 
 def _kernel(size: Size, keys: int, *, backward: bool) -> Kernel:
-    """Return attention of a rank's queries to `keys` keys, half of which are masked."""
+    """Return attention of a rank's queries to `keys` keys; half of its scores are masked."""
     shape = (
         size.sequences,
         size.heads,

@@ -24,7 +24,7 @@ SPREAD = Constant(name="spread")
 FILL_S = Constant(name="direct_fill_s")
 """Time to fill the pipeline of large messages."""
 FILL_BYTES = Constant(name="direct_fill_bytes")
-"""Bytes per link at which the fill time saturates."""
+"""Scale, in bytes per link, at which the fill time saturates."""
 
 SMOOTH = 8.0  # two similar limits combine: the sum of their 8th powers
 

@@ -28,7 +28,7 @@ CHOICE = Constant(name="nvls_choice")
 FILL_S = Constant(name="nvls_fill_s")
 """Time to fill the pipeline of large messages, for each rank of a node."""
 FILL_BYTES = Constant(name="nvls_fill_bytes")
-"""Bytes per link at which the fill time saturates."""
+"""Scale, in bytes per link, at which the fill time saturates."""
 
 
 class Nvls(Algorithm):
