@@ -1,4 +1,4 @@
-"""A schedule as the simulator keeps it from question to question: instructions, folds, slots."""
+"""A schedule as the simulator keeps it between simulations: instructions, folds, slots."""
 
 from dataclasses import dataclass, field
 
@@ -13,14 +13,14 @@ from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.fold import fold
 
 FOLDS_KEPT = 1000
-"""States of a cluster whose folds are kept."""
+"""Maximum number of cluster states whose folds are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredSchedule:
-    """Instructions by role and the groups in use, and what they were made from.
+    """Instructions by role and the groups in use, with the schedule and GPU of their origin.
 
-    `asking` are the instructions of hosts that ask for memory, once that was needed.
+    `asking` are the instructions of hosts that request memory, filled at first use.
     """
 
     schedule: Schedule
@@ -33,14 +33,14 @@ class LoweredSchedule:
     slots_by_course: dict[int, SlotKinds] = field(default_factory=dict[int, SlotKinds])
 
     def slots(self, course: HostIssue) -> SlotKinds:
-        """Return what the slots of `course` do, which the programs keep."""
+        """Return the kinds of the slots of `course`, computed once per course."""
         found = self.slots_by_course.get(id(course))
         if found is None:
             found = self.slots_by_course[id(course)] = slots_of(course)
         return found
 
     def fold(self, trouble: Trouble, *, unfold: bool) -> Fold:
-        """Return the classes of the schedule; kept for clusters that differ in bandwidths alone."""
+        """Return the classes of the schedule; clusters that differ only in bandwidth share them."""
         if unfold:
             return fold(self.schedule, trouble, unfold=True, used=self.used)
         key = trouble.shape()

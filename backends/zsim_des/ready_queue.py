@@ -1,4 +1,4 @@
-"""The ready queue: who may go on, first come first served, and what is done at a later time."""
+"""The ready queue: walkers that may advance, first come first served, and alarms."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,22 +9,22 @@ import simpy
 from simpy.events import NORMAL, EventPriority
 
 LATE = EventPriority(NORMAL + 1)
-"""Of what happens at a time after everything else that does."""
+"""Priority of alarms that ring after all others at the same time."""
 
 
 class Walker(Protocol):
-    """A host or a stream: goes on until something that it needs is not known."""
+    """A host or a stream: advances until it needs a time that is not known yet."""
 
     def advance(self) -> None:
-        """Go on as far as possible."""
+        """Advance as far as possible."""
         ...
 
 
 class Clock(simpy.Environment):
-    """Simulated time, of which all events are alarms."""
+    """Simulated time; all its events are alarms."""
 
     def ring_all(self) -> None:
-        """Let all alarms ring, as `run` does: without looking for what no alarm is or does."""
+        """Ring all alarms, like `run`, but without the checks that alarms do not need."""
         queue = self._queue
         while queue:
             self._now, _, _, event = heappop(queue)
@@ -33,7 +33,7 @@ class Clock(simpy.Environment):
 
 
 class Alarm(simpy.Event):
-    """Something that is done at a later time. A timeout that nobody waits for, and cheaper."""
+    """Calls `act` at a later time. Like a timeout without waiters, but cheaper."""
 
     __slots__ = ("act",)
 
@@ -58,11 +58,11 @@ def _ring(alarm: simpy.Event) -> None:
 
 
 RING: list[Callable[[simpy.Event], None]] = [_ring]
-"""Callbacks of an alarm, the same list for all."""
+"""Callbacks of an alarm; all alarms share this list."""
 
 
 class Agenda:
-    """Walkers that have been woken. Nobody goes on inside another one's step."""
+    """Walkers that have been woken. A walker never advances inside another one's step."""
 
     def __init__(self, env: Clock) -> None:
         self.env = env
@@ -70,11 +70,11 @@ class Agenda:
         self._runs = False
 
     def wake(self, walker: Walker) -> None:
-        """`walker` may be able to go on: it will at the next `run`, or in the one under way."""
+        """Let `walker` advance at the next `run`, or in the one in progress."""
         self._woken.append(walker)
 
     def run(self) -> None:
-        """Let all that are woken go on, and those that these wake."""
+        """Let all woken walkers advance, and those that they wake."""
         if self._runs:
             return
         self._runs = True
@@ -84,7 +84,7 @@ class Agenda:
         self._runs = False
 
     def wake_after(self, time_ps: int, walker: Walker) -> None:
-        """Let `walker` go on when all that happens at `time_ps` is known."""
+        """Wake `walker` after all other events at `time_ps`."""
 
         def alarm() -> None:
             self.wake(walker)
@@ -93,7 +93,7 @@ class Agenda:
         Alarm(self.env, time_ps - int(self.env.now), alarm, LATE)
 
     def at(self, time_ps: int, act: Callable[[], None]) -> None:
-        """Do something at `time_ps`, now or later, then let go on whom it wakes."""
+        """Call `act` at `time_ps`, now or later, then let the walkers advance that it wakes."""
 
         def alarm() -> None:
             act()

@@ -1,4 +1,4 @@
-"""`SimBackend`: a job in, a trace out."""
+"""`SimBackend`: simulates a job and returns its trace."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -40,29 +40,29 @@ from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
 
 EVENTS_AT_ONCE = 5000
-"""Events between two looks at how many steps are done: a tenth of a second of them."""
+"""Events between two progress reports: about a tenth of a second."""
 
 At = Callable[[int, Callable[[], None]], None]
-"""Does something at a time after the first step began."""
+"""Calls a function at a time after the start of the first step."""
 
 
 class SimBackend:
     """Simulates a schedule on a cluster, by events, in integer picoseconds.
 
-    An event of a communication starts when the rank reaches it, as a kernel that waits for its
-    peers does on a GPU, and ends for all members at one time.
+    The event of a communication starts when the rank reaches it, like a GPU kernel that waits for
+    its peers. It ends for all members at the same time.
 
     Attributes:
-        unfold: simulate every rank for itself instead of one of each class.
+        unfold: simulate every rank separately instead of one per class.
         overflow_steps: steps in which every branch finds a value that is not zero.
-        faults: what is slow or dead. Ranks that a fault tells apart are simulated apart; jitter
-            tells all of them apart.
+        faults: slow or dead hardware. Ranks that a fault affects differently are simulated
+            separately; jitter affects every rank differently.
         neighbours: other jobs that use the links.
-        decision: the algorithm that collectives take where they can, and in how many chunks;
-            without one the tuner chooses if the cluster has fitted constants, else it is a ring.
-        durations: how long everything takes, instead of what the cluster says.
-        watcher: is told what happens, as it becomes known.
-        progress: is told how many steps are simulated, and of how many.
+        decision: the algorithm of collectives that support it, and its number of chunks; if not
+            given, the tuner chooses if the cluster has fitted constants, else a ring is used.
+        durations: times of all operations, in place of the cluster's times.
+        watcher: observer, called with each event once it is known.
+        progress: called with the number of simulated steps and the total.
     """
 
     name = "sim"
@@ -94,7 +94,7 @@ class SimBackend:
 
     @uncollected()
     def refusal(self, job: Job) -> str | None:
-        """One line that says why `job` cannot be simulated, or None."""
+        """Return one line that says why `job` cannot be simulated, or None."""
         try:
             self._lower(job)
         except RefusedError as error:
@@ -103,11 +103,11 @@ class SimBackend:
 
     @uncollected()
     def run(self, job: Job, *, seed: int) -> Trace:
-        """Simulate setup and all steps. Nothing is drawn: `seed` is only noted.
+        """Simulate setup and all steps. Nothing is random but jitter; the trace records `seed`.
 
         Raises:
             RefusedError: more ranks than GPUs, an unknown rate, an edge to a later operation.
-            RunFailedError: operations wait for ever, or meet others that do not match.
+            RunFailedError: operations wait forever, or meet others that do not match.
         """
         done = self._simulate(job, seed)
         worst = self._lower(job).worst_cases
@@ -129,18 +129,17 @@ class SimBackend:
 
     @property
     def _aside(self) -> list[str]:
-        """Return parts of the simulation that no published run is known to have had."""
+        """Return simulated features that no published measurement covers."""
         return ["faults"] * bool(self.faults) + ["other jobs"] * bool(self.neighbours)
 
     def step_ends_ps(
         self, job: Job, *, seed: int = 0, faults: Sequence[Fault] = (), waits: bool = True
     ) -> tuple[int, ...]:
-        """Return when each step ends, and nothing else: for many what-if questions in a row.
+        """Return only the end of each step, in picoseconds: fast, for many what-if questions.
 
-        The same numbers as in the trace of `run`, without the time that recording takes. What does
-        not depend on bandwidths is kept for the next calls with the same schedule. `faults`
-        come on top of those of the backend. Without `waits` no host waits for memory, and whether
-        one would is not found out.
+        The same numbers as in the trace of `run`, without the cost of recording. Results that do
+        not depend on bandwidths are cached for later calls with the same schedule. `faults` are
+        added to those of the backend. Without `waits`, hosts neither wait for memory nor check it.
 
         Raises:
             RefusedError, RunFailedError: as `run`.
@@ -154,7 +153,7 @@ class SimBackend:
         neighbours: Sequence[Neighbour] = (),
         decision: Decision | None = None,
     ) -> "SimBackend":
-        """Return the same with these faults, neighbours and decision; keep what depends on none."""
+        """Return a backend with other faults, neighbours and decision; share cached results."""
         found = SimBackend(
             unfold=self.unfold,
             overflow_steps=self.overflow_steps,
@@ -263,7 +262,7 @@ class SimBackend:
         return kept
 
     def _courses(self, job: Job, *, asks: bool) -> dict[str, Courses]:
-        """Return what the hosts of each role issue; with `asks` they ask for memory."""
+        """Return the courses of the hosts by role; with `asks`, hosts request their memory."""
         watched, gpu = self.watcher is not None, job.cluster.gpu
         try:
             return {
@@ -279,7 +278,7 @@ class SimBackend:
     def _drain(
         self, agenda: Agenda, ranks: Sequence[Rank], steps: Sequence[int], begin_ps: int
     ) -> int:
-        """Let the hosts issue `steps` from `begin_ps` on; when everything has drained."""
+        """Let the hosts issue `steps` from `begin_ps` on; return when everything has finished."""
         for rank in ranks:
             rank.begin(steps, begin_ps, self.overflow_steps)
         try:
@@ -300,7 +299,7 @@ class SimBackend:
     def _run_telling(
         progress: Callable[[int, int], object], env: simpy.Environment, rank: Rank, steps: int
     ) -> None:
-        """Run all events; on the way tell how many steps of `rank` have drained."""
+        """Run all events; regularly report how many steps of `rank` have finished."""
         done = 0
         while env.peek() != inf:
             with suppress(EmptySchedule):
@@ -315,7 +314,7 @@ class SimBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """State when everything has drained. The first step began at `begin_ps`."""
+    """State after everything has finished. The first step began at `begin_ps`."""
 
     ranks: Sequence[Rank]
     links: FoldedLinkTable
@@ -323,7 +322,7 @@ class _Done:
     begin_ps: int
 
     def step_ends_ps(self, steps: int) -> tuple[int, ...]:
-        """Return when all streams of all ranks had drained of each step, since the first began."""
+        """Return by step when all streams of all ranks had finished, since the first one began."""
         ends = [0] * steps
         for rank in self.ranks:
             for instance in rank.instances:
@@ -336,7 +335,7 @@ class _Done:
 def _begin_trouble(
     network: Network, links: FoldedLinkTable, trouble: Trouble, begin_ps: int
 ) -> None:
-    """Let slow links and neighbours come and go at their times after `begin_ps`."""
+    """Start and end slow links and neighbours at their times after `begin_ps`."""
     env = network.env
 
     def at(time_ps: int, act: Callable[[], None]) -> None:
@@ -360,7 +359,7 @@ def _visit(at: At, network: Network, shape: int, window: Window) -> None:
 
 
 def _link_use(network: Network, links: FoldedLinkTable, step: int) -> tuple[LinkUse, ...]:
-    """Bytes on every kind of link in `step`, as the network moved them."""
+    """Return the bytes that the network moved on every kind of link in `step`."""
     moved = [Fraction(0)] * len(links.classes)
     for (number, when, state), size_bytes in network.moved.items():
         if when == step:
@@ -385,7 +384,7 @@ def _link_use(network: Network, links: FoldedLinkTable, step: int) -> tuple[Link
 
 
 def _out_of_memory(traces: Sequence[RankTrace]) -> OutOfMemory | None:
-    """Return the first rank and pool that would have to reserve more memory than there is."""
+    """Return the first rank and pool that need more memory than their capacity."""
     for trace in traces:
         for found in trace.reservations:
             if found.shortage is not None and found.capacity_bytes is not None:

@@ -1,8 +1,8 @@
-"""Time of a read or write of NVMe drives: what is in flight, and what the drives sustain.
+"""Time of a read or write of NVMe drives: by blocks in flight, and by the rate of the drives.
 
-An operation is cut into blocks, of which so many are in flight on each thread; a file is striped
-over all drives, so that a block is on as many as it has stripes. An operation takes the longer of
-what the drives need and what the blocks in flight allow, each of which takes the latency and its
+An operation is cut into blocks; each thread has a fixed number in flight. A file is striped over
+all drives, so each stripe of a block is on another drive. The time of an operation is the longer of
+two bounds: the rate of the drives, and the blocks in flight. Each block takes the latency and its
 own transfer (the asymptotic bounds of a closed network: Denning and Buzen 1978, "The operational
 analysis of queueing network models", ACM Computing Surveys 10.3).
 """
@@ -21,12 +21,12 @@ SECONDS_PER_DAY = 86_400
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveAccess:
-    """The way a read or write is issued; the defaults are those of DeepSpeed's `aio` table.
+    """How a read or write is issued; the defaults are those of DeepSpeed's `aio` table.
 
     Attributes:
-        block_bytes, queue_depth: blocks into which a thread cuts its part, and how many of them it
-            has in flight.
-        threads: parts into which an operation is cut, each on a thread of its own.
+        block_bytes, queue_depth: size of the blocks into which a thread cuts its part, and number
+            of them in flight.
+        threads: parts into which an operation is cut, each on a separate thread.
         drives: drives that its file is striped over; None is all.
         waves: a thread waits for all blocks in flight before it issues more (`overlap_events` off).
     """
@@ -48,7 +48,7 @@ def drive_bytes_per_s(drives: Drives, access: DriveAccess, *, writes: bool) -> i
     """Return bytes per second of one rank that has the drives to itself.
 
     Raises:
-        ClusterError: the rate of the drives is not known, or there are fewer.
+        ClusterError: the rate of the drives is not known, or `access` needs more drives.
     """
     count = drives.count if access.drives is None else access.drives
     if count > drives.count:
@@ -68,7 +68,7 @@ def drive_bytes_per_s(drives: Drives, access: DriveAccess, *, writes: bool) -> i
 
 
 def drive_ps(size_bytes: int, drives: Drives, access: DriveAccess, *, writes: bool) -> int:
-    """Return picoseconds in which a rank alone reads or writes `size_bytes`.
+    """Return the picoseconds in which one rank alone reads or writes `size_bytes`.
 
     Raises:
         ClusterError: as `drive_bytes_per_s`.
@@ -80,12 +80,12 @@ def drive_ps(size_bytes: int, drives: Drives, access: DriveAccess, *, writes: bo
 
 
 def wear_per_day(written_bytes: int, step_s: float, drives: Drives) -> float | None:
-    """Return the share of all drives' endurance that a day of steps takes; None if not rated.
+    """Return the share of all drives' endurance that a day of steps uses; None if not rated.
 
-    `written_bytes` is what a node writes in a step of `step_s` seconds.
+    `written_bytes` are the bytes that a node writes in a step of `step_s` seconds.
 
     Raises:
-        ClusterError: a step takes no time.
+        ClusterError: `step_s` is not positive.
     """
     if step_s <= 0:
         raise ClusterError(f"drive wear: step_s {step_s} must be more than 0")

@@ -1,13 +1,13 @@
 """Time of a kernel by fitted constants: a roofline whose efficiency depends on shape.
 
-A product of matrices is cut into tiles, and these are spread over the processors in waves: the last
-wave may be half empty, and each tile first fills a pipeline over its inner extent. Libraries choose
-the tile, and cut the inner extent where there are few; so the fastest of several counts. Operands
-of odd extents are loaded in smaller pieces (`zsim/cluster/profile/row_alignment.py`). That is
-how NVIDIA describes it ("Matrix Multiplication Background User's Guide", on tile and wave
-quantization); which tiles there are, and what each reaches, is fitted. Attention is spread the same
-way, in rows of 128 queries, with heads padded to a multiple of 32 elements (Dao 2023,
-"FlashAttention-2", section 3.2, and its kernels). All else moves memory.
+A matrix product is cut into tiles, which run on the processors in waves. The last wave may be half
+empty, and each tile first fills a pipeline over its inner extent. Libraries choose the tile, and
+cut the inner extent if there are few tiles, so the fastest of several choices counts. Operands of
+odd extents are loaded in smaller pieces (`zsim/cluster/profile/row_alignment.py`). NVIDIA describes
+it in "Matrix Multiplication Background User's Guide", on tile and wave quantization; the available
+tiles and their efficiency are fitted. Attention is spread in the same manner, in rows of 128
+queries, with heads padded to a multiple of 32 elements (Dao 2023, "FlashAttention-2", section 3.2,
+and its kernels). All other kernels are limited by memory.
 """
 
 from collections.abc import Iterator
@@ -20,28 +20,28 @@ from zsim.cluster.profile.kernels import KernelProfile
 from zsim.model.kernel import Kernel, KernelKind
 
 EVEN_WAVES = 6
-"""From so many waves on tiles even out over the processors."""
+"""With at least this many waves, tiles are spread evenly over the processors."""
 
 SPLITS = (1, 2, 4, 8)
 """Parts into which the inner extent may be cut; their sums are added in fp32."""
 
 SPLIT_WAVES = 2
-"""Nothing is cut into more tiles than so many waves."""
+"""Products are not cut into more tiles than this many waves."""
 
 ROWS, PAD = 128, 32
-"""Queries of a tile of attention, and what heads are padded to."""
+"""Queries per tile of attention, and the multiple to which heads are padded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """Peaks of a GPU in a second: operations of a format, bytes to and from memory."""
+    """Peak rates of a GPU per second: operations of a format, bytes to and from memory."""
 
     flops: float
     bytes: float
 
 
 class Tiling(NamedTuple):
-    """One way to cut a product: the tile's constant, its area, how many, steps, sums in bytes."""
+    """A tiling of a product: the tile's constant, its area, tiles, steps, bytes of partial sums."""
 
     tile: str
     area: int
@@ -56,12 +56,12 @@ TILES = (
     ("tile_128x64", 128, 64),
     ("tile_64x64", 64, 64),
 )
-"""Names of constants, and extents; the largest is what `product` is of."""
+"""Names of constants, and extents; `product` is the efficiency of the largest."""
 
 
 @lru_cache(maxsize=4096)
 def tilings(batch: int, m: int, n: int, k: int) -> tuple[Tiling, ...]:
-    """Ways to cut `batch` products of m x k with k x n."""
+    """Return possible tilings of `batch` products of m x k with k x n."""
     return tuple(_tilings(batch, m, n, k))
 
 
@@ -75,13 +75,13 @@ def _tilings(batch: int, m: int, n: int, k: int) -> Iterator[Tiling]:
 
 
 def waves(count: int, processors: float) -> float:
-    """Waves that so many tiles take on so many processors."""
+    """Return the waves of `count` tiles on `processors`."""
     exact = count / processors
     return exact if exact > EVEN_WAVES else ceil(exact)
 
 
 def product_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
-    """Seconds of a product of matrices, by what limits it."""
+    """Return the seconds of a matrix product."""
     batch, m, n, k = kernel.shape
     reached = peaks.flops * by.product / by.processors
     aligned = aligned_share(kernel, by)
@@ -93,14 +93,14 @@ def product_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
             continue
         share = getattr(by, tile) if tile else 1.0
         of_one = waves(tiles * kernel.streams, processors) / kernel.streams
-        # narrow loads take longer for each step, not until the first ones come
+        # narrow loads slow every step, but not the fill of the pipeline
         work = of_one * 2 * area * (steps / aligned + by.product_fill)
         best = min(best, work / (reached * share) + sums / bandwidth)
     return max(best, kernel.bytes / bandwidth)
 
 
 def aligned_share(kernel: Kernel, by: KernelProfile) -> float:
-    """Return what a product reaches of one whose operands begin at round addresses."""
+    """Return the speed of a product relative to one with aligned operands."""
     if by.alignment is None:
         return 1.0
     inner_bytes, outer_bytes = kernel.row_bytes
@@ -108,7 +108,7 @@ def aligned_share(kernel: Kernel, by: KernelProfile) -> float:
 
 
 def attention_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
-    """Seconds of attention whose scores stay on the chip."""
+    """Return the seconds of attention whose scores stay on the chip."""
     sequences, heads, _, queries, _, size = kernel.shape
     padded = ceil(size / PAD) * PAD / size
     count = sequences * heads * ceil(queries / ROWS)
@@ -120,16 +120,16 @@ def attention_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
 
 
 def fitted_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
-    """Seconds of `kernel` on a GPU with `peaks`, of which it reaches what `by` says."""
+    """Return the seconds of `kernel` on a GPU with `peaks`, with the efficiencies of `by`."""
     return by.fixed_s + work_s(kernel, peaks, by) / by.training.share(kernel)
 
 
 def work_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
-    """Seconds of the work of `kernel` where it runs alone."""
+    """Return the seconds of the work of `kernel` alone on the GPU."""
     match kernel.kind:
         case KernelKind.MATMUL if len(kernel.shape) == 4:
             return product_s(kernel, peaks, by)
-        case KernelKind.MATMUL:  # of no known shape
+        case KernelKind.MATMUL:  # of unknown shape
             moved = kernel.bytes / (peaks.bytes * by.product_memory)
             return max(kernel.flops / (peaks.flops * by.product), moved)
         case KernelKind.ATTENTION:

@@ -1,10 +1,10 @@
-"""Time of kernels on host threads: bytes of host memory, at the share of it that they reach.
+"""Time of kernels on host threads: bytes of host memory, at a measured share of its bandwidth.
 
-A kernel that runs over tensors larger than the caches takes as long as its memory traffic. Adam
-reads four fp32 tensors and writes all of them but the gradient: 28 bytes a parameter, with which
-ZeRO-Offload's table 4 (Ren et al. 2021, arXiv 2101.06840) comes to 93 to 127 GB/s on a DGX-2. The
-share of the memory's bandwidth that a kernel reaches with all cores is measured, and stands in the
-node's description; kernels of several ranks share cores and memory.
+A kernel over tensors larger than the caches takes as long as its memory traffic. Adam reads four
+fp32 tensors and writes three of them, all but the gradient: 28 bytes a parameter. With this,
+ZeRO-Offload's table 4 (Ren et al. 2021, arXiv 2101.06840) gives 93 to 127 GB/s on a DGX-2. The
+share of memory bandwidth that a kernel reaches with all cores is measured, and part of the node's
+description. Kernels of several ranks share cores and memory.
 """
 
 from dataclasses import dataclass
@@ -32,22 +32,22 @@ BY_ACTION = {
     Action.NORM: HostKernel.NORM,
     Action.FINITE: HostKernel.NORM,
 }
-"""Kernels of the actions of a schedule; every other one on the host is a cast, as copies are."""
+"""Kernels of the actions of a schedule; all other host operations, such as copies, are casts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKernelWork:
-    """Host memory traffic of a kernel, and the most bytes per second of it on all cores."""
+    """Host memory traffic of a kernel, and its maximum bytes per second on all cores."""
 
     traffic_bytes: int
     at_most_bytes_per_s: int
 
 
 def host_kernel_work(kernel: HostKernel, elements: int, cluster: Cluster) -> HostKernelWork:
-    """Return what `kernel` over `elements` asks of a node.
+    """Return the traffic and the maximum rate of `kernel` over `elements`.
 
     Raises:
-        ClusterError: its CPUs are not described.
+        ClusterError: the CPUs of the node are not described.
     """
     host = need_cpu(cluster)
     assert host.cpu is not None
@@ -58,7 +58,7 @@ def host_kernel_work(kernel: HostKernel, elements: int, cluster: Cluster) -> Hos
 
 
 def host_kernel_ps(kernel: HostKernel, elements: int, cluster: Cluster, *, ranks: int = 1) -> int:
-    """Return picoseconds of `kernel` when so many ranks of a node run as large a one at a time.
+    """Return the picoseconds of `kernel` if `ranks` of a node run it at the same time.
 
     Raises:
         ClusterError: the CPUs of the node are not described.
@@ -69,5 +69,5 @@ def host_kernel_ps(kernel: HostKernel, elements: int, cluster: Cluster, *, ranks
 
 
 def kernel_of(action: Action) -> HostKernel:
-    """Return the kernel by whose rate an action on host memory is timed."""
+    """Return the kernel whose rate an action on host memory has."""
     return BY_ACTION.get(action, HostKernel.CAST)

@@ -1,7 +1,7 @@
-"""Rates of traffic on the host side of a node when several ranks move as much at a time.
+"""Rates of traffic on the host side of a node when several ranks move equal bytes.
 
-What the simulation's fair shares come to where all flows are equal: the link with the most to carry
-for its bandwidth decides.
+This equals the fair shares of the simulation if all flows are equal: the link with the largest load
+relative to its bandwidth decides.
 """
 
 from collections import defaultdict
@@ -14,12 +14,12 @@ from zsim.cluster.links import link_classes
 
 
 def equal_bytes_per_s(cluster: Cluster, flows: Mapping[HostFlow, int]) -> Fraction:
-    """Return bytes per second of each flow, if of each kind so many ranks of a node have one.
+    """Return bytes per second of each flow, if `flows` has the number of ranks for each kind.
 
-    They are the first ranks of the node, and all flows go at one rate.
+    They are the first ranks of the node, and all flows have the same rate.
 
     Raises:
-        ClusterError: the node lacks what a flow needs, or describes no link that carries it.
+        ClusterError: the node lacks hardware for a flow, or describes no link that carries it.
     """
     speeds = {
         name: each.bytes_per_s
@@ -36,7 +36,7 @@ def equal_bytes_per_s(cluster: Cluster, flows: Mapping[HostFlow, int]) -> Fracti
 
 
 def _number(cluster: Cluster, rank: int, level: Level) -> int:
-    """Return which link of a level the `rank` of a node is on."""
+    """Return the number of the link of a level that the `rank` of a node uses."""
     per_switch = cluster.gpus_per_pcie_switch
     ranks = {
         Level.RANK: 1,
@@ -48,7 +48,7 @@ def _number(cluster: Cluster, rank: int, level: Level) -> int:
 
 
 def node_copy_bytes_per_s(cluster: Cluster, *, outward: bool) -> Fraction:
-    """Return what copies of all GPUs of a node move together in one direction.
+    """Return bytes per second of copies of all GPUs of a node together in one direction.
 
     Raises:
         ClusterError: no link between GPUs and host memory is described.

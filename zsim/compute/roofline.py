@@ -1,7 +1,7 @@
 """Time of a kernel, and of every operation that occupies a GPU: the roofline.
 
 Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
-multicore architectures": a kernel takes as long as the slower of its arithmetic and its memory
+multicore architectures": the time of a kernel is the longer of its arithmetic and its memory
 traffic. With fitted constants its efficiency depends on shape (`zsim.compute.fitted_model`). Caches
 are not modelled.
 """
@@ -26,12 +26,12 @@ def _ceil_ps(amount: int, per_second: int) -> int:
 
 
 def memory_ps(size_bytes: int, gpu: Gpu) -> int:
-    """Picoseconds to move `size_bytes` to or from device memory, rounded up."""
+    """Return the picoseconds to move `size_bytes` to or from device memory, rounded up."""
     return _ceil_ps(size_bytes, gpu.memory_bytes_per_s)
 
 
 def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
-    """Picoseconds of `kernel` on `gpu`, rounded up; without the launch, which the host pays.
+    """Return the picoseconds of `kernel` on `gpu`, rounded up, without the host's launch.
 
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
@@ -52,7 +52,7 @@ def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
 
 
 def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
-    """Return what `gpu` does at most for `kernel`.
+    """Return the peak rates of `gpu` for `kernel`.
 
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
@@ -62,10 +62,10 @@ def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
 
 
 def _peak(kernel: Kernel, gpu: Gpu) -> float:
-    """Return the peak that fitted constants are shares of.
+    """Return the peak to which fitted constants are relative.
 
-    They were fitted to 16-bit formats. 8-bit floats reach less of their peak: as much less as the
-    two largest achieved rates say.
+    They were fitted to 16-bit formats. 8-bit floats reach a smaller share of their peak; it is
+    scaled by the ratio of the largest achieved rates.
     """
     rate = gpu.rate(kernel.dtype)
     if kernel.dtype is not DType.FP8:
@@ -75,17 +75,17 @@ def _peak(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def view_bytes(view: View, program: Program) -> int:
-    """Bytes of `view`; of a window on an uneven layout the whole window, which no rank exceeds."""
+    """Return the bytes of `view`; on an uneven layout, the bytes of the largest rank."""
     return view.size * program.by_name[view.buffer].dtype.size_bytes
 
 
 def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
-    """Bytes that `operation` reads and writes; what it updates in place counts twice."""
+    """Return the bytes that `operation` reads and writes; in-place updates count twice."""
     match operation:
         case Fill(target=target):
             return view_bytes(target, program)
         case Copy(source=source, target=target, accumulate=accumulate):
-            # By parameter the sizes may differ, and no more is moved than the smaller has.
+            # By parameter the sizes may differ; no more is moved than the smaller one has.
             moved = min(source.size, target.size)
             each = program.by_name[target.buffer].dtype.size_bytes * (2 if accumulate else 1)
             return moved * (program.by_name[source.buffer].dtype.size_bytes + each)
@@ -100,9 +100,9 @@ def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSums:
-    """What the kernels of an operation take alone, in seconds: products, and all that move memory.
+    """Seconds of the kernels of an operation alone: products, and kernels that move memory.
 
-    An operation without a list of kernels is one that moves the bytes it touches.
+    An operation without a list of kernels moves the bytes it touches.
     """
 
     count: int
@@ -113,7 +113,7 @@ class KernelSums:
 def kernel_sums(
     operation: Compute | Copy | Fill, program: Program, times: MeasuredTimes
 ) -> KernelSums:
-    """Return what `times` say of the kernels of `operation`."""
+    """Return the sums of measured `times` over the kernels of `operation`."""
     kernels = operation.kernels if isinstance(operation, Compute) else ()
     if not kernels:
         moving_s = times.moving_s(touched_bytes(operation, program))
@@ -127,7 +127,7 @@ def kernel_sums(
 
 
 def cost_name(operation: Compute | Copy | Fill) -> str:
-    """Return what the cost of `operation` is called in measured times."""
+    """Return the name of the cost of `operation` in measured times."""
     if isinstance(operation, Compute):
         return Action.BACKWARD if operation.action in BACKWARDS else operation.action
     return "copy" if isinstance(operation, Copy) else "fill"
@@ -140,13 +140,13 @@ def _measured_s(operation: Compute | Copy | Fill, program: Program, times: Measu
 
 
 def moving_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> int:
-    """Return those picoseconds of `operation_ps` in which kernels run that only move memory.
+    """Return the part of `operation_ps` in which kernels run that only move memory.
 
     Raises:
         ClusterError: the GPU has no rate for the format of a kernel.
     """
     if gpu.measured is not None and gpu.measured.runs_on_host:
-        return 0  # a collective takes cores, whatever runs on them
+        return 0  # a collective uses cores, whatever kernel runs on them
     if isinstance(operation, Compute) and operation.kernels:
         moving = (kernel for kernel in operation.kernels if not kernel.kind.multiplies_matrices)
         return sum(kernel_ps(kernel, gpu) for kernel in moving)
@@ -154,23 +154,23 @@ def moving_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> i
 
 
 def joined_bytes(copy: Copy, program: Program) -> int:
-    """Return what kernels that make the source of `copy` move more if they add it to the target.
+    """Return the extra bytes if the kernels that compute the source of `copy` add it to the target.
 
-    The source is neither written nor read. Of products that add gradients nothing hides it: with
-    sums in fp32, four bytes more an element than in bf16, 82 products of a B200 take longer by as
-    much as 7.9 TB/s of its 8 are (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json at
-    4dcaae5, shapes with `accumulate=True` in both formats).
+    The source is then neither written nor read. The extra bytes of products that add gradients are
+    not hidden: with sums in fp32, four bytes more per element than in bf16, 82 products of a B200
+    take longer by as much as 7.9 TB/s of its 8 predict (MooreThreads/SimuMax,
+    configs/system/b200_bf16_ceperm.json at 4dcaae5, shapes with `accumulate=True` in both formats).
     """
     return max(0, touched_bytes(copy, program) - 2 * view_bytes(copy.source, program))
 
 
 def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> int:
-    """Picoseconds that `operation` occupies the GPU.
+    """Return the picoseconds that `operation` occupies the GPU.
 
-    A Compute takes its kernels one after the other. One that names none, a Copy and a Fill take the
-    memory traffic of the views that they touch; where constants are fitted, each launch of a Copy
-    but the first has the few microseconds of its own that any kernel has. A Copy without one is
-    what the kernels that make its source move more than they did: `joined_bytes`.
+    A Compute runs its kernels in sequence. A Compute without kernels, a Copy and a Fill take the
+    time of their memory traffic. With fitted constants, each launch of a Copy but the first adds
+    the fixed time of a kernel. A Copy without launches is done by the kernels that compute its
+    source, and takes the time of their extra bytes: `joined_bytes`.
 
     Raises:
         ClusterError: the GPU has no rate for the format of a kernel.

@@ -1,1 +1,1 @@
-"""Files read and written, and what is installed: scenarios, traces, pages, pictures."""
+"""Files that are read and written, and installed data: scenarios, traces, pages, pictures."""

@@ -16,17 +16,17 @@ from zsim.trace.chakra_schema import ChakraError, ChakraNode, read_nodes
 from zsim.trace.trace import Trace
 
 GROUPS = "comm_groups.json"
-"""Ranks of each group: what ASTRA-sim takes as `--comm-group-configuration`."""
+"""Ranks of each group: the file for ASTRA-sim's `--comm-group-configuration`."""
 
 PREFIX = "zsim"
-"""Beginning of the names of files that are written."""
+"""Prefix of the names of written files."""
 
 MOST_NODES = 2_000_000
-"""Nodes of files that differ that are read."""
+"""Maximum number of nodes to read, over files with different content."""
 
 
 def write_chakra(folder: Path, job: Job, trace: Trace) -> None:
-    """Write the last step of every rank into `folder`, and the groups in which they communicate.
+    """Write the last step of every rank into `folder`, and the communication groups.
 
     Raises:
         MistakeError: there are too many nodes.
@@ -40,7 +40,7 @@ def write_chakra(folder: Path, job: Job, trace: Trace) -> None:
 
 
 def read_chakra(name: str) -> Document:
-    """Return the schedule of the traces in the folder `name`, or those of a prefix in one.
+    """Return the schedule of the traces in the folder `name`, or with the path prefix `name`.
 
     Raises:
         MistakeError: there are none, or they cannot be read.
@@ -77,7 +77,7 @@ def _files(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _nodes(files: Sequence[Path]) -> Iterator[list[ChakraNode]]:
-    """Yield the nodes of each file; those of files with the same content are one list."""
+    """Yield the nodes of each file; files with equal content share one list."""
     known: dict[bytes, list[ChakraNode]] = {}
     total = 0
     for file in files:
@@ -100,7 +100,7 @@ def _nodes(files: Sequence[Path]) -> Iterator[list[ChakraNode]]:
 
 
 def _groups(path: Path) -> dict[str, list[int]]:
-    """Return ranks of groups by their name; none without a file."""
+    """Return the ranks of groups by their name; empty if there is no file."""
     try:
         found: object = json.loads(read_file(path))
     except FileNotFoundError:

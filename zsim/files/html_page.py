@@ -1,4 +1,4 @@
-"""Pages as HTML: one file that holds all it needs and asks for nothing from a network."""
+"""Pages as HTML: one self-contained file that needs no network."""
 
 import gzip
 import json
@@ -26,10 +26,10 @@ FORM, ANSWER = "form_page.html.jinja", "form_answer.html.jinja"
 
 @dataclass(frozen=True, slots=True)
 class PageDrawing:
-    """A drawing of a figure: for which pages, as SVG, or packed.
+    """A drawing of a figure: the kind of page it is for, and SVG or compressed SVG.
 
-    What gzip made of it browsers of 2023 and later unpack by themselves: a timeline has thousands
-    of bars, and takes a tenth so.
+    Browsers from 2023 on decompress gzip in a script: a timeline has thousands of bars, and is ten
+    times smaller compressed.
     """
 
     kind: str
@@ -38,10 +38,10 @@ class PageDrawing:
 
 
 def need_html(option: str, path: Path) -> None:
-    """Return if a page can be made at `path`, given with `option`.
+    """Raise MistakeError unless a page can be written to `path`, given with `option`.
 
     Raises:
-        MistakeError: it does not end as one, has no folder, or what makes pages is not installed.
+        MistakeError: its suffix is wrong, its folder is missing, or jinja2 is not installed.
     """
     if path.suffix not in {".html", ".htm"}:
         raise MistakeError(f"{option}: {path}: must end in .html")
@@ -53,7 +53,7 @@ def need_html(option: str, path: Path) -> None:
 
 
 def render(page: Page, *, made: date | None = None) -> str:
-    """Return `page`, `made` on a day, as HTML; `need_html` said that it can be made."""
+    """Return `page`, `made` on a day, as HTML; call `need_html` before."""
     pairs = {
         at: {"figures": each.pairs.figures, "runs": each.pairs.runs, "errors": each.pairs.errors}
         for at, each in enumerate(page.sections)
@@ -68,18 +68,18 @@ def render(page: Page, *, made: date | None = None) -> str:
 
 
 def render_form(page: SettingPage) -> str:
-    """Return the page on which a setting is chosen, with the answer to the first one."""
+    """Return the page on which a setting is chosen, with the answer for the first setting."""
     answer = render_answer(page.answer)
     return _template(FORM).render(page=page, answer=answer, version=version("zsim"))
 
 
 def render_answer(found: FormAnswer) -> str:
-    """Return the part of that page that is replaced when another setting is chosen."""
+    """Return the part of that page that changes with the setting."""
     return _template(ANSWER).render(answer=found).strip()
 
 
 def _drawings(figure: Figure | None) -> list[PageDrawing]:
-    """Return how a figure is drawn: wide and narrow, or once where a script lays it out."""
+    """Return the drawings of a figure: wide and narrow, or one that a script lays out."""
     if figure is None:
         return []
     if isinstance(figure, LaneBars):
@@ -92,7 +92,7 @@ def _drawings(figure: Figure | None) -> list[PageDrawing]:
 
 
 def _in_script(value: object) -> str:
-    """Return JSON that cannot end the script it stands in."""
+    """Return JSON that cannot end the script element around it."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 

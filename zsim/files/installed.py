@@ -1,8 +1,8 @@
 """Scenarios and topologies that ship with installed packages, found through entry points.
 
-A package of scenarios has `names()` and `text(name)`, and the same of studies; one of topologies
-has `names(part)` and `text(name, part)` for systems, nodes, fabrics and GPUs; `profiles()` and
-`kernel_profiles()` are fitted constants.
+A package of scenarios has `names()` and `text(name)`, and similar functions for studies. A package
+of topologies has `names(part)` and `text(name, part)` for systems, nodes, fabrics and GPUs;
+`profiles()` and `kernel_profiles()` return fitted constants.
 """
 
 import tomllib
@@ -37,35 +37,35 @@ class Scenarios(Protocol):
     """A package that ships scenarios and studies, as files."""
 
     def names(self) -> tuple[str, ...]:
-        """Return their names, sorted."""
+        """Return the names of its scenarios, sorted."""
         ...
 
     def text(self, name: str) -> str:
-        """Return the TOML of one of them."""
+        """Return the TOML of a scenario."""
         ...
 
     def study_names(self) -> tuple[str, ...]:
-        """Return names of its studies, sorted."""
+        """Return the names of its studies, sorted."""
         ...
 
     def study_text(self, name: str) -> str:
-        """Return the TOML of one of these."""
+        """Return the TOML of a study."""
         ...
 
     def published_names(self) -> tuple[str, ...]:
-        """Return names of the papers whose figures it has, sorted."""
+        """Return the names of the papers whose figures it has, sorted."""
         ...
 
     def published_text(self, name: str) -> str:
-        """Return the TOML of the figures of one of these."""
+        """Return the TOML of the figures of a paper."""
         ...
 
     def model_family_names(self) -> tuple[str, ...]:
-        """Return names of the families of models that it has, sorted."""
+        """Return the names of the families of models that it has, sorted."""
         ...
 
     def model_family_text(self, name: str) -> str:
-        """Return the TOML of one of these."""
+        """Return the TOML of a family of models."""
         ...
 
 
@@ -73,11 +73,11 @@ class Topologies(Protocol):
     """A package that ships descriptions of clusters and of their parts."""
 
     def names(self, part: Part) -> tuple[str, ...]:
-        """Return names of its systems, nodes, fabrics or GPUs, sorted."""
+        """Return the names of its systems, nodes, fabrics or GPUs, sorted."""
         ...
 
     def text(self, name: str, part: Part) -> str:
-        """Return the TOML of one of them."""
+        """Return the TOML of a system, node, fabric or GPU."""
         ...
 
     def profiles(self) -> dict[str, str]:
@@ -91,13 +91,13 @@ class Topologies(Protocol):
 
 @cache
 def scenarios() -> dict[str, str]:
-    """Return TOML of every scenario that ships, by name."""
+    """Return the TOML of every installed scenario, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {name: package.text(name) for package in packages for name in package.names()}
 
 
 def studies() -> dict[str, str]:
-    """Return TOML of every study that ships, by name."""
+    """Return the TOML of every installed study, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {
         name: package.study_text(name) for package in packages for name in package.study_names()
@@ -105,7 +105,7 @@ def studies() -> dict[str, str]:
 
 
 def published_papers() -> dict[str, str]:
-    """Return TOML of the figures of every paper that ships, by name."""
+    """Return the TOML of the figures of every installed paper, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {
         name: package.published_text(name)
@@ -116,7 +116,7 @@ def published_papers() -> dict[str, str]:
 
 @cache
 def model_catalogue() -> "ModelCatalogue":
-    """Return all models that ship, by name."""
+    """Return all installed models, by name."""
     from zsim.scenario.model_catalogue import ModelCatalogue
 
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
@@ -142,10 +142,10 @@ def network_profiles() -> dict[str, Profiles]:
 
 
 def network_profile(name: str) -> NetworkProfile:
-    """Return fitted constants called `name`: of a kind of GPU, or GPU/SYSTEM.
+    """Return the fitted constants called `name`: of a kind of GPU, or GPU/SYSTEM.
 
     Raises:
-        ProfileError: there are none; the message names those that ship.
+        ProfileError: there are none; the message lists the installed names.
     """
     gpu, _, system = name.partition("/")
     known = network_profiles()
@@ -158,9 +158,9 @@ def network_profile(name: str) -> NetworkProfile:
 def network_band(
     network: NetworkProfile | None,
 ) -> tuple[NetworkProfile, NetworkProfile] | None:
-    """Return the constants of the fastest and of the slowest fabric that `network` may be.
+    """Return the constants of the fastest and of the slowest fabric for `network`.
 
-    None if they are not of a profile that ships, or of one that knows no fabrics.
+    None if it is not an installed profile, or of a profile without fabrics.
     """
     for profiles in network_profiles().values():
         for system in (None, *sorted(profiles.systems)):
@@ -178,10 +178,10 @@ def fitted_kernels() -> dict[str, FittedKernels]:
 
 
 def kernel_profile(name: str) -> KernelProfile:
-    """Return fitted constants of the kernels of the kind of GPU `name`.
+    """Return the fitted constants of kernels for the kind of GPU `name`.
 
     Raises:
-        KernelProfileError: there are none; the message names those that ship.
+        KernelProfileError: there are none; the message lists the installed names.
     """
     known = fitted_kernels()
     if name not in known:
@@ -190,17 +190,18 @@ def kernel_profile(name: str) -> KernelProfile:
 
 
 def fitted_for(cluster: Cluster) -> tuple[str, ...]:
-    """Return settings that give `cluster` fitted constants of its GPU that ship, if any.
+    """Return settings that give `cluster` the installed fitted constants of its GPU, if any.
 
     They replace data sheets, and constants of other GPUs.
 
-    A profile is for a GPU whose name has all parts of its own: h100_hbm2e for H100-SXM5-96GB-HBM2e.
+    A profile fits a GPU if all parts of the profile's name are parts of the GPU's name: h100_hbm2e
+    fits H100-SXM5-96GB-HBM2e.
     """
     if cluster.gpu.measured is not None:
         return ()
     parts = cluster.gpu.name.lower().split("-")
     foreign = foreign_profiles(cluster)
-    of_links = {} if cluster.over_pcie else network_profiles()  # they are shares of NVLink
+    of_links = {} if cluster.over_pcie else network_profiles()  # these are shares of NVLink
     found: list[str] = []
     for field, given, names in (
         ("compute", cluster.gpu.kernels, fitted_kernels()),
@@ -217,20 +218,20 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
 
 
 def part_names(part: Part) -> tuple[str, ...]:
-    """Return names of every system, node, fabric or GPU that ships, sorted."""
+    """Return the names of every installed system, node, fabric or GPU, sorted."""
     return tuple(sorted(_topologies(part)))
 
 
 def part_text(part: Part, name: str) -> str:
-    """Return the TOML of a system, node, fabric or GPU, which ships."""
+    """Return the TOML of an installed system, node, fabric or GPU."""
     return _topologies(part)[name].text(name, part)
 
 
 def find(part: Part, name: str) -> dict[str, Any]:
-    """Return the table of a part that ships, or of the file `name`, which has a suffix.
+    """Return the table of an installed part, or of the file `name`, which has a suffix.
 
     Raises:
-        TopologyError: there is none, or it cannot be read; the message names those that ship.
+        TopologyError: there is none, or it cannot be read; the message lists the installed names.
     """
     if name in _topologies(part):
         return _toml(name, part_text(part, name))
@@ -254,12 +255,12 @@ def find(part: Part, name: str) -> dict[str, Any]:
 
 
 def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
-    """Return so many nodes of the system `name`, or of the node `name` on `fabric`.
+    """Return `nodes` nodes of the system `name`, or of the node `name` on `fabric`.
 
-    `gpu` names another GPU than that of the node.
+    `gpu` names another GPU in place of the node's.
 
     Raises:
-        TopologyError: there is none, or it cannot be read; the message names those that ship.
+        TopologyError: there is none, or it cannot be read; the message lists the installed names.
         ClusterError: the parts do not fit each other.
     """
     if fabric is None:
@@ -270,9 +271,9 @@ def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) 
 
 @cache
 def usual_nodes() -> dict[str, tuple[str, ...]]:
-    """Return the nodes that a word for a GPU stands for, those with fewer GPUs first.
+    """Return by word for a GPU the nodes that have it, ordered by number of GPUs.
 
-    Words are those of the nodes' files, and the names of GPUs.
+    Words are given in the nodes' files; names of GPUs are added.
     """
     tables = {name: find(Part.NODE, name) for name in part_names(Part.NODE)}
     sizes = {name: (table["node"]["gpus"], name) for name, table in tables.items()}
@@ -305,7 +306,7 @@ def _toml(name: str, text: str) -> dict[str, Any]:
 
 
 def _gpu_by_device(device: str) -> str | None:
-    """Return the GPU that ships which machines report as PCI device `device`."""
+    """Return the installed GPU whose PCI device number is `device`, or None."""
     for name in part_names(Part.GPU):
         if device in find(Part.GPU, name).get("pci_devices", ()):
             return name

@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 
 def measurements(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmodelled]]]:
-    """Return rows of the known tables of collectives in `folder`, by name: modelled ones, the rest.
+    """Return rows of the known tables of collectives in `folder`, by name: modelled, unmodelled.
 
     Raises:
         MistakeError: no table is there, or one cannot be read.
@@ -32,7 +32,7 @@ def measurements(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmode
 
 
 def measurements_of(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmodelled]]]:
-    """Return the same; there may be none.
+    """Return the same; it may be empty.
 
     Raises:
         MistakeError: one cannot be read.
@@ -87,13 +87,13 @@ def runs_of(folder: Path) -> dict[str, list[Published]]:
 
 
 def not_read(folder: Path) -> list[str]:
-    """Return tables in `folder` whose form is not known, to any command."""
+    """Return the tables in `folder` whose form no command supports."""
     known = {*TABLES, *collective_rows.READERS, *kernel_rows.READERS, *LINK_TABLES}
     return sorted(path.name for path in folder.glob("*.csv") if path.stem not in known)
 
 
 def _found(folder: Path, names: Collection[str]) -> list[Path]:
-    """Return files in `folder` that are called so; at least one."""
+    """Return the files in `folder` with these names; at least one."""
     if not is_folder("data", folder):
         raise MistakeError(f"{folder}: no such folder")
     paths = [path for name in names if (path := folder / f"{name}.csv").exists()]
@@ -125,7 +125,7 @@ def _read(
 
 
 def _of(folder: Path) -> AbstractContextManager[None]:
-    """Return a context in which an error of a table is a mistake of the caller, in `folder`."""
+    """Return a context that converts an error in a table to a MistakeError about `folder`."""
     return mistakes(MeasuredError, prefix=f"{folder}/")
 
 

@@ -1,4 +1,4 @@
-"""Pictures that a command writes: SVG, or PNG and PDF where cairosvg is installed."""
+"""Pictures that a command writes: SVG, or PNG and PDF if cairosvg is installed."""
 
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +9,7 @@ from zsim.mistake import MistakeError
 
 
 class _Cairo(Protocol):
-    """cairosvg, as far as it is used."""
+    """The part of cairosvg that is used."""
 
     def svg2png(self, *, bytestring: bytes, scale: float) -> bytes:
         """Return the picture as PNG."""
@@ -22,14 +22,14 @@ class _Cairo(Protocol):
 
 FORMATS = (".svg", ".png", ".pdf")
 PIXELS = 2.0
-"""Of PNG, for each unit of SVG: sharp where a page is zoomed, or printed."""
+"""Pixels of PNG per unit of SVG: sharp when zoomed or printed."""
 
 
 def need_format(option: str, path: Path) -> None:
-    """Return if a picture can be made at `path`, given with `option`.
+    """Raise MistakeError unless a picture can be written to `path`, given with `option`.
 
     Raises:
-        MistakeError: it does not end as one, has no folder, or PNG and PDF cannot be made here.
+        MistakeError: its suffix is wrong, its folder is missing, or cairosvg is not installed.
     """
     if path.suffix not in FORMATS:
         raise MistakeError(f"{option}: {path}: must end in .svg, .png or .pdf")
@@ -39,11 +39,11 @@ def need_format(option: str, path: Path) -> None:
 
 
 def write_picture(option: str, path: Path, svg: str) -> None:
-    """Put the picture in the file at `path`, given with `option`, in the format it ends with.
+    """Write the picture to the file at `path`, given with `option`, in the format of its suffix.
 
     Raises:
         UnwrittenError: it cannot be written.
-        MistakeError: PNG and PDF cannot be made here.
+        MistakeError: PNG and PDF cannot be made, since cairosvg is not installed.
     """
     match path.suffix:
         case ".png":
@@ -57,7 +57,7 @@ def write_picture(option: str, path: Path, svg: str) -> None:
 def _cairo(option: str, path: Path) -> _Cairo:
     try:
         return cast("_Cairo", import_module("cairosvg"))
-    except (ImportError, OSError) as error:  # the library, or cairo itself below it
+    except (ImportError, OSError) as error:  # the package, or the cairo library it uses
         name = path.suffix[1:].upper()
         raise MistakeError(
             f"{option}: {path}: {name} needs cairosvg (pip install 'zsim[draw]') and the cairo "

@@ -50,9 +50,9 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Source read under `name`: a title, and the schedule with what it takes to run it.
+    """A source read under `name`: a title, and the schedule with everything that its run needs.
 
-    `scenario` is what the schedule was made from; None if it was read from a file.
+    `scenario` is the scenario of the schedule; None if the schedule was read from a file.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Source:
 
     @property
     def faults(self) -> "tuple[Fault, ...]":
-        """Hardware of the cluster that is slow or dead."""
+        """Slow or dead hardware of the cluster."""
         return self.document.faults
 
     @property
@@ -76,7 +76,7 @@ class Source:
         return self.document.decision
 
     def job(self) -> "Job":
-        """Return the run that it describes.
+        """Return the run that the source describes.
 
         Raises:
             MistakeError: it is a schedule without a model or a cluster.
@@ -97,7 +97,7 @@ class Source:
 
 
 def read(name: str, changes: Changes) -> Source:
-    """Return the scenario called `name`, or in the file `name`, or the schedule in it.
+    """Return the scenario called `name`, or the scenario or schedule in the file `name`.
 
     Raises:
         MistakeError: there is none, or it cannot be used.
@@ -136,21 +136,21 @@ def _text(name: str) -> str:
 
 
 def _is_chakra(name: str) -> bool:
-    """Tell whether `name` is a folder of Chakra traces, or the beginning of their names."""
+    """Return True if `name` is a folder of Chakra traces, or a prefix of their paths."""
     if not name or name in scenarios():
         return False
     try:
         return any(Path(name).glob("*.et")) or Path(f"{name}.0.et").is_file()
-    except (OSError, ValueError):  # too long a name, or a null character in it
+    except (OSError, ValueError):  # the name is too long, or has a null character
         return False
 
 
 @contextmanager
 def chakra_is_there(option: str) -> Generator[None]:
-    """Tell whoever imports what needs protobuf that it is not installed.
+    """Convert a missing protobuf in an import inside to an error about `option`.
 
     Raises:
-        MistakeError: it is not.
+        MistakeError: protobuf is not installed.
     """
     try:
         yield
@@ -166,10 +166,10 @@ def _is_schedule(name: str, text: str) -> bool:
 
 
 def shipped_text(name: str) -> str:
-    """Return the TOML of a scenario, study, model, system, node, fabric or GPU that ships.
+    """Return the TOML of an installed scenario, study, model, system, node, fabric or GPU.
 
     Raises:
-        MistakeError: none of that name does.
+        MistakeError: none has this name.
     """
     from zsim.scenario.tables import ScenarioError
 
@@ -188,7 +188,7 @@ def shipped_text(name: str) -> str:
 
 
 def shipped_names() -> list[str]:
-    """Return all names that `shipped_text` takes."""
+    """Return all names that `shipped_text` accepts."""
     return [*_names_beside_models(), *_model_names()]
 
 
@@ -201,7 +201,7 @@ def _model_names() -> list[str]:
 
 
 def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
-    """Return the text of the file `name`, a scenario or a study, of which some ship.
+    """Return the text of the scenario or study file `name`; errors list the `shipped` names.
 
     Raises:
         MistakeError: it cannot be read.
@@ -222,7 +222,7 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
 
 
 def _config_text(scenario: str, key: str, config: str) -> str:
-    """Return the text of the file `config`, beside the scenario if it is there, or from here."""
+    """Return the text of the file `config`, relative to the scenario's folder or to this one."""
     beside = Path(scenario).parent / config
     try:
         return read_config(beside if beside.is_file() else Path(config))
@@ -234,10 +234,10 @@ def _config_text(scenario: str, key: str, config: str) -> str:
 
 
 def schedule_source(name: str, text: str, changes: Changes) -> Source:
-    """Return what the schedule in JSON `text`, read under `name`, comes to.
+    """Return the source of the schedule in JSON `text`, read under `name`.
 
     Raises:
-        MistakeError: it is none, or cannot be changed so.
+        MistakeError: it is not a schedule, or `changes` do not apply to schedules.
     """
     from zsim.backend.document import DocumentError, decode
 
@@ -268,11 +268,11 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     """Return `scenario` with the content of the files that it names, and a line about them.
 
-    The line says what of them is ignored, and which sequence length is taken of a model's file.
+    The line lists ignored options, and a sequence length taken from a model's file.
 
     Raises:
         MistakeError: a file cannot be read.
-        ScenarioError: what it says cannot be used.
+        ScenarioError: the content of a file cannot be used.
     """
     from zsim.scenario.hugging_face import configured
     from zsim.scenario.model_catalogue import named
@@ -300,7 +300,7 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
 
 
 def _reader(key: str) -> "Callable[[Scenario, str], tuple[Scenario, tuple[str, ...]]]":
-    """Return what reads the file of a trainer, which is a key of `[zero]`.
+    """Return the reader of a trainer's file, which is a key of `[zero]`.
 
     Raises:
         MistakeError: it needs a package that is not installed.
@@ -327,9 +327,9 @@ def _reader(key: str) -> "Callable[[Scenario, str], tuple[Scenario, tuple[str, .
 def settled(
     name: str, scenario: "Scenario", *, ranks: int | None = None
 ) -> "tuple[ResolvedScenario, str]":
-    """Return what `scenario`, called `name`, comes to, and a line on what its files say in vain.
+    """Return `scenario`, called `name`, resolved, and a line on ignored options of its files.
 
-    Files that it names are read beside it.
+    Paths of files are relative to the scenario.
 
     Raises:
         MistakeError: it cannot be used.
@@ -348,7 +348,7 @@ def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
     """Return the schedule of `resolved`, called `name`, with everything else that its run needs.
 
     Raises:
-        MistakeError: there is no such model, or no schedule for it.
+        MistakeError: the model cannot exist, or has no schedule.
     """
     from zsim.backend.document import Document
     from zsim.model.model import ModelError
@@ -364,17 +364,17 @@ def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
 
 
 def tell_ignored(ignored: str) -> None:
-    """Print what is not modelled of the files of a scenario, if there is any, on standard error."""
-    if ignored and os.environ.get("RANK", "0") == "0":  # of torchrun's ranks the first speaks
+    """Print the ignored options of a scenario's files, if any, on standard error."""
+    if ignored and os.environ.get("RANK", "0") == "0":  # only the first rank of torchrun prints
         print(one_line(ignored), file=sys.stderr)
 
 
 def resolved(
     name: str, scenario: "Scenario", *, ranks: int | None = None, quiet: bool = False
 ) -> Source:
-    """Return what `scenario`, called `name`, comes to: files that it names are read beside it.
+    """Return the source of `scenario`, called `name`; files that it names are relative to it.
 
-    Unless `quiet`, it says what of them is not modelled.
+    Unless `quiet`, print the options of these files that are not modelled.
 
     Raises:
         MistakeError: it cannot be used.

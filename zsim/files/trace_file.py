@@ -1,4 +1,4 @@
-"""Traces that a command writes, in the form of PyTorch's profiler, and reads again."""
+"""Traces that a command writes and reads, in the format of PyTorch's profiler."""
 
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,7 @@ from zsim.trace.trace import Trace
 
 
 def takes_many(option: str, where: str) -> bool:
-    """Tell whether traces go into a folder `where`: there is one, or the name ends as one.
+    """Return True if traces go into a folder `where`: it exists, or the name ends with a slash.
 
     Raises:
         MistakeError: no file can have such a name.
@@ -23,12 +23,12 @@ def takes_many(option: str, where: str) -> bool:
 
 
 def need_trace(option: str, where: str) -> None:
-    """Check that a trace can be put at `where`, given with `option`: a file, or a folder.
+    """Raise MistakeError unless a trace can be written to `where`, given with `option`.
 
-    A folder is made.
+    `where` is a file or a folder; a folder is created.
 
     Raises:
-        MistakeError: it cannot.
+        MistakeError: it cannot be written.
     """
     path = Path(where)
     if not takes_many(option, where):
@@ -41,10 +41,10 @@ def need_trace(option: str, where: str) -> None:
 
 
 def need_chakra(option: str, folder: str) -> None:
-    """Check that Chakra traces can be put in `folder`, given with `option`; it is made.
+    """Raise MistakeError unless Chakra traces can be written to `folder`, which is created.
 
     Raises:
-        MistakeError: they cannot, or protobuf is not installed.
+        MistakeError: they cannot be written, or protobuf is not installed.
     """
     with chakra_is_there(option):
         import_module("google.protobuf")
@@ -52,9 +52,9 @@ def need_chakra(option: str, folder: str) -> None:
 
 
 def write_trace(where: str, job: Job, trace: Trace) -> None:
-    """Put `trace` in the file `where`, with the timeline of its first rank.
+    """Write `trace` to the file `where`, with the timeline of its first rank.
 
-    In a folder every rank of the trace has a file of its own, as PyTorch's profiler writes them.
+    In a folder, write a separate file for every rank of the trace, as PyTorch's profiler does.
 
     Raises:
         UnwrittenError: it cannot be written.
@@ -72,7 +72,7 @@ def read_trace(path: Path) -> Trace:
     """Return the trace in the file at `path`, which `write_trace` wrote.
 
     Raises:
-        MistakeError: there is none.
+        MistakeError: the file does not exist, or is not a trace.
     """
     try:
         text = read_file(path)

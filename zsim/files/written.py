@@ -1,4 +1,4 @@
-"""Files that a command writes: whole or not at all, and after its answer."""
+"""Files that a command writes: completely or not at all, and after its answer."""
 
 import os
 import sys
@@ -14,15 +14,17 @@ STREAMS = (1, 2)
 
 
 def unwritten(path: Path, reason: str) -> UnwrittenError:
-    """Return the error of a file at `path` that is not written for `reason`."""
+    """Return the error for a file at `path` that is not written for `reason`."""
     return UnwrittenError(f"{path} could not be written: {reason}")
 
 
 def need_folder(option: str, path: Path) -> None:
-    """Check that the file at `path`, given with `option`, can have a folder and is none.
+    """Raise MistakeError unless the folder of the file `path` exists, and `path` is not a folder.
+
+    Checked before anything runs; `option` gave the path.
 
     Raises:
-        MistakeError: it cannot: told before anything runs.
+        MistakeError: the folder is missing, or `path` is a folder.
     """
     if not is_folder(option, path.parent):
         raise MistakeError(f"{option}: {path}: {path.parent} is no folder")
@@ -31,7 +33,7 @@ def need_folder(option: str, path: Path) -> None:
 
 
 def is_folder(option: str, path: Path) -> bool:
-    """Tell whether there is a folder at `path`, given with `option`.
+    """Return True if there is a folder at `path`, given with `option`.
 
     Raises:
         MistakeError: no file can have such a name.
@@ -43,13 +45,13 @@ def is_folder(option: str, path: Path) -> bool:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Put `content` in the file at `path`, whole or not at all.
+    """Write `content` to the file at `path`, completely or not at all.
 
-    A regular file is written without a name and then takes its place, so that a full disk or a
-    killed process leaves what was there before. It takes it in two steps, since Linux gives a file
-    no name that another has: a process killed between them leaves the whole new file beside, under
-    a hidden name. A symbolic link stays one: its target is written so. Pipes and devices are
-    written through.
+    A regular file is first written without a name and then replaces the old one, so that a full
+    disk or a killed process leaves the old content. Linux cannot give a file a name that another
+    file has, so replacing takes two steps: a process killed between them leaves the complete new
+    file under a hidden name in the same folder. A symbolic link is kept, and its target replaced.
+    Pipes and devices are written directly.
 
     Raises:
         UnwrittenError: it cannot be written.
@@ -65,12 +67,12 @@ def write(path: Path, content: str | bytes) -> None:
             _replace(path.resolve(), data)
     except OSError as error:
         raise unwritten(path, reason_of(error)) from None
-    except RuntimeError as error:  # a link that leads to itself
+    except RuntimeError as error:  # a link that points to itself
         raise unwritten(path, str(error)) from None
 
 
 def _stream_at(path: Path) -> int | None:
-    """Return the standard stream that `path` leads to: opened anew, it would lose the answer."""
+    """Return the standard stream at `path`, if any: opened again, it would lose the answer."""
     for stream in STREAMS:
         with suppress(OSError):
             if os.path.samestat(path.stat(), os.fstat(stream)):
@@ -97,7 +99,7 @@ def _replace(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             if not beside.exists():
-                # Python follows a link here only if told a folder, which an absolute path ignores.
+                # Python follows a link here only if given a folder, which an absolute path ignores.
                 number = file.fileno()
                 os.link(f"/proc/self/fd/{number}", beside, src_dir_fd=number, follow_symlinks=True)
         beside.replace(path)
@@ -108,9 +110,9 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _nameless(folder: Path, beside: Path) -> int:
-    """Open a new file in `folder` that has no name: a process killed in writing leaves nothing.
+    """Open a new file without a name in `folder`: a process killed while writing leaves nothing.
 
-    Where the file system has no such files, or /proc is missing, the file is called `beside`.
+    If the file system does not support such files, or /proc is missing, name the file `beside`.
     """
     flags, mode = os.O_WRONLY | os.O_CLOEXEC, 0o600
     if Path("/proc/self/fd").is_dir():
@@ -120,7 +122,7 @@ def _nameless(folder: Path, beside: Path) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put the new name on the disk as well; the file is there already, whatever comes of this."""
+    """Sync the new name to disk. Errors are ignored, since the file itself is already written."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -130,7 +132,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _mode_for(path: Path) -> int:
-    """Return the permissions of the file at `path`, or those that a new file gets."""
+    """Return the permissions of the file at `path`, or of a new file."""
     with suppress(FileNotFoundError):
         return S_IMODE(path.stat().st_mode)
     mask = os.umask(0)

@@ -1,1 +1,1 @@
-"""The model that is trained: units of parameters and segments, kernels, and shapes."""
+"""The trained model: units of parameters and segments, kernels, and shapes."""

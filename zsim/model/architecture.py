@@ -1,7 +1,7 @@
-"""Shapes of the models that zsim can build by itself, in the words of their configuration files.
+"""Shapes of the models that zsim can build, with the field names of their configuration files.
 
-Both families are decoder-only transformers with pre-norm; they differ in what a field is if nobody
-says it.
+Both families are decoder-only transformers with pre-norm; they differ in the defaults of some
+fields.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class Positions(StrEnum):
 
 
 class Norm(StrEnum):
-    """Norms: what each row is divided by."""
+    """Norms, by the divisor of each row."""
 
     LAYER = "layer"
-    """Its deviation, after its mean is taken away (Ba et al. 2016)."""
+    """Its standard deviation, after subtracting its mean (Ba et al. 2016)."""
     RMS = "rms"
     """Its root mean square (Zhang and Sennrich 2019)."""
 
@@ -43,57 +43,57 @@ class Activation(StrEnum):
     SWIGLU = "swiglu"
     """SiLU of one linear layer times another (Shazeer 2020)."""
     GEGLU = "geglu"
-    """GELU of one linear layer times another (the same)."""
+    """GELU of one linear layer times another (Shazeer 2020)."""
 
 
 class NormPlacement(StrEnum):
-    """Norms of attention and of the MLP: what they are applied to."""
+    """Where blocks apply the norms of attention and of the MLP."""
 
     BEFORE = "before"
-    """To its input: pre-norm (Xiong et al. 2020)."""
+    """To the input: pre-norm (Xiong et al. 2020)."""
     AFTER = "after"
-    """To its output, before it is added (OLMo et al. 2024, "2 OLMo 2 Furious", section 2.1)."""
+    """To the output, before it is added (OLMo et al. 2024, "2 OLMo 2 Furious", section 2.1)."""
     BOTH = "both"
-    """Both of them (Gemma Team 2024, "Gemma 2", section 2)."""
+    """To both (Gemma Team 2024, "Gemma 2", section 2)."""
 
 
 class QKNorm(StrEnum):
-    """Norms of queries and keys, before they are turned by position."""
+    """Norms of queries and keys, before positional encoding."""
 
     HEAD = "head"
-    """Of each head by itself, all with the same scale (Qwen Team 2025, "Qwen3", section 2)."""
+    """Of each head alone, with one scale for all heads (Qwen Team 2025, "Qwen3", section 2)."""
     WIDTH = "width"
     """Of all heads together (OLMo et al. 2024, section 2.1)."""
 
 
 class Attention(StrEnum):
-    """Implementations of attention: how scores are held."""
+    """Implementations of attention, by how they store scores."""
 
     PLAIN = "plain"
     """The softmax of all scores is written to memory and kept for backward."""
     FLASH = "flash"
-    """Scores stay on the chip (Dao et al. 2022): one number a row is kept."""
+    """Scores stay on the chip (Dao et al. 2022); one number per row is kept."""
     FLASH2 = "flash2"
-    """The same in other kernels (Dao 2023, "FlashAttention-2"), as PyTorch has since 2.2."""
+    """Other kernels for the same (Dao 2023, "FlashAttention-2"), used by PyTorch since 2.2."""
     CUDNN = "cudnn"
-    """The same in cuDNN's kernels, which PyTorch prefers on Hopper and Blackwell from cuDNN 9.15 on
-    (its wheels of 2.11 have 9.19; `check_prefer_cudnn_attention` in sdp_utils.cpp). Checkpointing
-    by operations, as torchtitan has it, does not keep what they make (`_op_sac_save_list` names
+    """cuDNN's kernels for the same. PyTorch prefers them on Hopper and Blackwell from cuDNN 9.15 on
+    (its wheels of 2.11 have 9.19; `check_prefer_cudnn_attention` in sdp_utils.cpp). torchtitan's
+    checkpointing by operations does not keep their output (`_op_sac_save_list` names
     `_scaled_dot_product_flash_attention` and the efficient one, November 2025)."""
 
     @property
     def version(self) -> int:
-        """Return the number of its fused kernels, where it has some: 1, 2 or 3."""
+        """Return the version of its fused kernels, 1 to 3; 1 for plain attention."""
         return {Attention.FLASH2: 2, Attention.CUDNN: CUDNN}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRA:
-    """Low-rank adapters (Hu et al. 2021, "LoRA", section 4): B A x is added to what W x makes.
+    """Low-rank adapters (Hu et al. 2021, "LoRA", section 4): B A x is added to the output W x.
 
-    A has `rank` rows, B as many columns; they are trained, and nothing else is. `targets` are the
-    linear layers of each block that have them; none named are those of queries and values, or the
-    one that makes both.
+    A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
+    layers of each block that have adapters; by default those of queries and values, or the layer
+    that computes both.
     """
 
     rank: int
@@ -101,7 +101,7 @@ class LoRA:
 
 
 HEAD_SIZE_MAX = 65_536
-"""Numbers of a head: 256 times those for which there are kernels."""
+"""Maximum size of a head: 256 times the largest for which kernels exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,45 +109,45 @@ class Transformer:
     """A decoder-only transformer: blocks of causal self-attention and an MLP.
 
     Attributes:
-        layers: blocks.
-        hidden_groups: modules that are blocks, each called by so many in a row: parameters shared
-            across layers (Lan et al. 2020, "ALBERT", section 3.1; `num_hidden_groups` of Hugging
-            Face); None is one for each.
+        layers: number of blocks.
+        hidden_groups: number of modules for the blocks, each called several times in a row:
+            parameters shared across layers (Lan et al. 2020, "ALBERT", section 3.1;
+            `num_hidden_groups` of Hugging Face). None is one module per block.
         sequence_length, vocab_size: in tokens.
         tied_embeddings: the output projection is the token embedding.
-        key_value_heads: heads of keys and values, each for as many of queries (Ainslie et al. 2023,
-            "GQA"); None is one for each.
-        head_size: of each head; None is hidden_size / attention_heads.
+        key_value_heads: heads of keys and values, each shared by equally many query heads (Ainslie
+            et al. 2023, "GQA"). None is one per query head.
+        head_size: elements of each head; None is hidden_size / attention_heads.
         intermediate_size: width inside the MLP; None is four times hidden_size.
-        position_embeddings: learned positions that there are; None is sequence_length.
+        position_embeddings: number of learned positions; None is sequence_length.
         bias: linear layers and layer norms have biases.
-        qkv_bias: queries, keys and values have; None is as `bias` says.
-        norm_bias: layer norms have; None is as `bias` says.
-        norm_weight: norms have a scale; without, and without biases, they have no parameters
+        qkv_bias: the layers of queries, keys and values have biases; None is the value of `bias`.
+        norm_bias: layer norms have biases; None is the value of `bias`.
+        norm_weight: norms have a scale. With neither scale nor bias they have no parameters
             (Groeneveld et al. 2024, "OLMo", section 2.1).
         head_bias: the output projection has a bias.
-        norm_placement: what norms of blocks are applied to.
-        qk_norm: norms of queries and of keys, of the kind that `norm` is.
-        joined_qkv: one matrix makes queries, keys and values.
+        norm_placement: where blocks apply norms.
+        qk_norm: norms of queries and of keys, of the kind given by `norm`.
+        joined_qkv: one matrix computes queries, keys and values.
         parallel_residual: attention and MLP read the same hidden state (Black et al. 2022,
             "GPT-NeoX-20B", section 2.1).
-        shared_norm: with it they read it behind the same norm (Almazrouei et al. 2023, "Falcon",
-            7B; Gunasekar et al. 2023, "Textbooks are all you need").
-        window: tokens that each token sees, itself among them (Beltagy et al. 2020, "Longformer",
+        shared_norm: they also share the norm before them (Almazrouei et al. 2023, "Falcon", 7B;
+            Gunasekar et al. 2023, "Textbooks are all you need"). Needs parallel_residual.
+        window: tokens that each token sees, including itself (Beltagy et al. 2020, "Longformer",
             section 3.1; Jiang et al. 2023, "Mistral 7B", section 2); None is all before it.
-        global_every: with a window every so many-th block sees all; None is none of them.
-        attention: how scores are held.
-        recompute_attention: plain attention makes its scores again in backward instead of keeping
+        global_every: with a window, every n-th block sees all tokens; None is no such block.
+        attention: implementation of attention.
+        recompute_attention: plain attention recomputes its scores in backward instead of keeping
             them: selective recomputation (Korthikanti et al. 2022, section 5).
-        dropout: the probability that an element is dropped: of a summand of the hidden state before
-            it is added, of the sum of embeddings where positions are learned, of scores behind
+        dropout: the probability that an element is dropped: in each term before it is added to the
+            hidden state, in the sum of embeddings if positions are learned, and in scores after
             their softmax. 0 is no dropout.
-        fused: biases, dropout, scale and mask of scores cost nothing beside the kernels that they
-            follow. If not, each is a kernel of its own, and there is dropout, as in the first
-            Megatron-LM (Shoeybi et al. 2019, section 3); what is saved is counted without it.
+        fused: biases, dropout, and the scale and mask of scores are free, as part of the kernels
+            before them. If False, each is a separate kernel, and there is dropout, as in the first
+            Megatron-LM (Shoeybi et al. 2019, section 3); saved tensors are counted without it.
         frozen: patterns of names of parameters that are not trained; `*` is any part of a name.
-        lora: adapters that are trained in place of the rest.
-        execution: how a runtime executes it.
+        lora: adapters; with them, all other parameters are frozen.
+        execution: how a runtime executes the model.
     """
 
     layers: int
@@ -210,7 +210,7 @@ class Transformer:
             )
         context = self.execution.context
         if context > 1 and self.sequence_length % (2 * context):
-            # Each rank has a part from either half, for as many pairs of causal attention.
+            # Each rank has one part of either half, to balance the pairs of causal attention.
             raise ArchitectureError(
                 f"model.sequence_length: {self.sequence_length} must be a multiple of twice the "
                 f"context {context}"
@@ -244,7 +244,7 @@ class Transformer:
             self._need_positions(self.position_embeddings)
 
     def _need_positions(self, count: int) -> None:
-        """Check that positions are learned, of each token one."""
+        """Raise ArchitectureError unless positions are learned, with one for each token."""
         if self.positions is not Positions.LEARNED:
             raise ArchitectureError(
                 f"model.position_embeddings: {count} is for positions learned, not {self.positions}"
@@ -256,7 +256,7 @@ class Transformer:
             )
 
     def _need_fitting_norms(self) -> None:
-        """Check that norms stand where they can."""
+        """Raise ArchitectureError unless the placement and kind of norms are supported."""
         after = self.norm_placement is not NormPlacement.BEFORE
         if after and (self.bias or self.parallel_residual):
             named = "bias" if self.bias else "parallel_residual"
@@ -273,7 +273,7 @@ class Transformer:
             )
 
     def _need_fitting_window(self) -> None:
-        """Check that what is said about windows can be."""
+        """Raise ArchitectureError unless the window fields fit each other and the context."""
         if self.global_every is not None and self.window is None:
             raise ArchitectureError(f"model.global_every: {self.global_every} needs a window")
         if self.has_windows and self.execution.context > 1:
@@ -282,7 +282,7 @@ class Transformer:
             )
 
     def _need_layers(self, lora: LoRA) -> None:
-        """Return if blocks have the layers that have adapters."""
+        """Raise ArchitectureError unless the rank is positive and blocks have the target layers."""
         if lora.rank < 1:
             raise ArchitectureError(f"model.lora.rank: {lora.rank} must be at least 1")
         for name in lora.targets:
@@ -292,7 +292,7 @@ class Transformer:
 
     @property
     def linear_layers(self) -> tuple[str, ...]:
-        """Linear layers of a block, by the part of the names of their parameters."""
+        """Linear layers of a block, as the part of their parameters' names."""
         projections = ("qkv",) if self.joined_qkv else ("q", "k", "v")
         gate = ("gate",) if self.gated else ()
         return (*projections, "proj", *gate, "up", "down")
@@ -305,12 +305,12 @@ class Transformer:
         return frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
 
     def module_of(self, layer: int) -> int:
-        """Return the first of the blocks that are calls of one module, `layer` among them."""
+        """Return the first block that calls the same module as `layer`."""
         return layer - layer % (self.layers // (self.hidden_groups or self.layers))
 
     @property
     def shared_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of heads of keys and values."""
         return self.attention_heads if self.key_value_heads is None else self.key_value_heads
 
     @property
@@ -327,35 +327,35 @@ class Transformer:
 
     @property
     def places(self) -> int:
-        """Learned positions; 0 where positions are not learned."""
+        """Number of learned positions; 0 if positions are not learned."""
         if self.positions is not Positions.LEARNED:
             return 0
         return self.position_embeddings or self.sequence_length
 
     @property
     def gated(self) -> bool:
-        """Return whether the MLP multiplies two linear layers."""
+        """Return True if the MLP multiplies two linear layers."""
         return self.activation in (Activation.SWIGLU, Activation.GEGLU)
 
     @property
     def has_windows(self) -> bool:
-        """Return whether some block sees less than the whole sequence."""
+        """Return True if some block sees only part of the sequence."""
         return any(self.is_local(layer) for layer in range(min(2, self.layers)))
 
     def is_local(self, layer: int) -> bool:
-        """Tell whether tokens of the block `layer` see a window alone."""
+        """Return True if tokens of block `layer` see only a window."""
         if self.window is None or self.window >= self.sequence_length:
             return False
         return self.global_every is None or (layer + 1) % self.global_every != 0
 
     @property
     def biased_norms(self) -> bool:
-        """Return whether layer norms have biases."""
+        """Return True if layer norms have biases."""
         return self.bias if self.norm_bias is None else self.norm_bias
 
     @property
     def biased_qkv(self) -> bool:
-        """Return whether queries, keys and values have biases."""
+        """Return True if the layers of queries, keys and values have biases."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
 
@@ -368,7 +368,7 @@ class GPT(Transformer):
 class Llama(Transformer):
     """As Llama (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU, no biases.
 
-    Queries, keys and values have a matrix each.
+    Queries, keys and values have separate matrices.
     """
 
     positions: Positions = Positions.ROTARY

@@ -1,4 +1,4 @@
-"""The `Model` that is known by its number of parameters alone, in equal units."""
+"""A `Model` of equal units, for when only the number of parameters is known."""
 
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
@@ -6,7 +6,7 @@ from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit,
 from zsim.strategy.precision import Precision
 
 EQUAL_UNITS = 32
-"""Units of a model of which nothing is known but its size."""
+"""Number of units of such a model."""
 
 
 def equal_units(
@@ -17,10 +17,10 @@ def equal_units(
     tensor: int = 1,
     precision: Precision = Precision.FP32,
 ) -> Model:
-    """Return a model known by its number of parameters alone: `units` layers, a matrix each.
+    """Return a model with `parameters` parameters: `units` layers of one matrix each.
 
-    Each costs 2 FLOPs per parameter and token forward and twice that backward (Kaplan et al. 2020,
-    section 2.1). Activations are not modelled: one element per token flows.
+    Each costs 2 FLOPs per parameter and token in forward and twice that in backward (Kaplan et al.
+    2020, section 2.1). Activations are not modelled: one element per token flows.
 
     Raises:
         ModelError: there are fewer parameters than units and ranks of the tensor axis.

@@ -1,7 +1,7 @@
-"""Random numbers: the generators of ranks, and with which state of one an operation draws.
+"""Random number generators of ranks, and the generator state that an operation draws with.
 
-A generator has one state at a time, which a draw reads and advances as the host issues it, as in
-PyTorch, where the host counts the offset of each kernel. Setup seeds it.
+A generator has one state at a time. A draw reads and advances it when the host issues the
+operation, as in PyTorch, where the host counts the offset of each kernel. Setup seeds it.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ from enum import StrEnum
 
 
 class Draws(StrEnum):
-    """Way in which ranks of the tensor axis draw in a segment that does."""
+    """How ranks of the tensor axis draw in a segment with random numbers."""
 
     ALIKE = "alike"
-    """They hold copies of what is masked, and have to draw the same mask."""
+    """They hold copies of the masked tensor, and must draw the same mask."""
     APART = "apart"
     """They hold different parts of it, and draw independently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generator:
-    """A generator of each rank: ranks that differ along `axes` have other states, others the same.
+    """A generator on each rank. Its state differs between ranks along `axes` only.
 
     Megatron-LM has two (`CudaRNGStatesTracker`, Shoeybi et al. 2019, section 3): the default one,
-    seeded alike on the ranks of the tensor axis, and "model-parallel-rng", seeded apart.
+    with the same seed on all ranks of the tensor axis, and "model-parallel-rng", with different
+    seeds.
     """
 
     name: str
@@ -33,8 +34,8 @@ class Generator:
 class Draw:
     """The state of `generator` that an operation draws with: the next one, which it advances.
 
-    With `restores` it is the one that this operation drew with, and nothing advances: so a
-    checkpoint is run again (`torch.utils.checkpoint` with `preserve_rng_state`).
+    With `restores`, it is the state that this earlier operation drew with, and nothing advances.
+    Running a checkpoint again does this (`torch.utils.checkpoint` with `preserve_rng_state`).
     """
 
     generator: str

@@ -1,4 +1,4 @@
-"""Kernels of a segment: what each does, and its shape."""
+"""Kernels of a segment: their kind, cost and shape."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from math import gcd, prod
 from zsim.dtype import DType
 
 CUDNN = 3
-"""Version of attention's kernels that is cuDNN's."""
+"""Version number of cuDNN's attention kernels."""
 
 
 class KernelError(ValueError):
@@ -16,16 +16,16 @@ class KernelError(ValueError):
 
 
 class KernelKind(StrEnum):
-    """Kinds of kernels, and the words in which their shapes are given.
+    """Kinds of kernels, and the meaning of their shapes.
 
-    All but the first two move memory, and `ELEMENTWISE` is any of those: their shape is what they
-    do one thing to, such as elements, or rows and columns.
+    All but the first two are limited by memory, and `ELEMENTWISE` stands for any of those. Their
+    shape gives the extents that they process, such as elements, or rows and columns.
     """
 
     MATMUL = "matmul"
     """(batch, m, n, k): batch products of m x k with k x n."""
     ATTENTION = "attention"
-    """(sequences, heads, key-value heads, queries, keys, head size), scores never in memory."""
+    """(sequences, heads, key-value heads, queries, keys, head size), without scores in memory."""
     ELEMENTWISE = "elementwise"
     NORM = "norm"
     ACTIVATION = "activation"
@@ -36,68 +36,68 @@ class KernelKind(StrEnum):
 
     @property
     def multiplies_matrices(self) -> bool:
-        """Return whether it runs on the matrix units, so that its FLOPs count as the model's."""
+        """Return True if it uses the matrix units, so that its FLOPs are model FLOPs."""
         return self in (KernelKind.MATMUL, KernelKind.ATTENTION)
 
 
 class OperandLayout(StrEnum):
-    """Orders in which the operands of a product lie, in letters of BLAS: turned (T) or not (N).
+    """Memory layouts of the operands of a product, in BLAS letters: transposed (T) or not (N).
 
-    The result lies by rows: it is contiguous along its columns.
+    The result is row-major.
     """
 
     NT = "nt"
-    """Both along the inner extent, as tokens and weights of a linear layer."""
+    """Both contiguous along the inner extent, as tokens and weights of a linear layer."""
     NN = "nn"
-    """The first along the inner extent, the other along columns, as for gradients of tokens."""
+    """The first contiguous along the inner extent, the other along columns, as in dgrad."""
     TN = "tn"
-    """The first along rows of the result, the other along columns, as for gradients of weights."""
+    """The first contiguous along result rows, the other along columns, as in wgrad."""
 
 
 class FusedPart(StrEnum):
-    """Parts that kernels have in an operator which fuses a product with a collective of tokens.
+    """Parts of kernels in an operator that fuses a product with a collective of tokens.
 
-    It multiplies the tokens of one rank after the other, while those of the next are copied. A
-    product may run beside a whole collective, too, whose tokens are another's.
+    Such an operator multiplies the tokens of one rank at a time while it copies those of the next.
+    A product can also overlap a whole collective of other tokens.
     """
 
     GATHERED = "gathered"
-    """It multiplies tokens that one rank brought to an all-gather."""
+    """Multiplies tokens that one rank contributed to an all-gather."""
     GRADIENT = "gradient"
-    """The same of a gradient that is gathered."""
+    """Multiplies gradients that one rank contributed to an all-gather."""
     SCATTERED = "scattered"
-    """It makes the summand of what one rank gets of a reduce-scatter."""
+    """Computes the contribution to one rank's result of a reduce-scatter."""
     SUM = "sum"
-    """It adds up the summands, once all have come."""
+    """Sums the contributions, once all have arrived."""
     SPLIT = "split"
-    """It makes a part of the output, which a kernel scatters while it makes the next."""
+    """Computes a part of the output, which a kernel scatters while the next part is computed."""
     BESIDE_GATHER = "beside_gather"
-    """It runs while the tokens are gathered that a kernel behind it reads."""
+    """Runs while the tokens are gathered that a later kernel reads."""
     BESIDE_SCATTER = "beside_scatter"
-    """It runs while what kernels before it have made is scattered, or summed over ranks."""
+    """Runs while the output of earlier kernels is scattered, or summed over ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel of a segment: what it computes and what it moves to and from device memory.
+    """One kernel of a segment: its computation and its traffic with device memory.
 
     Attributes:
-        flops: 2 for each multiply-add; of causal attention of all pairs of tokens, and without
-            the scores that flash attention makes again in its backward, as published rates count.
-        shape: in the words of the kind; empty where it is not known.
+        flops: 2 for each multiply-add. Attention counts all pairs of tokens even if causal, and
+            omits the scores that flash attention recomputes in its backward, as published rates do.
+        shape: extents in the order given by `kind`; empty if not known.
         causal: half of its scores are masked. Attention that never writes them skips that half; a
             matrix product computes it.
-        window: keys that each query sees at most, where attention skips all others; 0 if it does
-            not. FLOPs are then those of all pairs inside the window.
-        backward: it makes gradients.
-        version: of attention's kernels: FlashAttention's first or second, or `CUDNN`.
-        recorded_ps: picoseconds that it took in a run that was recorded, and takes on any GPU; 0
-            leaves its time to the GPU.
-        part: what it does in an operator that is fused with a collective; None if it is in none.
+        window: maximum number of keys per query, if attention skips all others; 0 if it does
+            not. FLOPs then count all pairs inside the window.
+        backward: it computes gradients.
+        version: of attention kernels: 1 or 2 of FlashAttention, or `CUDNN`.
+        recorded_ps: picoseconds that it took in a recorded run, used for every GPU; 0 leaves its
+            time to the GPU model.
+        part: its part in an operator that is fused with a collective; None if it is in none.
         spared: multiprocessors that it leaves to the kernel of that collective.
-        streams: on which kernels like it, one behind the other, are issued: where one leaves
-            multiprocessors free at its end, the next has begun.
-        layout: of the operands of a product; None where it is not known.
+        streams: number of streams over which consecutive kernels of this sort are issued: where
+            one leaves multiprocessors idle at its end, the next has started.
+        layout: of the operands of a product; None if not known.
     """
 
     kind: KernelKind
@@ -123,10 +123,10 @@ class Kernel:
 
     @property
     def row_bytes(self) -> tuple[int, int]:
-        """Bytes in which a product's operands are contiguous, along the inner extent and others.
+        """Contiguous bytes of a product's operands, along the inner extent and along the others.
 
-        Of rows and columns of the result what divides both counts. 0 where nothing is contiguous,
-        or it is not known.
+        The second value is the greatest common divisor if rows and columns of the result are both
+        contiguous. 0 if no operand is contiguous in that direction, or the layout is not known.
         """
         if self.layout is None:
             return 0, 0
@@ -138,10 +138,10 @@ class Kernel:
 
     @property
     def causal_flops(self) -> int:
-        """FLOPs of the pairs of tokens that are not masked, to half a row of scores.
+        """FLOPs of the pairs of tokens that are not masked, accurate to half a row of scores.
 
-        A window that begins before the sequence is masked there alone: of all queries as many as
-        the window is wide lack half of it.
+        A window is cut short at the start of the sequence: the first `window` queries see only
+        half of it on average.
         """
         if not self.causal:
             return self.flops
@@ -151,20 +151,20 @@ class Kernel:
 
     @property
     def keys(self) -> int:
-        """Keys that attention reads."""
+        """Number of keys that attention reads."""
         return self.shape[4]
 
     @property
     def seen_keys(self) -> float:
-        """Keys that a query of attention sees, in the mean of all."""
+        """Mean number of keys that a query sees."""
         reach = self.window or self.keys
         return reach * (1 - reach / (2 * self.keys)) if self.causal else reach
 
     @property
     def executed_flops(self) -> int:
-        """FLOPs that take time.
+        """FLOPs that the kernel executes.
 
-        Attention skips the masked half. Its backward makes the scores again: five products instead
+        Attention skips the masked half. Its backward recomputes the scores: five products instead
         of four (Dao et al. 2022, "FlashAttention", algorithm 4).
         """
         if self.kind is not KernelKind.ATTENTION:
@@ -173,7 +173,7 @@ class Kernel:
 
 
 def parts_of(kernels: Iterable[Kernel]) -> frozenset[FusedPart]:
-    """Return the parts that kernels have in operators that are fused with collectives."""
+    """Return the parts of `kernels` in operators that are fused with collectives."""
     return frozenset(each.part for each in kernels if each.part is not None)
 
 
@@ -188,7 +188,7 @@ def matmul(
     backward: bool = False,
     layout: OperandLayout | None = None,
 ) -> Kernel:
-    """`batch` products of m x k with k x n, each operand read once and the result written."""
+    """Return `batch` products of m x k with k x n; operands are read and results written once."""
     return Kernel(
         kind=KernelKind.MATMUL,
         flops=2 * batch * m * n * k,
@@ -202,7 +202,7 @@ def matmul(
 
 
 def resized(product: Kernel, m: int, n: int, k: int) -> Kernel:
-    """Return a product of other extents that is like `product` otherwise."""
+    """Return a product like `product`, with other extents."""
     return matmul(m, n, k, product.dtype, backward=product.backward, layout=product.layout)
 
 
@@ -229,7 +229,7 @@ def streaming(
 
 
 def dropout(shape: tuple[int, ...], dtype: DType, *, backward: bool = False) -> Kernel:
-    """Return a kernel that drops elements: it moves them, and a byte of mask for each."""
+    """Return a dropout kernel: it moves the elements, and a byte of mask for each."""
     elements = prod(shape)
     return Kernel(
         kind=KernelKind.ELEMENTWISE,
@@ -250,10 +250,10 @@ def flash_attention(
     version: int = 1,
     window: int = 0,
 ) -> Kernel:
-    """Attention whose scores stay on the chip; `shape` is in the words of `KernelKind`.
+    """Return attention whose scores stay on the chip; `shape` is as for `KernelKind.ATTENTION`.
 
-    It moves queries, keys, values and the result; backward also their gradients. With a `window`
-    blocks of scores outside it are skipped (flash-attention 2.3, `window_size`).
+    It moves queries, keys, values and the result; backward also moves their gradients. With a
+    `window`, blocks of scores outside it are skipped (flash-attention 2.3, `window_size`).
     """
     sequences, heads, shared, queries, keys, size = shape
     outer = sequences * size * (2 * heads * queries + 2 * shared * keys)

@@ -1,8 +1,8 @@
-"""The model that is trained: units of parameters and segments, as one tensor rank sees them.
+"""The trained model: units of parameters and segments, as one tensor rank sees them.
 
 A `Model` is resolved: micro-batch size, sequence length, tensor degree and precision are fixed, so
-every size is a number. It says what flows between segments and what each costs, and nothing about
-how it is sharded over data-parallel ranks.
+every size is a number. It describes the values between segments and the cost of each segment, not
+how data-parallel ranks shard them.
 """
 
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One tensor of weights, with its shape on one rank of the tensor axis.
+    """One weight tensor, with its shape on one rank of the tensor axis.
 
-    `tensor_sharded` says that ranks of the tensor axis hold different parts of it; otherwise they
-    hold copies. One that is `frozen` is read and not trained (`requires_grad` is False): it has
-    neither a gradient nor a state of the optimizer. One in `float8` is cast to 8-bit floats, with
-    one scale, before it is gathered.
+    If `tensor_sharded`, ranks of the tensor axis hold different parts of it; otherwise they hold
+    copies. If `frozen`, it is read but not trained (`requires_grad` is False), and has neither a
+    gradient nor optimizer state. If `float8`, it is cast to 8-bit floats, with one scale, before it
+    is gathered.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Parameter:
 class Value:
     """A tensor that flows between segments: `elements` of `dtype` for one micro-batch, on one rank.
 
-    `tensor_sharded` says that ranks of the tensor axis hold different parts of it: tokens (sequence
+    If `tensor_sharded`, ranks of the tensor axis hold different parts of it: tokens (sequence
     parallelism, Korthikanti et al. 2022, section 4.2.2), or logits of a part of the vocabulary;
-    otherwise they hold copies. A segment that reduces its outputs scatters such an output; one that
-    reduces the gradients of its inputs reads such an input whole, and scatters the gradient; one
-    that gathers its inputs reads it whole as well, and keeps the own part of the gradient.
+    otherwise they hold copies. A segment that reduces its outputs scatters such an output. A
+    segment that reduces the gradients of its inputs gathers such an input, and scatters the
+    gradient. A segment that gathers its inputs keeps its own part of the gradient instead.
     """
 
     name: str
@@ -70,14 +70,14 @@ class Value:
 class SplitBackward:
     """Costs of the backward of a segment in two parts: gradients of inputs, then of parameters.
 
-    The first leaves for the second the gradients of what operators with parameters have made.
+    The first part keeps for the second the output gradients of operators with parameters.
 
     Attributes:
-        intermediate_bytes: bytes of those gradients.
+        intermediate_bytes: bytes of these gradients.
         inputs, weights: kernels of each part.
-        input_workspace_bytes, weight_workspace_bytes: as those of the segment's directions.
-        input_course, weight_course: allocations of each part. Buffers are, by number, the
-            workspace, what is saved, those gradients, then gradients of each input, or parameter.
+        input_workspace_bytes, weight_workspace_bytes: as for the directions of a segment.
+        input_course, weight_course: allocations of each part. Buffers by number are the workspace,
+            saved tensors, those gradients, then gradients of each input, or parameter.
     """
 
     intermediate_bytes: int
@@ -95,38 +95,37 @@ class Segment:
 
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
-        outputs: values it makes.
+        outputs: values it computes.
         parameters: names of the unit's parameters it reads, in the order of the unit; backward
-            makes gradients of those that are not frozen.
-        saved_bytes: what it keeps for its backward beyond its inputs and parameters.
+            computes gradients of all that are not frozen.
+        saved_bytes: bytes it keeps for its backward beyond its inputs and parameters.
         saves_input: whether its backward reads its inputs.
-        forward_workspace_bytes, backward_workspace_bytes: most that it holds at once while it runs,
-            beyond inputs, outputs, what it saves, and their gradients and those of its parameters.
-        reduces_output: outputs are summands over the tensor axis, summed after forward.
-        reduces_input_gradient: input gradients are summands over the tensor axis, summed after
-            backward.
-        gathers_input: every rank of the tensor axis makes the same of inputs that are whole, and
-            the same gradient of them.
-        leaves_whole: what its forward reads whole is read by that of the next segment, too, for
-            which it is not gathered again.
-        casts_tokens: tokens that it gathers over the tensor axis are cast to 8-bit floats before,
-            and so are gradients of what it scatters.
-        gathers_context: the last input is read as all ranks that share a sequence have it, one
-            after the other, and its gradient is a summand over these ranks.
-        context_offset: the last input is that of the rank which stands so many places before among
-            those that share a sequence, 0 the own; None if it is not passed on among them.
-        adds: the first input is what the segment adds to, which its backward does not read.
+        forward_workspace_bytes, backward_workspace_bytes: maximum that it holds at once while it
+            runs, beyond inputs, outputs, saved tensors, and their and its parameters' gradients.
+        reduces_output: outputs are partial sums over the tensor axis, reduced after forward.
+        reduces_input_gradient: input gradients are partial sums over the tensor axis, reduced
+            after backward.
+        gathers_input: inputs are gathered, and every rank of the tensor axis computes the same
+            outputs and the same gradient of the inputs.
+        leaves_whole: the next segment's forward also reads the inputs that this forward gathered,
+            so they are not gathered again.
+        casts_tokens: tokens that it gathers over the tensor axis are first cast to 8-bit floats,
+            and so are gradients of the tokens that it scatters.
+        gathers_context: the last input is gathered from all ranks that share a sequence, and its
+            gradient is a partial sum over these ranks.
+        context_offset: the last input comes from the rank this many places before in the group
+            that shares a sequence, 0 for the own one; None if it is not exchanged.
+        adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
-        again: kernels of forward where a checkpoint is run again; empty if all of them.
-        runs_again: whether it is run where a checkpoint is run again: what stops early does not
-            reach segments that keep nothing.
-        sums_again: whether what it makes there is summed over the tensor axis, if outputs are.
-        forward_course, backward_course: memory of single tensors that each direction takes and
-            gives back, in order; empty if it is not known. Buffers are, by number, the workspace,
-            what is saved, then gradients of each parameter and of each input.
-        split: its backward in two parts; None if it has no parameter that is trained, or is not
-            run so.
+        again: kernels of a forward that recomputes a checkpoint; empty if all of them run.
+        runs_again: whether it runs when a checkpoint is recomputed; recomputation that stops early
+            does not reach segments that save nothing.
+        sums_again: whether recomputed outputs are reduced over the tensor axis, if outputs are.
+        forward_course, backward_course: allocations and frees of single tensors in each direction,
+            in order; empty if not known. Buffers by number are the workspace, saved tensors, then
+            gradients of each parameter and of each input.
+        split: its backward in two parts; None if it has no trained parameter, or runs as one.
     """
 
     inputs: tuple[str, ...]
@@ -156,7 +155,7 @@ class Segment:
 
     @property
     def reads_whole(self) -> bool:
-        """Return whether it reads inputs whole of which ranks of the tensor axis hold parts."""
+        """Return True if it gathers inputs that are sharded over the tensor axis."""
         return self.reduces_input_gradient or self.gathers_input
 
     @property
@@ -166,20 +165,20 @@ class Segment:
 
     @property
     def shared_input(self) -> str | None:
-        """Return the input that is read as all ranks that share a sequence have it, if one is."""
+        """Return the input that is gathered from ranks that share a sequence, if any."""
         return self.inputs[-1] if self.gathers_context else None
 
     @property
     def passed_input(self) -> str | None:
-        """Return the input that is another rank's of those that share a sequence, if one is."""
+        """Return the input received from another rank that shares the sequence, if any."""
         return self.inputs[-1] if self.context_offset else None
 
     def sums_output(self, *, again: bool) -> bool:
-        """Return whether outputs are summed after forward, or where a checkpoint is run `again`."""
+        """Return True if outputs are reduced after forward, or after a recomputation (`again`)."""
         return self.reduces_output and (self.sums_again or not again)
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
-        """Those of forward, or where a checkpoint is run `again`."""
+        """Return the kernels of forward, or of a recomputation (`again`)."""
         return self.again if again and self.again else self.forward
 
 
@@ -187,15 +186,14 @@ class Segment:
 class Unit:
     """A unit that is gathered and freed together: a block, the embedding, the head.
 
-    `checkpoint` says that full checkpointing recomputes it. The last output of its last segment is
-    what the next unit reads. A parameter that several units name is one tensor (tied embedding).
+    If `checkpoint`, full checkpointing recomputes it. The next unit reads the last output of its
+    last segment. A parameter that several units name is one tensor (tied embedding).
 
-    One that names a `module` is another call of that earlier unit in the same forward: it has its
-    parameters and segments, and values and saved tensors of its own.
+    A unit with a `module` is another call of that earlier unit in the same forward. It shares the
+    unit's parameters and segments, and has separate values and saved tensors.
 
-    Units in a row that name the same `block` are checkpointed as one: of all that they are given
-    and make, what the block was given is kept, and all of them are run again before the backward of
-    the last.
+    Consecutive units that name the same `block` are checkpointed as one: only the input of the
+    block is kept, and all of them are recomputed before the backward of the last.
     """
 
     name: str
@@ -219,15 +217,15 @@ class Model:
         micro_batch_size: sequences per micro-batch and data-parallel replica.
         tokens: tokens per micro-batch and data-parallel replica.
         tensor: ranks of the tensor axis that it was resolved for.
-        given: values that none of its units makes: what a stage of a pipeline gets from the one
-            before it.
+        given: values that none of its units computes, received from the previous pipeline
+            stage.
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
-            axis, without recomputation (model FLOPs); attention of all pairs of tokens. Backward
-            makes no gradients that nobody needs, such as those of frozen parameters.
-        attention_flops: of both, those of products with scores.
-        masked_flops: of these, those that causal masking leaves out: half, less of a window.
-        architecture: the shape it was built from, where it was; a backend can build modules of it.
-        tiles: tiles that linear layers of its blocks are cut into, each a unit.
+            axis, without recomputation (model FLOPs), with attention of all pairs of tokens.
+            Backward omits unused gradients, such as those of frozen parameters.
+        attention_flops: the part of both for products with scores.
+        masked_flops: the part of these that causal masking skips: half, or less with a window.
+        architecture: the shape it was built from, if any; a backend can build modules of it.
+        tiles: tiles into which linear layers of its blocks are cut, each a unit.
     """
 
     name: str
@@ -292,12 +290,12 @@ class Model:
 
     @property
     def modules(self) -> tuple[Unit, ...]:
-        """Every unit once, however often it is called."""
+        """Every unit once, without repeated calls."""
         return tuple(unit for unit in self.units if not unit.module)
 
     @property
     def checkpointed_together(self) -> tuple[tuple[Unit, ...], ...]:
-        """Every unit, grouped with those that are run again with it."""
+        """Every unit, in groups that are recomputed together."""
         grouped = groupby(self.units, key=lambda unit: (unit.block, unit.block or unit.name))
         return tuple(tuple(units) for _, units in grouped)
 
@@ -308,7 +306,7 @@ class Model:
 
     @property
     def trained_count(self) -> int:
-        """The same of the parameters that are trained."""
+        """Elements of the trained parameters, counted in the same manner."""
         return self.count_of(each for each in self.parameters if not each.frozen)
 
     def count_of(self, parameters: Iterable[Parameter]) -> int:
@@ -318,25 +316,25 @@ class Model:
         )
 
     def trained_of(self, segment: Segment) -> tuple[str, ...]:
-        """Parameters of a segment of which backward makes gradients, in its order."""
+        """Return the parameters of a segment with gradients, in its order."""
         return tuple(name for name in segment.parameters if name not in self.frozen)
 
     def runs_backward(self, segment: Segment) -> bool:
-        """Tell whether a segment has a backward: it trains something, or passes a gradient on."""
+        """Return True if a segment has a backward: it trains parameters or passes a gradient on."""
         sloped = any(value.requires_gradient for value in segment.outputs)
         return sloped or bool(self.trained_of(segment))
 
     @property
     def loss(self) -> Value:
-        """The value that is minimised."""
+        """The value that training minimises."""
         return self.units[-1].segments[-1].outputs[-1]
 
 
 def _need_known_calls(units: tuple[Unit, ...]) -> None:
-    """Return if units that call an earlier one again have its parameters and segments.
+    """Raise ModelError unless repeated calls of a unit have its parameters and segments.
 
     Raises:
-        ModelError: one has not.
+        ModelError: a unit calls no earlier unit, or differs from it.
     """
     first: dict[str, Unit] = {}
     for unit in units:

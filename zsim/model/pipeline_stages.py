@@ -1,18 +1,18 @@
-"""Units of a model split over the stages of a pipeline, as nanotron, Megatron-LM, torchtitan do.
+"""Units of a model split over the stages of a pipeline, as in nanotron, Megatron-LM, torchtitan.
 
-`build_model` of nanotron (2025-02) goes through the model's blocks in order. A block is on the
-stage at hand, and the next one begins once the cost so far is more than the stages up to here
-should have. Costs are matrices: a layer costs the elements of its own, the head the vocabulary
-times the hidden size, embedding and norms nothing (`get_block_compute_costs`; it takes keys and
-values to have as many heads as queries). Norm, logits, their cast and the loss are blocks of their
-own, so that a stage may be left with the loss alone, and is sent logits. With `head_is_whole` of
-its options they never part: where they would, the last stage has them and the others the layers;
-and a stage is full that has just its share.
+`build_model` of nanotron (2025-02) assigns the model's blocks in order. A block goes to the current
+stage. The next stage starts once the cost so far exceeds the share of the stages up to here. Costs
+are matrix elements: a layer costs the elements of its matrices, the head the vocabulary times the
+hidden size, embedding and norms nothing (`get_block_compute_costs`; it assumes as many heads for
+keys and values as for queries). Norm, logits, their cast and the loss are separate blocks, so that
+a stage can hold only the loss, and receive logits. With `head_is_whole` of its options they stay
+together: if they would be split, the last stage has all of them and the others the layers; and a
+stage with exactly its share is full.
 
-Megatron-LM and torchtitan deal out layers by their number (`layers_of_stages` of their options),
-the first stage having the embedding as well, the last one the head. A stage may have several chunks
-of layers, which alternate with those of other stages: the layers of chunk c of stage s come after
-those of chunk c of the stages before it (virtual stages, Narayanan et al. 2021, section 2.2.2).
+Megatron-LM and torchtitan assign layers by number (`layers_of_stages` of their options); the first
+stage also has the embedding, the last one the head. A stage can have several chunks of layers,
+which alternate with those of other stages: the layers of chunk c of stage s come after those of
+chunk c of the stages before it (virtual stages, Narayanan et al. 2021, section 2.2.2).
 """
 
 from bisect import bisect_left
@@ -27,13 +27,13 @@ from zsim.strategy.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Units of a stage that follow each other in the model: `given` and `sent` are handed on.
+    """Consecutive units of a stage; it receives `given` and sends `sent`.
 
     Attributes:
         first: number of its first unit among those of the stage.
-        model: its units alone.
-        given: what its first unit reads of another stage; None where the model begins.
-        sent: what its last unit makes for another stage; None where the model ends.
+        model: only its units.
+        given: value that its first unit reads from another stage; None at the start of the model.
+        sent: value that its last unit computes for another stage; None at the end of the model.
     """
 
     first: int
@@ -48,7 +48,7 @@ class Chunk:
 
     @property
     def reads_batch(self) -> bool:
-        """Return whether it needs the micro-batch: what embeds tokens, and what has the loss."""
+        """Return True if it needs the micro-batch: it embeds tokens or computes the loss."""
         return any(
             BATCH in segment.inputs for unit in self.model.units for segment in unit.segments
         )
@@ -56,9 +56,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Units that one stage runs, as a model, in one chunk or several.
+    """Units that one stage runs, as a model, in one or more chunks.
 
-    `tied` are parameters that the first and the last stage both have: embeddings that are tied.
+    `tied` are parameters that both the first and the last stage hold: tied embeddings.
     """
 
     index: int
@@ -68,20 +68,20 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The role that its ranks play."""
+        """The role of its ranks."""
         return f"stage{self.index}"
 
     @property
     def handed_on(self) -> Iterator[Value]:
-        """Yield what it sends of a micro-batch: what chunks made, gradients of what they read."""
+        """Yield the values that it exchanges per micro-batch: inputs and outputs of its chunks."""
         for chunk in self.chunks:
             yield from (each for each in (chunk.given, chunk.sent) if each is not None)
 
 
 def in_blocks(model: Model) -> Model:
-    """`model` with a unit for each block of which its last unit consists.
+    """Return `model` with its last unit split into one unit per block.
 
-    A block ends with each segment up to the first that reads the batch: from there on it is the
+    A block ends with each segment up to the first that reads the batch; from there on it is the
     loss.
     """
     last = model.units[-1]
@@ -103,9 +103,9 @@ def _block(unit: Unit, name: str, segments: tuple[Segment, ...]) -> Unit:
 
 
 def cost(model: Model, index: int) -> int:
-    """Return what unit `index` counts for: elements of its matrices, over the tensor axis.
+    """Return the cost of unit `index`: elements of its matrices, over the tensor axis.
 
-    The first unit of a transformer is its embedding.
+    The first unit of a transformer is its embedding, which costs nothing.
     """
     if index == 0 and model.architecture is not None:
         return 0
@@ -119,7 +119,7 @@ def places(model: Model, count: int, *, head_is_whole: bool = False) -> list[int
 
 
 def _places(costs: Sequence[int], count: int, *, head_is_whole: bool) -> list[int]:
-    """Return the stage of each unit by what they cost; the head is the last that costs anything."""
+    """Return the stage of each unit by its cost; the head is the last unit with a cost."""
     found = _dealt(costs, count, full_at_share=head_is_whole)
     head = max((place for place, each in enumerate(costs) if each), default=0)
     if not head_is_whole or found[head] == found[-1] or found[-1] != count - 1:
@@ -132,9 +132,10 @@ def _places(costs: Sequence[int], count: int, *, head_is_whole: bool) -> list[in
 
 
 def layer_counts(model: Model, layers: int, strategy: Strategy, *, most: int) -> range:
-    """Return numbers of layers, `most` at most, with which the `layers` of `model` fill the stages.
+    """Return the numbers of layers, at most `most`, with which every stage has a unit.
 
-    They begin with the fewest, and go on by as many as the stages take more together.
+    Each layer costs the same as one of the `layers` of `model`. The range starts at the fewest
+    layers; its step is the distance to the next number that fills the stages.
     """
     count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
     costs = [cost(model, index) for index in range(len(model.units))]
@@ -171,10 +172,10 @@ def _dealt(costs: Sequence[int], count: int, *, full_at_share: bool) -> list[int
 
 
 def placed(model: Model, sizes: Sequence[int]) -> list[int]:
-    """Return the virtual stage of each unit, where each has so many layers.
+    """Return the virtual stage of each unit, where stage i has `sizes[i]` layers.
 
-    Layers are what checkpointing treats alone. What is before all of them is on the first stage,
-    what is after them on the last.
+    Layers are the blocks that can be checkpointed. Units before all of them are on the first stage,
+    units after them on the last.
     """
     ends = list(accumulate(sizes))
     found: list[int] = []
@@ -194,10 +195,10 @@ def placed(model: Model, sizes: Sequence[int]) -> list[int]:
 def _layers_of_stages(
     runtime: RuntimeOptions | None, layers: int, stages: int
 ) -> tuple[int, ...] | None:
-    """Return the layers of each virtual stage; None where blocks are dealt out by what they cost.
+    """Return the layers of each virtual stage; None if blocks are assigned by cost.
 
     Raises:
-        ValueError: they cannot be dealt out so.
+        ValueError: the layers cannot be split in the configured manner.
     """
     return None if runtime is None else runtime.layers_of_stages(layers=layers, stages=stages)
 
@@ -210,7 +211,7 @@ def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
     """Return the virtual stage of each unit of a model under a strategy.
 
     Raises:
-        ModelError: layers cannot be dealt out so, or a stage would have no unit.
+        ModelError: layers cannot be split in this manner, or a stage would have no unit.
     """
     count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
     layers = sum(block[0].checkpoint for block in model.checkpointed_together)
@@ -235,11 +236,11 @@ def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
 
 
 def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
-    """`model` split over the stages of a strategy.
+    """Return `model` split over the stages of a strategy.
 
     Raises:
-        ModelError: a stage would have no unit, layers cannot be dealt out, or more than one value
-            would have to be handed on.
+        ModelError: a stage would have no unit, layers cannot be split, or a stage would have to
+            send more than one value.
     """
     count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
     found = virtual_stages(model, strategy)
@@ -268,7 +269,7 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
 
 
 def _rank_of(place: int, count: int, *, in_v: bool) -> int:
-    """Return the stage of a virtual stage: in turns, or in a V there and back."""
+    """Return the stage of a virtual stage: in rotation, or in a V, forth and back."""
     turns, rank = divmod(place, count)
     return count - 1 - rank if in_v and turns % 2 else rank
 
@@ -287,10 +288,10 @@ def _joined(model: Model, chunks: Sequence[Chunk]) -> Model:
 
 
 def _chunk_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> Model:
-    """Return the units of a chunk as a model of their own.
+    """Return the units of a chunk as a separate model.
 
     Raises:
-        ModelError: they read what is not handed on.
+        ModelError: they read a value that the previous stage does not send.
     """
     known = {model.batch.name} | ({given.name} if given else set())
     for unit in units:
@@ -306,7 +307,7 @@ def _chunk_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> 
 
 
 def _tied(model: Model, found: list[int], *, ends: bool) -> frozenset[str]:
-    """Return parameters that the first and the last stage both have, if the runtime ties `ends`.
+    """Return parameters that the first and the last stage both hold, if the runtime ties `ends`.
 
     Raises:
         ModelError: other stages have a parameter in common.

@@ -1,34 +1,34 @@
 """Memory of single tensors while a segment runs, allocated and freed in order.
 
-A schedule has one buffer for all that a segment saves, one for its workspace, one for the gradients
-of its parameters. An allocator sees tensors, one by one: an allocation trace says when.
+A schedule has one buffer for all tensors that a segment saves, one for its workspace, and one for
+the gradients of its parameters. An allocator sees single tensors: an allocation trace lists them.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
 OWN = 0
-"""The segment's workspace, which the buffer that has the trace stands for."""
+"""The segment's workspace: the buffer to which the trace belongs."""
 
 AllocationEvent = tuple[int, int, int]
-"""Of which buffer, which of its tensors, and bytes: taken, or with a minus given back.
+"""Buffer number, tensor number in it, and bytes: positive to allocate, negative to free.
 
-Buffers are counted from 1, `OWN` aside. Of 0 bytes a tensor is given back unless its buffer is
-alive: what a checkpointed forward does not keep.
+Buffers are counted from 1, except `OWN`. 0 bytes free a tensor unless its buffer is alive: the
+tensors that a checkpointed forward does not keep.
 """
 
 
 class LifetimeError(ValueError):
-    """An allocation trace that cannot be."""
+    """An allocation trace that is not valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationTrace:
-    """An allocation trace: what is taken and given back once its buffer is allocated.
+    """Allocations and frees of tensors, from the allocation of their buffer on.
 
     Attributes:
-        buffers: by number, from 1 on, the buffers whose tensors take turns; "" is none, and its
-            turns are void.
+        buffers: by number, from 1 on, the buffers of the tensors in `turns`; turns of buffer "" are
+            ignored.
     """
 
     buffers: tuple[str, ...]
@@ -50,18 +50,18 @@ class AllocationTrace:
 
 @lru_cache(maxsize=1024)
 def _looked_at(turns: tuple[AllocationEvent, ...]) -> tuple[int, int, str]:
-    """Return the least and the largest number of a buffer, and what is wrong with the balance.
+    """Return the smallest and the largest buffer number, and any imbalance.
 
-    Tensors are taken once at a time, and given back as large as they were taken. Those of other
-    buffers may be given back that an earlier trace took, own ones may not. Many traces have the
-    same turns, of the buffers of other micro-batches.
+    A tensor is allocated once at a time, and freed with the same size. Tensors of other buffers may
+    be freed that an earlier trace allocated, but not tensors of `OWN`. Cached, since many traces
+    share the turns and differ in the micro-batch of the buffers.
     """
     numbers = [turn[0] for turn in turns] or [OWN]
     return min(numbers), max(numbers), _unbalanced(turns)
 
 
 def _unbalanced(turns: tuple[AllocationEvent, ...]) -> str:
-    """Return the first turn that takes a tensor twice, or gives back another than was taken."""
+    """Return the first turn that allocates a tensor twice, or frees another size; "" if none."""
     held: dict[tuple[int, int], int] = {}
     for number, tensor, size in turns:
         key = (number, tensor)

@@ -1,1 +1,1 @@
-"""Collectives: a group and a cluster in, bytes per link and latency steps out."""
+"""Collectives: bytes per link and latency for a group on a cluster."""

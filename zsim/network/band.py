@@ -1,8 +1,8 @@
-"""The band of a prediction: how fast and how slow collectives over many nodes may be.
+"""The band of a prediction: bounds on the speed of collectives over many nodes.
 
-A fabric with a name has runs that others published: it is at best as fast as without congestion,
-and at worst as slow as its slowest twentieth (`tail`). Of any other fabric nobody knows how
-congested it is: it is between the least and the most congested one that has a name.
+A named fabric has published runs: it is at best as fast as without congestion, and at worst as slow
+as its slowest twentieth (`tail`). The congestion of other fabrics is not known; the bounds are the
+least and the most congested named fabric.
 """
 
 from zsim.cluster.profile.files import Profiles
@@ -11,7 +11,7 @@ from zsim.network.constant import CONGESTION, FAR_FILL_S, FAR_HOP_S, NIC, TAIL
 
 
 def band(profiles: Profiles, system: str | None) -> tuple[NetworkProfile, NetworkProfile]:
-    """Return the constants of the fastest and of the slowest that `system` may be."""
+    """Return the constants for the fastest and for the slowest case of `system`."""
     own = profiles.of(system)
     if not profiles.fabrics:
         return own, own
@@ -26,7 +26,7 @@ def band(profiles: Profiles, system: str | None) -> tuple[NetworkProfile, Networ
 
 
 def slowed(profile: NetworkProfile, times: float) -> NetworkProfile:
-    """Return constants with which all that crosses nodes takes so many times as long."""
+    """Return constants with which traffic between nodes takes `times` as long."""
     return profile.changed(
         nic=NIC.of(profile) / times,
         far_hop_s=FAR_HOP_S.of(profile) * times,

@@ -1,6 +1,6 @@
-"""Constants of the formulas of collectives: what each means, and what it may be.
+"""Constants of the formulas of collectives: their meaning and valid range.
 
-An algorithm of collectives declares those of its own beside these, which all share.
+An algorithm of collectives declares its own constants; the ones here are common to all.
 """
 
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ class Constant:
     """One number of a profile, which is more than 0.
 
     Attributes:
-        default: its value in profiles that do not have it; None if they must.
+        default: its value in profiles that do not have it; None if it is required.
         is_share: it is at most 1.
-        may_be_zero: 0 is allowed: the hardware cannot do what the constant describes.
+        may_be_zero: 0 is allowed: the hardware lacks the described feature.
     """
 
     name: str
@@ -36,10 +36,10 @@ class Constant:
         return value
 
     def check(self, profile: NetworkProfile) -> None:
-        """Check that its value can be.
+        """Raise ProfileError unless its value in `profile` is in range.
 
         Raises:
-            ProfileError: it cannot.
+            ProfileError: it is missing or out of range.
         """
         value = self.of(profile)
         if value < 0 or (value == 0 and not self.may_be_zero):
@@ -49,40 +49,40 @@ class Constant:
 
 
 LAUNCH_S = Constant(name="launch_s")
-"""The host's time for one collective: back to back, none takes less."""
+"""The host's time for one collective: a lower bound per collective in a loop."""
 BASE_S = Constant(name="base_s")
 """Start and end of a collective on the device."""
 LL_HOP_S = Constant(name="ll_hop_s")
-"""From a GPU to the next within a node, with the LL protocol; the other two likewise."""
+"""Hop from a GPU to the next within a node, with the LL protocol; the other two likewise."""
 LL128_HOP_S = Constant(name="ll128_hop_s")
 SIMPLE_HOP_S = Constant(name="simple_hop_s")
 FAR_BASE_S = Constant(name="far_base_s")
-"""What crossing nodes costs once."""
+"""Cost of crossing nodes, once per collective."""
 FAR_HOP_S = Constant(name="far_hop_s")
-"""What a hop between nodes costs on top of one within a node."""
+"""Additional latency of a hop between nodes over one within a node."""
 LINK = Constant(name="link", is_share=True)
 """Share of a GPU's link that a ring with the simple protocol reaches."""
 LL = Constant(name="ll", is_share=True)
-"""Share of what the simple protocol reaches that LL reaches; LL128 likewise."""
+"""Bandwidth of LL as a share of that of the simple protocol; LL128 likewise."""
 LL128 = Constant(name="ll128", is_share=True)
 NIC = Constant(name="nic", is_share=True)
 """Share of the NICs' bandwidth."""
 CONGESTION = Constant(name="congestion", default=0.0, may_be_zero=True)
-"""Exponent of congestion: with n nodes all that crosses the fabric takes (n / 2) ** congestion
-times as long as with two. A ring is as slow as its slowest link, and the more links there are, the
-more flows meet on one of them: paths chosen by hash collide, bursts arrive at once."""
+"""Exponent of congestion: with n nodes, traffic over the fabric takes (n / 2) ** congestion times
+as long as with two. A ring is as slow as its slowest link. The more links there are, the more flows
+meet on one of them: paths chosen by hash collide, bursts arrive at once."""
 TAIL = Constant(name="tail", default=1.0)
-"""How many times as long what crosses nodes took in the slowest twentieth of runs."""
+"""Slowdown of traffic between nodes in the slowest twentieth of runs."""
 COPY = Constant(name="copy")
-"""Speed of a local copy of a rank's own shard, in bandwidths of the link."""
+"""Speed of a local copy of a rank's own shard, relative to the link's bandwidth."""
 ADD = Constant(name="add")
-"""Speed of a local addition of it."""
+"""Speed of a local addition of the shard, in the same unit."""
 FILL_S = Constant(name="fill_s")
 """Time to fill the pipeline of large messages, in rings and trees."""
 FILL_BYTES = Constant(name="fill_bytes")
-"""Bytes per link from which on messages are large."""
+"""Scale, in bytes per link, at which the fill time saturates."""
 FAR_FILL_S = Constant(name="far_fill_s")
-"""Fill time on top, for each hop between nodes and S that a node passes on."""
+"""Additional fill time for each hop between nodes and S that a node forwards."""
 FAR_FILL_BYTES = Constant(name="far_fill_bytes")
 
 COMMON = (
@@ -92,10 +92,10 @@ COMMON = (
 
 
 def check(profile: NetworkProfile, constants: Iterable[Constant]) -> None:
-    """Check that `profile` has all `constants`, each as it may be, and no others.
+    """Raise ProfileError unless `profile` has all `constants`, with valid values, and no others.
 
     Raises:
-        ProfileError: it does not; one line.
+        ProfileError: a constant is missing, unknown or out of range; one line.
     """
     known = {constant.name: constant for constant in constants}
     for name in profile.numbers:

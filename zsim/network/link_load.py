@@ -1,8 +1,8 @@
 """The load of a collective on the links of a cluster, relative to that of a plain ring.
 
-A backend knows how a ring loads every link for each byte that neighbours exchange. Another
-algorithm, or a network whose constants are fitted, takes that many times more or less from a GPU's
-link and from what is between nodes, after another latency.
+A backend computes the load of a ring on every link, per byte that neighbours exchange. Another
+algorithm, or a network with fitted constants, scales the load on GPU links and the load on links
+between nodes, and has another latency.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ TENSOR = "tensor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The algorithm that is asked for by name, or None for the tuner's choice; how many chunks.
+    """The forced algorithm by name, or None for the tuner's choice; and the number of chunks.
 
-    `tensor_wait_ps` is what a collective of the tensor axis waits for each of its ranks, where they
-    are on several nodes; an all-reduce does so twice.
+    `tensor_wait_ps` is a wait per rank that collectives of the tensor axis add if the axis spans
+    several nodes; an all-reduce waits twice.
     """
 
     algorithm: str | None = None
@@ -45,7 +45,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """Latency of a way from GPU to GPU, within a domain and between two, in picoseconds."""
+    """Latency from GPU to GPU, within a domain and between two domains, in picoseconds."""
 
     near_ps: int
     far_ps: int
@@ -55,8 +55,8 @@ class Ways:
 class LinkLoad:
     """Latency before bytes flow, and bytes per byte that neighbours in a ring exchange.
 
-    `near` is for the link of each GPU, `far` for the links between nodes; what an algorithm cannot
-    use of a link counts as taken.
+    `near` is for the link of each GPU, `far` for the links between nodes; bandwidth that an
+    algorithm cannot use counts as load.
     """
 
     latency_ps: int
@@ -69,7 +69,7 @@ class LinkLoads:
     """Link loads of collectives on a cluster with its constants, under a decision.
 
     Raises:
-        ProfileError: a constant of the cluster's network cannot be.
+        ProfileError: a constant of the cluster's network is missing, unknown or out of range.
     """
 
     cluster: Cluster
@@ -83,10 +83,10 @@ class LinkLoads:
     def of(
         self, operation: CollectiveOperation, ring_bytes: int, shape: GroupShape
     ) -> LinkLoad | None:
-        """Return what `operation` asks for over `shape`, whose ring would pass `ring_bytes`.
+        """Return the load of `operation` over `shape`, whose ring would move `ring_bytes`.
 
-        None if it is a plain ring: nothing is forced and no constants are fitted, or what is
-        forced cannot do it, as a tree cannot gather.
+        None if it is a plain ring: nothing is forced and no constants are fitted, or the forced
+        algorithm cannot execute it, as a tree cannot gather.
         """
         if not ring_bytes:
             return None
@@ -94,7 +94,7 @@ class LinkLoads:
         measured = self._measured(operation.name, size_bytes, ring_bytes, shape)
         if measured is not None:
             return measured
-        # Copies of parts go straight from each rank to each other one.
+        # Copies of parts go directly from each rank to each other one.
         kind = Collective.ALL_TO_ALL if operation.in_parts else Collective(operation.name)
         activity = self.activity(kind, size_bytes, shape)
         if activity is None:
@@ -109,20 +109,20 @@ class LinkLoads:
     def _measured(
         self, collective: str, size_bytes: int, ring_bytes: int, shape: GroupShape
     ) -> LinkLoad | None:
-        """Return a load that takes as long as was measured; None where nothing was."""
+        """Return a load that reproduces the measured time; None if nothing was measured."""
         times = self.cluster.gpu.measured
         if times is None or shape.ranks == 1 or shape.nodes > 1:
             return None
         seconds = times.collective_s(collective, shape.ranks, size_bytes)
         if seconds is None:
             return None
-        if times.runs_on_host:  # which takes its part of them when it learns of the end
+        if times.runs_on_host:  # the host does its part when it learns of the end
             seconds -= times.landing_s(collective, shape.ranks, size_bytes)
         taken = max(1, round(seconds * self.cluster.switch_link.bytes_per_s))
         return LinkLoad(latency_ps=0, near=Fraction(taken, ring_bytes), far=Fraction(0))
 
     def _network(self) -> NetworkProfile | None:
-        """Return the constants; without a switch nothing is reduced in one."""
+        """Return the constants; if the switch cannot reduce, without NVLS."""
         network = self.cluster.network
         if network is None or self._switch_reduces or NVLS.name not in network.numbers:
             return network
@@ -140,7 +140,7 @@ class LinkLoads:
     def activity(
         self, collective: Collective, size_bytes: int, shape: GroupShape
     ) -> Activity | None:
-        """Return the collective as it is chosen or forced; None if it is a plain ring."""
+        """Return the chosen or forced activity of a collective; None if it is a plain ring."""
         network = self._network()
         request = Request(
             collective=collective,
@@ -162,7 +162,7 @@ class LinkLoads:
 
 
 def bandwidths(cluster: Cluster, shape: GroupShape) -> Bandwidths:
-    """Return those of a GPU's links, and of the NICs of a domain, that a group of `shape` uses."""
+    """Return the bandwidths of GPU links and NICs that a group of `shape` uses per domain."""
     gpus = cluster.gpus_per_node * cluster.nodes_per_domain
     nics = cluster.nics_per_node * cluster.nodes_per_domain * cluster.nic_link.bytes_per_s
     used = min(Fraction(1), shape.ranks_per_node / gpus)

@@ -1,7 +1,7 @@
-"""The choice of algorithm and protocol: the fastest as predicted, as NCCL's tuner does.
+"""The choice of algorithm and protocol: the fastest predicted one, as in NCCL's tuner.
 
-NCCL compares algorithms by latency plus bytes over bandwidth and takes the least (its source file
-tuning.cc, and Hu et al. 2025, "Demystifying NCCL", describe the model).
+NCCL compares algorithms by latency plus bytes over bandwidth and chooses the fastest (see its
+source file tuning.cc; Hu et al. 2025, "Demystifying NCCL", describe the model).
 """
 
 from fractions import Fraction
@@ -14,7 +14,7 @@ from zsim.units import PICOSECONDS_PER_SECOND
 
 
 class NoAlgorithmError(ValueError):
-    """The algorithm that was asked for cannot do the collective in this group."""
+    """The forced algorithm cannot execute the collective in this group."""
 
 
 def choose(
@@ -26,10 +26,10 @@ def choose(
     links: Bandwidths,
     forced: str | None = None,
 ) -> Activity:
-    """Return the activity that the collective is: of the fastest algorithm, or of `forced`.
+    """Return the activity of a collective with the fastest algorithm, or with `forced`.
 
     Raises:
-        NoAlgorithmError: `forced` cannot do it.
+        NoAlgorithmError: `forced` cannot execute it.
     """
     if shape.ranks == 1 or size_bytes == 0:
         return Activity(
@@ -59,7 +59,7 @@ def choose(
 
 
 def first_able(collective: Collective, shape: GroupShape) -> str:
-    """Return the first algorithm that can do the collective: a ring if that can."""
+    """Return the first algorithm that supports the collective; a ring if it does."""
     return next(n for n, each in algorithms().items() if each.link_bytes(collective, shape))
 
 
@@ -71,9 +71,9 @@ def alone_s(
     *,
     links: Bandwidths,
 ) -> float:
-    """Return the seconds per collective in a benchmark's loop, on links to themselves.
+    """Return the seconds per collective in a benchmark's loop, without other traffic.
 
-    The host launches one after the other, so it bounds what the device could do faster.
+    The host launches collectives in sequence, so its launch time is a lower bound.
     """
     chosen = choose(profile, collective, size_bytes, shape, links=links)
     device_ps = chosen.time_ps(size_bytes, gpu_bytes_per_s=links.gpu, node_bytes_per_s=links.node)
@@ -90,10 +90,10 @@ def least_link_s(
     *,
     links: Bandwidths,
 ) -> tuple[float, float]:
-    """Return the least seconds on a GPU's link and on a node's NICs, over all algorithms.
+    """Return lower bounds over all algorithms: seconds on a GPU's link and on a node's NICs.
 
-    Neither counts what passes before bytes flow. Several collectives of `size_bytes` together take
-    no less.
+    Neither includes the latency before bytes flow. The bound also holds per collective for several
+    collectives of `size_bytes` together.
     """
     request = Request(collective=collective, size_bytes=size_bytes, shape=shape, links=links)
     per_node = ranks_on_a_node(shape)
@@ -110,5 +110,5 @@ def least_link_s(
 
 
 def ranks_on_a_node(shape: GroupShape) -> int:
-    """Return the ranks on the fullest node, as far as the shape knows."""
+    """Return the ranks on the fullest node, assuming an even distribution."""
     return -(-shape.ranks // shape.nodes)

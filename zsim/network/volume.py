@@ -1,7 +1,7 @@
-"""Ring-equivalent bytes: what a rank sends for a collective if the ring algorithm is used.
+"""Ring-equivalent bytes: the bytes that a rank sends for a collective with the ring algorithm.
 
-The unit in which volumes are promised, proved and compared, whatever algorithm a backend runs.
-Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+This is the unit in which volumes are promised, proved and compared, whatever algorithm a backend
+runs. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", section 4; Rajbhandari et al. 2020 (ZeRO), section 7.1, counts in the same unit.
 """
 
@@ -12,8 +12,8 @@ from zsim.trace.trace import Transfer
 def ring_equivalent_bytes(operation: Communication, count: int) -> int:
     """Return the bytes that one rank of a group of `count` sends; 0 in a group of one.
 
-    The whole is `count` chunks of equal size, rounded up; all but one of them are sent in every
-    lap. A send counts its elements, a receive nothing.
+    The whole tensor is `count` chunks of equal size, rounded up; in every lap all but one of them
+    are sent. A send counts its elements, a receive nothing.
     """
     if count == 1:
         return 0
@@ -24,21 +24,21 @@ def ring_equivalent_bytes(operation: Communication, count: int) -> int:
 
 
 def element_count(operation: Communication) -> int:
-    """Return the elements that one rank hands to the communicator (receive: takes from it)."""
+    """Return the elements that one rank contributes (for a receive, that it gets)."""
     return operation.brought.size
 
 
 def is_scalar(operation: Communication) -> bool:
-    """Return whether the whole tensor is one element (norm, overflow, loss).
+    """Return True if the whole tensor is one element (norm, overflow, loss).
 
-    Such bytes are listed apart. An all-gather of one element per rank is none: together they are a
-    tensor.
+    Such bytes are listed separately. An all-gather of one element per rank is not scalar: together
+    they are a tensor.
     """
     return operation.whole.size == 1
 
 
 def transfer(operation: Communication, step: int, sent_bytes: int) -> Transfer:
-    """Return the line of a trace for `operation`, of which a rank sends so many bytes."""
+    """Return the trace record of `operation`, for which a rank sends `sent_bytes`."""
     return Transfer(
         operation=operation.id,
         step=step,
@@ -51,7 +51,7 @@ def transfer(operation: Communication, step: int, sent_bytes: int) -> Transfer:
 
 
 def communications(operation: Operation) -> tuple[Communication, ...]:
-    """Return what `operation` hands to its communicator: itself, members of a Together, nothing."""
+    """Return the communications in `operation`: itself, the members of a Together, or none."""
     if isinstance(operation, Together):
         return operation.members
     return (operation,) if isinstance(operation, Communication) else ()

@@ -1,8 +1,8 @@
-"""Latency of a way from GPU to GPU: of the first byte, over all hops.
+"""Latency of the first byte from GPU to GPU, over all hops.
 
-GPUs of an NVSwitch domain meet on its switch, NICs hang on the switch, domains meet on a network.
-PCIe, boards and what the network is made of are not counted: a backend that simulates them says
-what they add. The latency of a NIC is that of its way to the network.
+GPUs of an NVSwitch domain meet on its switch, NICs are attached to the switch, and domains meet on
+a network. PCIe, boards and the parts of the network are not counted: a backend that simulates them
+adds their latency. The latency of a NIC includes its link to the network.
 """
 
 from zsim.cluster.cluster import Cluster

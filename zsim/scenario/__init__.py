@@ -1,1 +1,1 @@
-"""Scenarios: the tables of a file, and what they mean: model, cluster, strategy, faults."""
+"""Scenarios: the tables of a file, and the model, cluster, strategy and faults they describe."""

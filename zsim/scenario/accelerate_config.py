@@ -1,9 +1,10 @@
 """A scenario from the YAML file of Hugging Face Accelerate (`accelerate config`).
 
-Keys, defaults and what an option does are those of Accelerate 1.15: `utils/dataclasses.py`,
-`utils/fsdp_utils.py` and `commands/config/cluster.py`. They say the runtime and its options, the
-precision, degrees of parallelism and activation checkpointing; the model, batches and the optimizer
-stand in the script, and so are the scenario's. A file of DeepSpeed that it names is read after it.
+Keys, defaults and effects of options are those of Accelerate 1.15: `utils/dataclasses.py`,
+`utils/fsdp_utils.py` and `commands/config/cluster.py`. They give the runtime and its options, the
+precision, degrees of parallelism and activation checkpointing. The model, batches and the optimizer
+are in the training script, so the scenario gives them. If the file names a DeepSpeed file, that is
+read after it.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ FIELD = "zero.accelerate_config"
 SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 WRAP = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-"""Words of `utils/constants.py`; the first two may be numbers, from 1 on."""
+"""Values from `utils/constants.py`; the first two may also be numbers, counted from 1."""
 
 WITHOUT_EFFECT = (
     *("compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids"),
@@ -40,18 +41,18 @@ WITHOUT_EFFECT = (
     *("fsdp_config.fsdp_min_num_params", "dynamo_config.dynamo_use_dynamic"),
     *("dynamo_config.dynamo_use_fullgraph", "dynamo_config.dynamo_use_regional_compilation"),
 )
-"""Beginnings of options that change neither time nor memory of a step here.
+"""Prefixes of options that change neither time nor memory of a step in zsim.
 
-How weights are loaded before the first step is `host.setup` of the scenario.
+`host.setup` of the scenario describes how weights are loaded before the first step.
 """
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a configuration says, and the options that are named.
+    """Return `scenario` completed from a configuration, and warnings about its options.
 
     Raises:
-        ScenarioError: it is no configuration, says what is not modelled, or contradicts the
-            scenario.
+        ScenarioError: it is not a configuration, requests something that is not modelled, or
+            contradicts the scenario.
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
     _full_names(options)
@@ -83,9 +84,9 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
 
 
 def _full_names(options: SectionOptions) -> None:
-    """Give options the prefix of their section, as `_validate_launch_command` does, and new names.
+    """Add the section's prefix to options, as in `_validate_launch_command`, and update old names.
 
-    What was `fsdp_backward_prefetch_policy` before 0.26 has no effect since, and is read as it was.
+    `fsdp_backward_prefetch_policy`, used before 0.26, has no effect since; it is read as before.
     """
     for section, prefix in (("fsdp_config", "fsdp"), ("dynamo_config", "dynamo_")):
         for name in [each for each in options.left if each.startswith(f"{section}.")]:
@@ -99,7 +100,7 @@ def _full_names(options: SectionOptions) -> None:
 
 
 def _compile(options: SectionOptions) -> None:
-    """Say that the model is compiled, by Inductor as it is by default."""
+    """Set compilation of the model by Inductor, the default backend."""
     name = "dynamo_config.dynamo_backend"
     backend = options.word(name, "NO", ("NO", "INDUCTOR"))
     options.say("train.compile", backend == "INDUCTOR" or None, "dynamo_backend")
@@ -109,9 +110,9 @@ def _compile(options: SectionOptions) -> None:
 
 
 def _precision(options: SectionOptions) -> None:
-    """Say the format of forward and backward; shards and gradients of the update are fp32."""
+    """Set the format of forward and backward; shards and gradients of the update are fp32."""
     name = "mixed_precision"
-    if options.left.get(name) is False:  # `no` without quotes is false in YAML 1.1
+    if options.left.get(name) is False:  # unquoted `no` is false in YAML 1.1
         options.left[name] = "no"
     found = options.word(name, "no", ("no", "fp16", "bf16", "fp8"))
     if found == "fp8":
@@ -120,7 +121,7 @@ def _precision(options: SectionOptions) -> None:
 
 
 def _axes(options: SectionOptions) -> None:
-    """Say degrees of `parallelism_config`, where there is one."""
+    """Set the degrees of `parallelism_config`, if given."""
     degrees: dict[str, int] = {}
     for name, key in (
         ("dp_replicate", "replicate"),
@@ -144,7 +145,7 @@ def _axes(options: SectionOptions) -> None:
 
 
 def _fsdp(options: SectionOptions, *, replicas: int) -> None:
-    """Say FSDP as `fsdp_version` has it, around every block."""
+    """Set FSDP of version `fsdp_version`, wrapped around every block."""
     section = "fsdp_config"
     version = options.whole(f"{section}.fsdp_version", 1)
     if version > 2:
@@ -168,7 +169,7 @@ def _fsdp(options: SectionOptions, *, replicas: int) -> None:
 
 
 def _fsdp1(options: SectionOptions, section: str, replicas: int) -> None:
-    """Say the options of `FullyShardedDataParallel`; hybrid strategies need replicas."""
+    """Set the options of `FullyShardedDataParallel`; hybrid strategies need replicas."""
     cuts, name = _sharding(options, section)
     is_hybrid = cuts.startswith("HYBRID")
     if is_hybrid and replicas == 1 and "parallel.replicate" not in options.said:
@@ -187,7 +188,7 @@ def _fsdp1(options: SectionOptions, section: str, replicas: int) -> None:
     if options.flag(offload):
         why = "is not modelled with fsdp_version 1, only with 2"
         raise options.wrong(offload, value=True, why=why)
-    # `Accelerator.accumulate` does so but for sync_each_batch.
+    # `Accelerator.accumulate` uses no_sync, except with sync_each_batch.
     options.say("zero.fsdp1.no_sync", value=True, option="fsdp_version")
 
 
@@ -203,7 +204,7 @@ def _sharding(options: SectionOptions, section: str) -> tuple[str, str]:
 
 
 def _numbered(options: SectionOptions, name: str, default: str, words: tuple[str, ...]) -> str:
-    """Take one of `words`, or its number from 1 on."""
+    """Take one of `words`, or its number counted from 1."""
     found = options.left.get(name)
     if isinstance(found, str) and found.isdecimal() and len(found) == 1:
         found = int(found)
@@ -213,7 +214,7 @@ def _numbered(options: SectionOptions, name: str, default: str, words: tuple[str
 
 
 def _fsdp2(options: SectionOptions, section: str) -> None:
-    """Say the options of `fully_shard`."""
+    """Set the options of `fully_shard`."""
     name = f"{section}.fsdp_reshard_after_forward"
     options.say("zero.fsdp2.reshard_after_forward", options.flag(name, default=True), name)
     offload = f"{section}.fsdp_offload_params"
@@ -233,13 +234,13 @@ OFFLOADS: Mapping[str, str] = {
 def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
     """Set the DeepSpeed file, or the options that replace it.
 
-    Without a norm Accelerate clips at 1, unless the scenario clips.
+    Without a norm in the file, Accelerate clips at 1, unless the scenario clips.
     """
     section = "deepspeed_config"
     path = options.word(f"{section}.deepspeed_config_file", "")
     if path:
         options.say("zero.deepspeed_config", path, "deepspeed_config_file")
-        options.left.pop("mixed_precision", None)  # the file says it
+        options.left.pop("mixed_precision", None)  # the file gives it
         return
     _precision(options)
     options.say("zero.emulate", "deepspeed", "distributed_type")

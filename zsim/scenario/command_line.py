@@ -1,4 +1,4 @@
-"""Arguments of a command line, as a shell has them."""
+"""Arguments of a command line in shell syntax."""
 
 import shlex
 
@@ -10,11 +10,11 @@ def words_by_name(
 ) -> dict[str, list[str]]:
     """Return the values of each argument of a command line by its name.
 
-    Of one that is given twice the last count; `field` is the key that has the command line.
-    Arguments that start with one of `any_value` may have a variable for a value.
+    If an argument is given twice, the last one counts; `field` is the key that has the command
+    line. Arguments that start with one of `any_value` may have a variable as value.
 
     Raises:
-        ScenarioError: it is no command line, or has other variables.
+        ScenarioError: the text is not a command line, or has other variables.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)

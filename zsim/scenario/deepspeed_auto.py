@@ -1,8 +1,8 @@
-"""Options that a DeepSpeed configuration leaves to Hugging Face ("auto"), or has by another name.
+"""DeepSpeed options that Hugging Face fills in ("auto"), or that have another name.
 
-As `trainer_config_process` and `trainer_config_finalize` of `HfTrainerDeepSpeedConfig`
-(transformers 5.23, `integrations/deepspeed.py`) and `_prepare_deepspeed` (Accelerate 1.15,
-`accelerator.py`) fill them. DeepSpeed itself takes its default where a value is "auto".
+Values are filled as in `trainer_config_process` and `trainer_config_finalize` of
+`HfTrainerDeepSpeedConfig` (transformers 5.23, `integrations/deepspeed.py`) and `_prepare_deepspeed`
+(Accelerate 1.15, `accelerator.py`). DeepSpeed itself uses its default if a value is "auto".
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ BY_HIDDEN_SIZE: Mapping[str, tuple[int, int, int]] = {
 """Options of `zero_optimization` that are `numerator / denominator * hidden_size ** power`."""
 
 CLIPPING, CLIP_NORM = "gradient_clipping", 1.0
-"""`max_grad_norm` of `TrainingArguments`, which is 1.0 in Accelerate, too."""
+"""`max_grad_norm` of `TrainingArguments`; its default is 1.0, as in Accelerate."""
 
 WITHOUT_PREFIX = (
     *("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold"),
     *("max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save"),
     *("module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential"),
 )
-"""Fields of `DeepSpeedZeroConfig` that it reads without their prefix `stage3_`, too."""
+"""Fields of `DeepSpeedZeroConfig` that it also reads without their prefix `stage3_`."""
 
 
 def is_filled(name: str) -> bool:
@@ -38,14 +38,14 @@ def is_filled(name: str) -> bool:
 
 
 def full_names(options: dict[str, object]) -> None:
-    """Give options of stage 3 their prefix; the name with a prefix wins, as an alias does."""
+    """Give options of stage 3 their prefix; a name that has the prefix takes precedence."""
     for name in WITHOUT_PREFIX:
         if f"{ZERO}.{name}" in options:
             options.setdefault(f"{ZERO}.stage3_{name}", options.pop(f"{ZERO}.{name}"))
 
 
 def take_autos(options: dict[str, object]) -> list[str]:
-    """Take the options that are "auto" out of `options`; return the filled ones."""
+    """Remove the options that are "auto" from `options`; return the filled ones."""
     found = [name for name, value in options.items() if value == AUTO]
     for name in found:
         del options[name]
@@ -60,10 +60,10 @@ def fill_autos(
     *,
     hidden_size: int | None,
 ) -> None:
-    """Say what `names` are filled with, unless a table of the scenario says it.
+    """Set the values with which `names` are filled, unless a table of the scenario sets them.
 
     Raises:
-        ScenarioError: the model has no hidden size to fill them from.
+        ScenarioError: the model has no hidden size to compute them from.
     """
     runtime = tables["zero"].get("deepspeed") or {}
     for name in names:

@@ -1,9 +1,9 @@
-"""A scenario from the `ds_config.json` that a DeepSpeed run is given.
+"""A scenario from the `ds_config.json` of a DeepSpeed run.
 
-What it says goes into `[zero]`, `[train]` and `[activations]`; what it leaves open is the
-scenario's, and so is "auto" unless Hugging Face fills it (`zsim.scenario.deepspeed_auto`). Two
-batch sizes are needed, and accumulation is 1 if it is not said, as in DeepSpeed. Other options are
-without effect, named or refused (`zsim.scenario.deepspeed_ignored_options`).
+Its options go into `[zero]`, `[train]` and `[activations]`. The scenario gives missing values, and
+values that are "auto" unless Hugging Face fills them (`zsim.scenario.deepspeed_auto`). Two batch
+sizes are needed; accumulation is 1 if not given, as in DeepSpeed. Other options are without effect,
+reported or refused (`zsim.scenario.deepspeed_ignored_options`).
 """
 
 from collections.abc import Callable, Mapping
@@ -32,12 +32,12 @@ from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 
 Options = dict[str, object]
-"""Options by dotted name; what has been taken is no longer among them."""
+"""Options by dotted name; options that were read are removed."""
 
 Betas = tuple[float, float]
 
 Read = Callable[[object], object]
-"""From the value of an option to ours; raises ValueError with what is allowed."""
+"""Converts the value of an option to zsim's; raises ValueError with the allowed values."""
 
 FIELD = "zero.deepspeed_config"
 ZERO = "zero_optimization"
@@ -55,15 +55,15 @@ SECTIONS = (
     "activation_checkpointing",
     "data_types",
 )
-"""Options that hold options; those inside others behind them."""
+"""Sections, which hold options; inner sections follow their outer one."""
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a ds_config.json says, and the options that are named.
+    """Return `scenario` completed from a ds_config.json, and warnings about its options.
 
     Raises:
-        ScenarioError: it is no configuration, says what cannot be or is not modelled, or
-            contradicts the scenario.
+        ScenarioError: it is not a configuration, has invalid or unmodelled values, or contradicts
+            the scenario.
     """
     options = _options(text)
     tables = said_tables(scenario, ("zero", "train", "activations"), source=FIELD)
@@ -81,7 +81,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     for name, field in CHECKPOINTS.items():
         what = _take(options, f"activation_checkpointing.{name}", read_flag)
         if tables["activations"].get("checkpointing") is Checkpointing.FULL and what is not None:
-            said[field] = what  # else there are no checkpoints
+            said[field] = what  # otherwise there are no checkpoints
     stage = _stage(said, tables["zero"])
     if stage != 3:
         autos = [name for name in autos if not name.startswith(f"{ZERO}.stage3_")]
@@ -103,7 +103,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
 
 
 def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
-    """Return True if an option is of the format that is trained in, and of what is there."""
+    """Return True unless an option is of another format, or of checkpoints that do not exist."""
     section = name.partition(".")[0]
     if section == "activation_checkpointing":
         return recomputes
@@ -111,7 +111,7 @@ def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
 
 
 def _options(text: str) -> Options:
-    """Return options of a ds_config.json by dotted name; null is not given."""
+    """Return options of a ds_config.json by dotted name; null counts as not given."""
     try:
         found = bounded_json(text)
     except ValueError as error:
@@ -136,7 +136,7 @@ def _section(options: Options, name: str) -> Options:
 
 
 def _given(prefix: str, options: Options) -> Options:
-    """Return `options` that are not null, by name after `prefix`; a name with a dot is quoted."""
+    """Return `options` that are not null, with `prefix`; a name with a dot is quoted."""
     return {
         prefix + (shown(name) if "." in name else name): value
         for name, value in options.items()
@@ -163,13 +163,13 @@ HANDLES: Mapping[str, Read] = {
     "intra_op_parallelism": partial(read_whole, least=1),
     "overlap_events": read_flag,
 }
-"""Options of `offload_optimizer`, `offload_param` and `aio`, and how they are read."""
+"""Options of `offload_optimizer`, `offload_param` and `aio`, each with its reader."""
 
 CHECKPOINTS: Mapping[str, str] = {
     "partition_activations": "activations.partition",
     "cpu_checkpointing": "zero.deepspeed.cpu_checkpointing",
 }
-"""Flags of `activation_checkpointing`, and where they stand in a scenario."""
+"""Flags of `activation_checkpointing`, each with its field in a scenario."""
 
 PLAIN: Mapping[str, tuple[str, Read]] = {
     "train_batch_size": ("train.global_batch_size", read_whole),
@@ -197,11 +197,11 @@ PLAIN: Mapping[str, tuple[str, Read]] = {
     **{f"{PARAM}.{name}": (f"{PARAM_FIELD}.{name}", read) for name, read in SHARDS.items()},
     **{f"aio.{name}": (f"{AIO_FIELD}.{name}", read) for name, read in HANDLES.items()},
 }
-"""Where an option stands in a scenario, and how it is read."""
+"""Options, each with its field in a scenario and its reader."""
 
 
 def _take(options: Options, name: str, read: Read) -> Said | None:
-    """Take the option `name` out of `options` and return it; None if it is not given."""
+    """Remove the option `name` from `options` and return it; None if it is not given."""
     if name not in options:
         return None
     value = options.pop(name)
@@ -212,9 +212,9 @@ def _take(options: Options, name: str, read: Read) -> Said | None:
 
 
 def _deprecated(options: Options) -> None:
-    """Read old flags and names as what replaced them.
+    """Convert deprecated flags and names to the current ones.
 
-    Options of a section without a device, or with "none", have no effect.
+    Options of a section without a device, or with "none", are removed: they have no effect.
     """
     for old, section in ((f"{ZERO}.cpu_offload", OPTIMIZER), (f"{ZERO}.cpu_offload_param", PARAM)):
         said = _take(options, old, read_flag)
@@ -229,13 +229,13 @@ def _deprecated(options: Options) -> None:
 
 
 def _plain(options: Options) -> dict[str, Said]:
-    """Return the values that options of `PLAIN` have, by field of a scenario."""
+    """Return the values of options in `PLAIN`, by field of a scenario."""
     found = {field: _take(options, name, read) for name, (field, read) in PLAIN.items()}
     return {field: what for field, what in found.items() if what is not None}
 
 
 def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> Precision:
-    """Return the precision: the one that is enabled, else the scenario's, unless it is disabled."""
+    """Return the enabled precision, else the scenario's; raise if that is disabled."""
     found = {name: _take(options, f"{name}.enabled", read_flag) for name in ("fp16", "bf16")}
     enabled = [name for name, flag in found.items() if flag is not None and flag.value]
     if len(enabled) > 1:
@@ -256,9 +256,10 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
 
 
 def _narrow(options: Options) -> str | None:
-    """Return the option by which masters and moments are in bf16, too; None if they are not.
+    """Return the option that puts masters and moments in bf16, too; None if neither is.
 
-    Masters alone may be where the optimizer is on the CPU, whose moments are then in fp32.
+    DeepSpeed allows bf16 masters alone with the optimizer on the CPU, with fp32 moments; zsim does
+    not model this.
     """
     masters, moments = (
         _take(options, f"bf16.{name}", read_flag)
@@ -276,7 +277,7 @@ def _narrow(options: Options) -> str | None:
 
 
 def _loss_scale(options: Options, said: dict[str, Said]) -> None:
-    """Read the loss scale: a constant one neither grows nor falls."""
+    """Read the loss scale; a constant scale has growth and backoff 1."""
     power = _take(options, "fp16.initial_scale_power", partial(read_whole, most=127))
     window = _take(options, "fp16.loss_scale_window", partial(read_whole, least=1))
     minimum = _take(options, "fp16.min_loss_scale", read_number)
@@ -296,7 +297,7 @@ def _loss_scale(options: Options, said: dict[str, Said]) -> None:
 
 
 def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> None:
-    """Read the rule and its constants; what else an optimizer has is left in `options`."""
+    """Read the rule and its constants; other options of the optimizer stay in `options`."""
     kinds = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
     word = options.get("optimizer.type")
     kind = kinds.get(word.lower()) if isinstance(word, str) else None
@@ -325,7 +326,7 @@ def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]
 
 
 def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
-    """Return the stage, 0 if nobody says it: DeepSpeed without ZeRO is no stage here."""
+    """Return the stage. Raise if it is not given or 0: DeepSpeed without ZeRO is not modelled."""
     what = said.get("zero.stage")
     if what is None and "stage" in zero:
         return cast("int", zero["stage"])
@@ -336,7 +337,7 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
 
 
 def _drop_stage3(said: dict[str, Said]) -> None:
-    """Forget what has no effect before stage 3."""
+    """Remove options that have no effect below stage 3."""
     for name in DeepSpeed.model_fields:
         if name.startswith("stage3_") or name in {"sub_group_size", "zero_hpz_partition_size"}:
             said.pop(f"zero.deepspeed.{name}", None)

@@ -1,13 +1,14 @@
-"""Options of a DeepSpeed configuration that no scenario has: without effect, named, or refused.
+"""DeepSpeed options that a scenario does not have: without effect, reported, or refused.
 
-Names, defaults and what an option does are those of DeepSpeed 0.19: `deepspeed/runtime/config.py`,
-`constants.py`, `precision_config.py` and `zero/config.py`, as read; optimizers as recalled.
+Names, defaults and effects are those of DeepSpeed 0.19: `deepspeed/runtime/config.py`,
+`constants.py`, `precision_config.py` and `zero/config.py`, read from source; optimizers from
+memory.
 """
 
 from collections.abc import Iterable, Mapping
 
 DEFAULTS: Mapping[str, object] = {
-    # Defaults that are not plainly off: this is what zsim emulates.
+    # Defaults that are not simply off: zsim emulates these values.
     "gradient_predivide_factor": 1.0,
     "gradient_allreduce_op": "mean",
     "managed_gradient_accumulation": True,
@@ -17,7 +18,7 @@ DEFAULTS: Mapping[str, object] = {
     "optimizer.params.bias_correction": True,
     "optimizer.params.adam_w_mode": True,
     "optimizer.params.dampening": 0,
-    "fp16.hysteresis": 1,  # zsim's scale falls at the first overflow; DeepSpeed's own default is 2
+    "fp16.hysteresis": 1,  # zsim's scale falls at the first overflow; DeepSpeed's default is 2
     "zero_optimization.contiguous_gradients": True,
     "zero_optimization.reduce_scatter": True,
     "zero_optimization.use_multi_rank_bucket_allreduce": True,
@@ -28,11 +29,11 @@ DEFAULTS: Mapping[str, object] = {
     "zero_optimization.stage3_module_granularity_threshold": 0,
     "zero_optimization.stage3_model_persistence_threshold": 2**63 - 1,
 }
-"""Options that are silent at one value, and refused or named at any other."""
+"""Options that are ignored at this value, and refused or reported at any other."""
 
 WITHOUT_EFFECT = frozenset(
     {
-        # What is printed, logged or dumped.
+        # Printing, logging and dumps.
         "steps_per_print",
         "dump_state",
         "memory_breakdown",
@@ -54,14 +55,14 @@ WITHOUT_EFFECT = frozenset(
         # How a model is built, before the first step.
         "zero_optimization.override_module_apply",
         "zero_optimization.stage3_partition_stream_chunk_size",
-        # What is refused or allowed, not what is done.
+        # Checks, without effect on execution.
         "zero_allow_untested_optimizer",
         "zero_optimization.ignore_unused_parameters",
-        # Read nowhere, or where the post-step gather has no `all_gather_into_tensor`: no torch now.
+        # Unused, or used only if a torch too old for DeepSpeed lacks `all_gather_into_tensor`.
         "vocabulary_size",
         "disable_allgather",
         "fp16.fused_mode",
-        # Of the optimizer for bf16 without ZeRO; casts of inputs, which are numbers of tokens.
+        # Of the optimizer for bf16 without ZeRO; casts of inputs, which are token numbers here.
         "bf16.immediate_grad_update",
         "fp16.auto_cast",
         # Of Muon, which is refused.
@@ -69,7 +70,7 @@ WITHOUT_EFFECT = frozenset(
         # A number of slots of contiguous_memory_optimization, which is refused.
         "activation_checkpointing.number_checkpoints",
         "zero_optimization.allgather_bucket_size",
-        # How files are read and written, and where; which CPU Adam; how states are made at first.
+        # Access to files, and their paths; variants of CPU Adam; creation of optimizer states.
         # A copy of parameters to the device stops the host, pinned or not.
         "zero_force_ds_cpu_optimizer",
         "zero_optimization.cpu_offload_use_pin_memory",
@@ -78,11 +79,11 @@ WITHOUT_EFFECT = frozenset(
         "zero_optimization.offload_optimizer.cpuadam_cores_perc",
         "zero_optimization.offload_param.nvme_path",
         "zero_optimization.offload_param.pin_memory",
-        # Batches are whole here: there is no last one to drop.
+        # Batches are complete in zsim: there is no last one to drop.
         "dataloader_drop_last",
     }
 )
-"""Options that are silent at any value."""
+"""Options that are ignored at any value."""
 
 NAMED: Mapping[str, str] = {
     "scheduler": "the learning rate is train.learning_rate in every step",
@@ -92,7 +93,7 @@ NAMED: Mapping[str, str] = {
     "flops_profiler": "the step that it profiles takes longer",
     "comms_logger": "its timers stop the host: steps take longer",
 }
-"""Options that are followed by nothing, with what differs: no plain step, or its timing alone."""
+"""Options that zsim ignores, with the difference: most steps are the same, or only slower."""
 
 CHANGING = frozenset(
     {
@@ -108,7 +109,7 @@ CHANGING = frozenset(
         *("fp16", "bf16", "optimizer", "aio", "activation_checkpointing", "zero_optimization"),
     }
 )
-"""Options of DeepSpeed, and its sections, that change a step; it ignores names it does not know."""
+"""DeepSpeed's options and sections that change a step; it ignores names it does not define."""
 
 UNKNOWN = "no option of DeepSpeed, which ignores it"
 
@@ -119,11 +120,11 @@ BEFORE_STAGE_3 = frozenset(
         "zero_optimization.round_robin_gradients",
     }
 )
-"""Options of stages 1 and 2; those of stage 3 begin with `stage3_`."""
+"""Options of stages 1 and 2; options of stage 3 start with `stage3_`."""
 
 
 def is_silent(name: str, value: object, *, stage: int | None) -> bool:
-    """Return whether the option `name` changes nothing in this stage."""
+    """Return True if the option `name` changes nothing in this stage."""
     if name in WITHOUT_EFFECT:
         return True
     if name in BEFORE_STAGE_3 and stage == 3:
@@ -137,13 +138,13 @@ def is_silent(name: str, value: object, *, stage: int | None) -> bool:
 
 
 def reasons(names: Iterable[str]) -> dict[str, str]:
-    """Return the reason why each of `names` changes no run; other options are absent."""
+    """Return the reason why each of `names` does not change a run; other options are absent."""
     found = {name: UNKNOWN for name in names if name.partition(".")[0] not in CHANGING}
     return {**found, **NAMED}
 
 
 def _is_off(value: object) -> bool:
-    """Return whether a value is false, empty, or an object that says that it is off."""
+    """Return True if a value is false, empty, or an object that is disabled."""
     if isinstance(value, dict):
         return not value or value.get("enabled") is False or value.get("device") == "none"
     return value is False or value == []

@@ -1,6 +1,6 @@
 """Values of options of a DeepSpeed configuration: numbers, flags, formats, devices.
 
-Each function raises ValueError with what is allowed.
+Each function raises ValueError with the allowed values.
 """
 
 import math
@@ -10,7 +10,7 @@ from zsim.runtimes.deepspeed.options import OffloadDevice
 
 
 def read_number(value: object) -> float:
-    """Return a finite number; strings may hold one, as in "2e8"."""
+    """Return a finite number; strings may contain one, as in "2e8"."""
     number = math.nan
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with suppress(ValueError, OverflowError):
@@ -21,7 +21,7 @@ def read_number(value: object) -> float:
 
 
 def read_whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
-    """Return a whole number, also as 5e8 or "2e8"."""
+    """Return a whole number; 5e8 and "2e8" are accepted."""
     number = value if isinstance(value, int) and not isinstance(value, bool) else read_number(value)
     if number != int(number) or not least <= number <= most:
         raise ValueError(f"must be a whole number from {least} to {most}")
@@ -29,12 +29,12 @@ def read_whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
 
 
 def read_at_least_one(value: object) -> int:
-    """Return a whole number, where DeepSpeed does the same at 0 as at 1."""
+    """Return a whole number, with 0 as 1, which DeepSpeed treats equally."""
     return max(1, read_whole(value))
 
 
 def read_flag(value: object) -> bool:
-    """Return a flag, also of a string."""
+    """Return a flag, also from a string."""
     found = {"true": True, "false": False}.get(str(value).lower())
     if found is None or not isinstance(value, bool | str):
         raise ValueError("must be true or false")
@@ -58,7 +58,7 @@ def read_device(value: object) -> str:
 
 
 def read_clip(value: object) -> float | None:
-    """Return the largest norm; at 0 DeepSpeed does not clip."""
+    """Return the maximum norm; None for 0, with which DeepSpeed does not clip."""
     return read_number(value) or None
 
 

@@ -1,4 +1,4 @@
-"""Faults and neighbours of a scenario as values. Needs its cluster, to know the fabric's tiers."""
+"""Faults and neighbours of a scenario as values. Needs the cluster, for its fabric's tiers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from zsim.scenario.tables import ScenarioError
 
 
 class AbsentHardwareError(ScenarioError):
-    """Faults or neighbours that name what is not there: a slip, whatever else a scenario says."""
+    """Faults or neighbours that name missing hardware: always a mistake in the scenario."""
 
 
 def injected(
@@ -19,10 +19,10 @@ def injected(
     cluster: Cluster,
     ranks: int,
 ) -> tuple[tuple[Fault, ...], tuple[Neighbour, ...]]:
-    """Return the faults and the neighbours of a run on so many ranks of `cluster`, in order.
+    """Return the faults and the neighbours of a run on `ranks` ranks of `cluster`, in order.
 
     Raises:
-        AbsentHardwareError: some of them name what the cluster does not have.
+        AbsentHardwareError: some of them name hardware that the cluster does not have.
     """
     wrong = [*_wrong_faults(faults, cluster, ranks), *_wrong_neighbours(neighbours, cluster)]
     if wrong:

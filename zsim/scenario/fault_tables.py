@@ -1,7 +1,7 @@
-"""`[[fault]]` and `[[neighbour]]`: what is slow or dead in a cluster, and who else uses it.
+"""`[[fault]]` and `[[neighbour]]`: slow or dead hardware of a cluster, and other jobs on it.
 
-Each kind of fault is a table of its own, which `kind` tells apart and which says which keys there
-are. It becomes a value of `zsim.cluster.fault` on a cluster, whose fabric knows its tiers.
+Each kind of fault is a separate table class, selected by `kind`, which defines its keys. `on`
+converts it to a value of `zsim.cluster.fault` for a cluster, whose fabric defines the tiers.
 """
 
 import fractions
@@ -41,7 +41,7 @@ Factor = Annotated[Ratio, AfterValidator(_slower)]
 
 
 class TimedTable(Table):
-    """Something that goes on from `start` to `end`, both from the start of the first step on."""
+    """Something that lasts from `start` to `end`, both counted from the start of the first step."""
 
     start: Time = 0
     end: Time | None = None
@@ -54,7 +54,7 @@ class TimedTable(Table):
 
     @property
     def window(self) -> Window:
-        """Return when it goes on."""
+        """Return the window in which it lasts."""
         return Window(start_ps=self.start, end_ps=self.end)
 
 
@@ -127,7 +127,7 @@ class UplinkFault(LinkFault):
         """Return the fault on a cluster.
 
         Raises:
-            FaultError: its fabric has no such tier.
+            FaultError: the fabric has no such tier.
         """
         names = [tier.name for tier in cluster.fabric.tiers]
         if self.kind not in names:
@@ -138,7 +138,7 @@ class UplinkFault(LinkFault):
 
 
 class EdgeFault(LinkFault):
-    """One link of a fabric that lists them."""
+    """One link of a fabric that lists its links."""
 
     kind: Literal["link"]
     source: str
@@ -151,7 +151,7 @@ class EdgeFault(LinkFault):
 
 
 class JitterFault(TimedTable):
-    """Every kernel of every rank takes its own time."""
+    """Every kernel of every rank takes a random time."""
 
     kind: Literal["jitter"]
     deviation: Positive
@@ -166,7 +166,7 @@ FaultTable = Annotated[
     GpuFault | SwitchLinkFault | NicFault | UplinkFault | EdgeFault | JitterFault,
     Field(discriminator="kind"),
 ]
-"""`[[fault]]`: what is slow or dead, from `start` to `end`."""
+"""`[[fault]]`: slow or dead hardware, from `start` to `end`."""
 
 
 class NeighbourTable(TimedTable):

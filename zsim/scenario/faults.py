@@ -20,9 +20,9 @@ from zsim.cluster.links import edges_in_use, has_rails, rail_count
 
 
 def absence(fault: Fault, cluster: Cluster, ranks: int) -> str | None:
-    """Return what a fault names that is not there: field, value, what is allowed; or None.
+    """Return one line if a fault names missing hardware: field, value, allowed; else None.
 
-    `ranks` is how many the run has, which may leave GPUs of the last node of `cluster` unused.
+    `ranks` is the number of ranks of the run; GPUs of the last node of `cluster` may be unused.
     """
     found: list[str | None] = []
     match fault:
@@ -61,7 +61,7 @@ def _without_uplinks(fault: SlowUplinks | DeadUplinks, cluster: Cluster) -> str 
 
 
 def beyond(field: str, number: int, limit: int, what: str) -> str | None:
-    """Return why `what`, of which there are `limit`, has no such `number`; None if it has."""
+    """Return an error line unless 0 <= `number` < `limit`, the count of `what`; else None."""
     if 0 <= number < limit:
         return None
     if limit == 1:

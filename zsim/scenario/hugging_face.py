@@ -1,8 +1,8 @@
-"""The shape of a model from the `config.json` that Hugging Face's transformers writes beside it.
+"""The shape of a model from the `config.json` of Hugging Face's transformers.
 
-What parameters, FLOPs and bytes depend on is read. Not read are dropout, the epsilons of norms,
-initialization, scales of embeddings and scores, caps of logits and scores, and the base, the
-scaling and the share of rotary positions.
+Only keys that affect parameters, FLOPs and bytes are read. Ignored are dropout, the epsilons of
+norms, initialization, scales of embeddings and scores, caps of logits and scores, and the base,
+scaling and share of rotary positions.
 """
 
 from typing import cast
@@ -17,10 +17,10 @@ from zsim.scenario.tables import ModelTable, Scenario, ScenarioError
 
 
 def configured(scenario: Scenario, text: str) -> Scenario:
-    """Return `scenario` with the shape in `text`, a config.json; what `[model]` says itself stays.
+    """Return `scenario` with the shape in `text`, a config.json; keys of `[model]` take precedence.
 
     Raises:
-        ScenarioError: it is no configuration, or of an architecture that zsim does not know.
+        ScenarioError: it is not a configuration, or of an architecture that zsim does not support.
     """
     table = scenario.model
     given = {name: getattr(table, name) for name in table.model_fields_set - {"hf_config"}}
@@ -37,7 +37,7 @@ def shape_fields(text: str) -> Fields:
     """Return the fields of `[model]` that a config.json gives.
 
     Raises:
-        ScenarioError: it is no configuration, or of an architecture that zsim does not know.
+        ScenarioError: it is not a configuration, or of an architecture that zsim does not support.
     """
     try:
         found = bounded_json(text)

@@ -1,7 +1,7 @@
-"""Readers of `config.json` by `model_type`: the fields of `[model]` that each architecture gives.
+"""Readers of `config.json` by `model_type`: the fields of `[model]` for each architecture.
 
-A key that may be left out has the default of the configuration class in transformers (4.46; of
-qwen3, gemma3_text and olmo3 that of the version that they came with), as recalled.
+An optional key has the default of the configuration class in transformers (4.46; for qwen3,
+gemma3_text and olmo3 the version that introduced them), from memory.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from zsim.scenario.hugging_face_values import Config, Fields, flag, must, number
 from zsim.scenario.tables import ScenarioError
 
 GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-"""Forms of GELU, which cost the same."""
+"""Variants of GELU, which cost the same."""
 
 
 def _gpt2(config: Config) -> Fields:
@@ -48,7 +48,7 @@ def _gpt_neox(config: Config) -> Fields:
 
 
 def _mpt(config: Config) -> Fields:
-    """MosaicML's MPT: ALiBi, or learned positions where it is off."""
+    """Return the fields of MosaicML's MPT: ALiBi, or learned positions if that is off."""
     inner = config.get("attn_config") or {}
     if not isinstance(inner, dict):
         raise ScenarioError("model.hf_config: attn_config: must be an object")
@@ -77,7 +77,7 @@ def _mpt(config: Config) -> Fields:
 
 
 def _decoder(config: Config) -> Fields:
-    """Return what most configurations since that of Llama say in the same words."""
+    """Return the fields that most configurations since Llama's give under the same names."""
     heads = number(config, "num_attention_heads")
     fields: Fields = {
         "architecture": "llama",
@@ -96,14 +96,14 @@ def _decoder(config: Config) -> Fields:
 
 
 def _windows(config: Config) -> Fields:
-    """Return the window that all blocks have, if there is one."""
+    """Return the window of all blocks, if there is one."""
     if config.get("sliding_window") is None:
         return {}
     return {"window": number(config, "sliding_window")}
 
 
 def _alternating(config: Config, every: int) -> Fields:
-    """Return windows of all blocks but every so many-th; `layer_types` has to say the same."""
+    """Return windows of all blocks but every n-th one; `layer_types` must match if given."""
     listed, layers = config.get("layer_types"), number(config, "num_hidden_layers")
     expected = [
         "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
@@ -128,12 +128,12 @@ def _mistral(config: Config) -> Fields:
 
 
 def _qwen(config: Config) -> Fields:
-    """Return the fields of Qwen since 2, whose window is off unless it is asked for."""
+    """Return the fields of Qwen since version 2, whose window is off by default."""
     fields = _llama(config)
     if not flag(config, "use_sliding_window", default=False):
         return fields
     first, layers = config.get("max_window_layers", 28), number(config, "num_hidden_layers")
-    if isinstance(first, int) and first >= layers:  # blocks before this one see all
+    if isinstance(first, int) and first >= layers:  # earlier blocks have no window
         return fields
     must(config, "max_window_layers", (0,))
     return fields | _windows({"sliding_window": 4096} | config)
@@ -148,7 +148,7 @@ def _qwen3(config: Config) -> Fields:
 
 
 def _gemma(config: Config) -> Fields:
-    """Return the fields of Gemma; where it says both activations, the second is what it does."""
+    """Return the fields of Gemma; if both activation keys are given, `hidden_activation` counts."""
     must(config, "attention_bias", (False,))
     act = "hidden_activation" if config.get("hidden_activation") is not None else "hidden_act"
     must(config, act, ("gelu_pytorch_tanh", *GELUS))
@@ -168,7 +168,7 @@ def _gemma3(config: Config) -> Fields:
 
 
 def _phi(config: Config) -> Fields:
-    """Phi 1 to 2: attention and MLP behind one norm, and biases everywhere."""
+    """Return the fields of Phi 1 to 2: attention and MLP share a norm; biases everywhere."""
     must(config, "hidden_act", ("gelu_new", *GELUS))
     must(config, "qk_layernorm", (False,))
     return _decoder(config) | {
@@ -201,10 +201,10 @@ def _olmo3(config: Config) -> Fields:
 
 
 def _opt(config: Config) -> Fields:
-    """OPT: its learned positions begin with two that no token has.
+    """Return the fields of OPT; its learned positions start with two that no token uses.
 
-    So has `OPTLearnedPositionalEmbedding` of transformers. The 350M alone has norms behind
-    sublayers and a narrower embedding.
+    These are in `OPTLearnedPositionalEmbedding` of transformers. The 350M alone has norms after
+    sublayers and a narrower embedding, which are refused.
     """
     must(config, "activation_function", ("relu",))
     must(config, "do_layer_norm_before", (True,))
@@ -227,7 +227,7 @@ def _opt(config: Config) -> Fields:
 
 
 def _falcon(config: Config) -> Fields:
-    """Falcon: one norm for attention and MLP side by side, or with the newer blocks one each."""
+    """Return the fields of Falcon: parallel attention and MLP share a norm, or have two."""
     must(config, "activation", GELUS)
     hidden, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
     newer = flag(config, "new_decoder_architecture", default=False)
@@ -271,7 +271,7 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "opt": _opt,
     "falcon": _falcon,
 }
-"""By `model_type`, what reads its configuration."""
+"""Readers by `model_type`."""
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "an encoder and a decoder, only decoders are modelled": (
@@ -296,4 +296,4 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "switch_transformers",
     ),
 }
-"""Why some architectures that people have cannot be read, by `model_type`."""
+"""Reasons why common architectures cannot be read, each with its `model_type` values."""

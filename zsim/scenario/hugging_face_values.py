@@ -1,4 +1,4 @@
-"""Values in a `config.json`: numbers and flags, and what is refused of them."""
+"""Values in a `config.json`: numbers, flags, and checks of unsupported values."""
 
 from zsim.scenario.tables import ScenarioError
 
@@ -7,7 +7,7 @@ Fields = dict[str, object]
 
 
 def number(config: Config, name: str, default: int | None = None) -> int:
-    """Return a positive whole number, or the default where there is none."""
+    """Return a positive whole number, or the default if it is not given."""
     value = config.get(name)
     if value is None:
         value = default
@@ -19,7 +19,7 @@ def number(config: Config, name: str, default: int | None = None) -> int:
 
 
 def flag(config: Config, name: str, *, default: bool) -> bool:
-    """Return a flag, or the default where there is none."""
+    """Return a flag, or the default if it is not given."""
     value = config.get(name)
     if value is None:
         return default
@@ -29,10 +29,10 @@ def flag(config: Config, name: str, *, default: bool) -> bool:
 
 
 def must(config: Config, name: str, allowed: tuple[object, ...]) -> None:
-    """Refuse what is not modelled; the first of `allowed` is what a missing key means.
+    """Raise ScenarioError unless a value is in `allowed`, whose first is the default.
 
     Raises:
-        ScenarioError: the value is none of `allowed`.
+        ScenarioError: the value is not modelled.
     """
     value = config.get(name, allowed[0])
     if value not in allowed:

@@ -1,11 +1,11 @@
-"""A scenario from the command line that a run of Megatron-LM is given.
+"""A scenario from the command line of a Megatron-LM run.
 
-The arguments stand in a file as a shell has them, with every variable written out: what `set -x`
-prints of a script. What comes before the name of a Python file is the launcher's. They say
-`[model]`, `[parallel]`, `[zero]`, `[activations]` and `[train]`, with the defaults of
-`megatron/training/arguments.py` (2026-08); the cluster, and the vocabulary where a tokenizer has
-it, are the scenario's. Names that recomputation had before 2023 are read, too. An argument that
-no reader knows is refused, unless it changes no step or is named with the difference.
+The file contains the arguments in shell syntax, with every variable expanded: the output of `set
+-x` for a script. Everything up to the name of a Python file belongs to the launcher. The arguments
+set `[model]`, `[parallel]`, `[zero]`, `[activations]` and `[train]`, with the defaults of
+`megatron/training/arguments.py` (2026-08). The scenario gives the cluster, and the vocabulary if a
+tokenizer defines it. Names of recomputation arguments from before 2023 are also read. An argument
+without a reader is refused, unless it does not change a step or is reported with the difference.
 """
 
 from zsim.scenario.command_line import words_by_name
@@ -48,7 +48,7 @@ WITHOUT_EFFECT = (
     *("vocab-file", "wandb", "no-create-attention-mask", "rotary-percent", "attention-softmax"),
     *("no-masked-softmax-fusion", "use-rotary-position-embeddings", "norm-epsilon", "no-rope-f"),
 )
-"""Beginnings of arguments that change neither time nor memory of a step of training."""
+"""Prefixes of arguments that change neither time nor memory of a training step."""
 
 NAMED = {
     "hysteresis": "the loss scale falls at the first overflow",
@@ -57,7 +57,7 @@ NAMED = {
     "start-weight-decay": "the decay is train.weight_decay in every step",
     "end-weight-decay": "the decay is train.weight_decay in every step",
 }
-"""Arguments that are followed by nothing, with what differs: neither time nor memory of a step."""
+"""Arguments that zsim does not follow, with the difference; time and memory stay the same."""
 
 DEFAULTS = {
     "cpu-offloading-num-layers": "0",
@@ -65,7 +65,7 @@ DEFAULTS = {
     "recompute-modules": "core_attn",
     "weight-decay-incr-style": "constant",
 }
-"""Arguments that say their default, which is followed."""
+"""Arguments with their default values; at these they are ignored."""
 
 OF_FP16 = ("loss-scale", "initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis")
 OF_RULES = {
@@ -76,7 +76,7 @@ OF_RULES = {
         "adam-eps": ("epsilon", 1e-8),
     },
 }
-"""Arguments of an optimizer: what they are in `[train]`, and their defaults."""
+"""Arguments of an optimizer: their fields in `[train]`, and their defaults."""
 
 OLD_NAMES = {
     "checkpoint-num-layers": "recompute-num-layers",
@@ -85,7 +85,7 @@ OLD_NAMES = {
     "activations-checkpoint-granularity": "recompute-granularity",
     "distribute-checkpointed-activations": "distribute-saved-activations",
 }
-"""Arguments of recomputation before 2023, and how they are called since."""
+"""Arguments of recomputation before 2023, and their current names."""
 
 REFUSED = {
     "num-experts": "experts",
@@ -102,21 +102,22 @@ REFUSED = {
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
     "deepspeed": "Megatron-DeepSpeed (write a scenario with zero.emulate = deepspeed)",
 }
-"""Arguments with which another model, or another runtime, would be trained."""
+"""Arguments that select a model or runtime that is not modelled."""
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with the arguments in `text`, and the options to name.
+    """Return `scenario` completed from the arguments in `text`, and warnings about them.
 
     Raises:
-        ScenarioError: they are no arguments, say what is not modelled, or contradict the scenario.
+        ScenarioError: these are not arguments, request something that is not modelled, or
+            contradict the scenario.
     """
     given = words_by_name(text, field=FIELD, any_value=WITHOUT_EFFECT)
     return with_arguments(scenario, Arguments(given, field=FIELD))
 
 
 def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, tuple[str, ...]]:
-    """Return the same of arguments that stand in a file of any form.
+    """Return the same for arguments from a file of any form.
 
     Raises:
         ScenarioError: as `configured`.
@@ -136,7 +137,7 @@ def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, 
     _runtime(arguments, has_methods=METHODS_KEY in runtime)
     for field, what in arguments.said.items():
         put(tables, field, what, source=arguments.field)
-    if "global_batch_size" not in tables["train"]:  # the default is a micro-batch a replica
+    if "global_batch_size" not in tables["train"]:  # the default is one micro-batch per replica
         tables["train"].setdefault("gradient_accumulation_steps", 1)
     left = [
         (arguments.called(name), " ".join(values))
@@ -173,7 +174,7 @@ def _parallel(arguments: Arguments) -> None:
 
 
 def _model(arguments: Arguments) -> None:
-    """Say the shape: that of a GPT, of which every part may be another."""
+    """Set the shape: a GPT, any part of which can be replaced."""
     for name, field in (
         ("num-layers", "layers"),
         ("hidden-size", "hidden_size"),
@@ -216,11 +217,11 @@ def _model(arguments: Arguments) -> None:
 
 
 BACKENDS = ("auto", "flash", "fused", "unfused", "local")
-"""Implementations of attention; but for the last two they keep no scores."""
+"""Implementations of attention; all but the last two store no scores."""
 
 
 def _mlp(arguments: Arguments) -> None:
-    """Say the MLP; without its width it is as in `validate_args`."""
+    """Set the MLP; the default width is that of `validate_args`."""
     is_gated = arguments.flag("swiglu")
     arguments.say("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
     hidden = arguments.said.get("model.hidden_size")
@@ -231,7 +232,7 @@ def _mlp(arguments: Arguments) -> None:
 
 
 def _vocabulary(arguments: Arguments) -> None:
-    """Say the size of the vocabulary as it is padded for the tensor axis."""
+    """Set the size of the vocabulary, padded for the tensor axis."""
     size = arguments.whole("vocab-size")
     divisor = arguments.whole("make-vocab-size-divisible-by", 128)
     tensor = arguments.said["parallel.tensor"].value
@@ -279,7 +280,7 @@ def _train(arguments: Arguments) -> None:
 def _optimizer(arguments: Arguments) -> None:
     arguments.word("DDP-impl", "local", ("local",))  # before 2023; torch is PyTorch's
     for name in ("main-params", "main-grads", "exp-avg", "exp-avg-sq"):
-        # of the precision-aware optimizer, whose formats are fp32 unless they are given
+        # of the precision-aware optimizer, whose formats are fp32 by default
         arguments.word(f"{name}-dtype", "fp32", ("fp32",))
     kind = arguments.word("optimizer", "adam", ("adam", "sgd"))
     arguments.say("train.optimizer", kind, "optimizer")
@@ -293,11 +294,11 @@ def _optimizer(arguments: Arguments) -> None:
 
 
 def _checkpoints(arguments: Arguments) -> None:
-    """Say what is recomputed: whole layers one by one, or the core of attention."""
+    """Set recomputation: whole layers one by one, or the core of attention."""
     old = [name for name in OLD_NAMES if name in arguments.given]
     for name in old:
         arguments.rename(name, OLD_NAMES[name])
-    # before there was a granularity, either of these recomputed whole layers
+    # before granularity was an argument, either of these recomputed whole layers
     if arguments.flag("checkpoint-activations") or "activations-checkpoint-method" in old:
         arguments.given.setdefault("recompute-granularity", ["full"])
     granularity = arguments.word("recompute-granularity", "", ("full", "selective"))
@@ -317,7 +318,7 @@ def _checkpoints(arguments: Arguments) -> None:
 
 
 def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
-    """Say the stage, which is that of the distributed optimizer, and the options of the runtime."""
+    """Set the stage, given by the distributed optimizer, and the options of the runtime."""
     shards = arguments.flag("use-distributed-optimizer")
     arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
     arguments.say("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
@@ -344,7 +345,7 @@ def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
     apart = "no-gradient-accumulation-fusion"
     options["gradient_accumulation_fusion"] = (apart, not arguments.flag(apart))
     whole = "no-scatter-gather-tensors-in-pipeline"
-    if arguments.flag(whole):  # without it, the version decides: see the option
+    if arguments.flag(whole):  # otherwise the version decides: see the option
         options["scatter_gather_tensors_in_pipeline"] = (whole, False)
     options |= dict(stage_options(arguments))
     for field, (name, value) in options.items():
@@ -355,7 +356,7 @@ METHODS, METHODS_KEY = "tp-comm-overlap-cfg", "tp_comm_overlap_cfg"
 
 
 def _tensor_options(arguments: Arguments, *, has_methods: bool) -> dict[str, tuple[str, object]]:
-    """Return options of tensor ranks: how hidden states are cut, what runs beside products."""
+    """Return options of tensor ranks: sharding by tokens, and overlap with products."""
     cuts_tokens = arguments.flag("sequence-parallel")
     tensor = arguments.said["parallel.tensor"].value
     overlaps = arguments.flag("tp-comm-overlap")
@@ -365,7 +366,7 @@ def _tensor_options(arguments: Arguments, *, has_methods: bool) -> dict[str, tup
         raise arguments.wrong("tp-comm-overlap", "needs --sequence-parallel and tensor ranks")
     behind = "disable-tp-comm-overlap-rs"
     is_behind = arguments.flag(behind) and overlaps
-    # on unless it is turned off, always with sequence parallelism, and ignored in later versions
+    # on unless turned off, always on with sequence parallelism; later versions ignore it
     waits = "no-async-tensor-model-parallel-allreduce"
     is_off = arguments.flag(waits) and not cuts_tokens
     return {

@@ -1,6 +1,6 @@
-"""Stages of a pipeline by arguments of Megatron-LM: their layers, chunks and messages.
+"""Stages of a pipeline from arguments of Megatron-LM: their layers, chunks and messages.
 
-Defaults and what has no effect are those of `validate_args` (`training/arguments.py`, 2026-08).
+Defaults and ignored arguments are those of `validate_args` (`training/arguments.py`, 2026-08).
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from zsim.runtimes.megatron.layer_split import stages_in
 from zsim.scenario.named_arguments import Arguments
 
 Option = tuple[str, tuple[str, object]]
-"""An option of the runtime, the argument that said it, and its value."""
+"""An option of the runtime, the argument that set it, and its value."""
 
 BY_LAYERS = "num-layers-per-virtual-pipeline-stage"
 BY_STAGES = "num-virtual-stages-per-pipeline-rank"
@@ -17,7 +17,7 @@ ENDS = {
     "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
 }
-"""Arguments that have another name than their option (`argument_utils.py`)."""
+"""Arguments whose option has another name (`argument_utils.py`)."""
 COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 LAYOUT = "pipeline-model-parallel-layout"
 GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
@@ -25,10 +25,10 @@ WAITS = "no-overlap-p2p-communication"
 
 
 def stage_options(arguments: Arguments) -> Iterator[Option]:
-    """Take the arguments that split layers over stages and chunks; yield the options they are.
+    """Take the arguments that split layers over stages and chunks; yield them as options.
 
     Raises:
-        ScenarioError: they say what is not modelled.
+        ScenarioError: they request something that is not modelled.
     """
     stages = arguments.said["parallel.pipeline"].value
     for option, name in ENDS.items():
@@ -51,9 +51,9 @@ def stage_options(arguments: Arguments) -> Iterator[Option]:
 
 
 def _chunks(arguments: Arguments, counted: int) -> Iterator[Option]:
-    """Yield options that give stages several chunks; nothing where they have one.
+    """Yield options that give stages several chunks; nothing for a single chunk.
 
-    Embedding and loss may be `counted` for a layer each.
+    `counted` is the number of ends (embedding, loss) that count as a layer.
     """
     stages = arguments.said["parallel.pipeline"].value
     layers = arguments.said["model.layers"].value if "model.layers" in arguments.said else None
@@ -67,8 +67,8 @@ def _chunks(arguments: Arguments, counted: int) -> Iterator[Option]:
 
 
 def _has_chunks(layout: str, stages: object) -> bool:
-    """Return whether a layout has more stages than the pipeline; false if it is none."""
+    """Return True if a layout has another number of stages than the pipeline; False if invalid."""
     try:
         return len(stages_in(layout)) != stages
-    except ValueError:  # which the options refuse
+    except ValueError:  # the options refuse an invalid layout
         return False

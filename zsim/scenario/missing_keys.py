@@ -1,26 +1,26 @@
-"""Keys without which a scenario says nothing: all that are missing are told at once."""
+"""Required keys of a scenario: one error lists all that are missing."""
 
 from collections.abc import Iterator
 
 from zsim.scenario.tables import Scenario, ScenarioError
 
 SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocab_size")
-"""Keys by which a model is known, where it is not read from a file."""
+"""Keys that define a model that is not read from a file."""
 
 BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
 
 
 def need_keys(scenario: Scenario) -> None:
-    """Check that `scenario` has every key that it needs.
+    """Raise ScenarioError unless `scenario` has every required key.
 
     Raises:
-        ScenarioError: keys are missing; the line names each, and what stands for it.
+        ScenarioError: keys are missing; the line names each, and its alternatives.
     """
     _need_none([*_of_cluster(scenario), *_of_model(scenario), *_of_batches(scenario)])
 
 
 def need_cluster_keys(scenario: Scenario) -> None:
-    """Check that `scenario` has the keys that its cluster needs.
+    """Raise ScenarioError unless `scenario` has the keys that its cluster needs.
 
     Raises:
         ScenarioError: as `need_keys`.
@@ -29,7 +29,7 @@ def need_cluster_keys(scenario: Scenario) -> None:
 
 
 Missing = tuple[list[str], str]
-"""Keys, and what can be given for them."""
+"""Keys, and their alternatives."""
 
 
 def _need_none(missing: list[Missing]) -> None:

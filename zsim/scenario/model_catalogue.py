@@ -1,7 +1,7 @@
 """Models by name: shapes of published models, each with its source and its published size.
 
-A family is a TOML file: its source, its models, each with the keys of `[model]`, and models that
-are refused by name. Names of Hugging Face find the same models.
+A family is a TOML file: its source, its models with the keys of `[model]`, and names that are
+refused. Hugging Face names find the same models.
 """
 
 import tomllib
@@ -20,14 +20,14 @@ from zsim.strategy.config_table import Count, Table
 from zsim.units import format_count
 
 NEAREST = 3
-"""So many names that may be meant are told."""
+"""Maximum number of similar names in a message."""
 
 
 class CatalogueModel(Table):
-    """A model: its shape, and the number of parameters that was published of it.
+    """A model: its shape, and its published number of parameters.
 
-    Of `parameters`, `stored_parameters` and `rounded_parameters` it has one. Published files may
-    store a projection that is the embedding a second time; some sizes are published rounded alone.
+    It has one of `parameters`, `stored_parameters` and `rounded_parameters`. Published files can
+    store a tied output projection a second time; some sizes are published only rounded.
     """
 
     name: str
@@ -39,7 +39,7 @@ class CatalogueModel(Table):
 
     @property
     def published(self) -> str:
-        """The published number of parameters, in words."""
+        """The published number of parameters, as text."""
         if self.parameters is not None:
             return f"{self.parameters:,} parameters"
         if self.stored_parameters is None:
@@ -49,14 +49,14 @@ class CatalogueModel(Table):
 
 
 class RefusedModels(Table):
-    """Models that zsim does not model, by patterns of their names, and what they are."""
+    """Models that zsim does not support: patterns of their names, and the reason."""
 
     names: tuple[str, ...]
     why: str
 
 
 class ModelFamily(Table):
-    """Models of one publication; `parameters_source` is where their sizes were published."""
+    """Models of one publication; `parameters_source` is the source of their sizes."""
 
     family: str
     source: str
@@ -67,7 +67,7 @@ class ModelFamily(Table):
 
 @dataclass(frozen=True, slots=True)
 class ModelCatalogue:
-    """Families of models, and each model by every name that it has."""
+    """Families of models, and each model by all its names."""
 
     families: tuple[ModelFamily, ...]
     _known: dict[str, tuple[ModelFamily, CatalogueModel]] = field(init=False, repr=False)
@@ -78,7 +78,7 @@ class ModelCatalogue:
             for model in family.model:
                 for name in (model.name, *model.hugging_face):
                     known.setdefault(_key(name), (family, model))
-        for family in self.families:  # without the organisation, where that is no other's name
+        for family in self.families:  # also without organisation, if unambiguous
             for model in family.model:
                 for name in model.hugging_face:
                     known.setdefault(_key(name).rpartition("/")[2], (family, model))
@@ -103,10 +103,10 @@ class ModelCatalogue:
         }
 
     def find(self, name: str) -> tuple[ModelFamily, CatalogueModel]:
-        """Return the model that is called `name`, in any case, and its family.
+        """Return the model with this `name`, in any case, and its family.
 
         Raises:
-            ScenarioError: there is none; the line says why, or which may be meant.
+            ScenarioError: there is none; the line gives the reason, or similar names.
         """
         key = _key(name)
         if key in self._known:
@@ -123,7 +123,7 @@ class ModelCatalogue:
         )
 
     def text(self, name: str) -> str:
-        """Return the model `name` as the table `[model]` of a scenario, below its sources."""
+        """Return the model `name` as the table `[model]` of a scenario, after its sources."""
         family, model = self.find(name)
         lines = [
             f"# {model.name} ({family.family}): {model.published}",
@@ -139,10 +139,10 @@ class ModelCatalogue:
 
 
 def named(scenario: Scenario, catalogue: ModelCatalogue) -> Scenario:
-    """Return `scenario` with the shape of the model that it names; what `[model]` says stays.
+    """Return `scenario` with the shape of its named model; keys of `[model]` take precedence.
 
     Raises:
-        ScenarioError: there is no such model, or `[model]` has a whole shape beside it.
+        ScenarioError: there is no such model, or `[model]` also has a whole shape.
     """
     table = scenario.model
     if table.name is None:
@@ -166,16 +166,16 @@ def named(scenario: Scenario, catalogue: ModelCatalogue) -> Scenario:
 
 
 NOT_OF_THE_SHAPE = ("attention", "dropout", "fused", "frozen", "lora")
-"""Keys of `[model]` that say how it is trained, whatever model it is."""
+"""Keys of `[model]` about training, which apply to any model."""
 
 
 def without_shape(table: Mapping[str, object]) -> dict[str, object]:
-    """Return what `[model]` says of any model, which stays where a setting names another one."""
+    """Return the keys of `[model]` about training, which stay if a setting names another model."""
     return {key: value for key, value in table.items() if key in NOT_OF_THE_SHAPE}
 
 
 def _key(name: str) -> str:
-    """Return what names are compared by."""
+    """Return the form in which names are compared."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""Arguments of a trainer, each with its values, from which a scenario is said one by one."""
+"""Arguments of a trainer, each with its values, and the scenario fields they set."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -8,15 +8,15 @@ from zsim.scenario.said_options import Said
 from zsim.scenario.tables import ScenarioError
 
 DIGITS = 19
-"""Of a whole number at most."""
+"""Maximum number of digits of a whole number."""
 
 
 class Arguments:
-    """Arguments that nobody has taken yet, and what those that were taken say.
+    """Arguments that have not been taken yet, and the fields set by those taken.
 
     Attributes:
         given: values of each argument by its name.
-        said: fields of a scenario that were said.
+        said: fields of a scenario that were set.
         field: the key of the scenario that names their file.
     """
 
@@ -27,18 +27,18 @@ class Arguments:
         field: str,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Take arguments, and what they are called in a file that has other `names` for them."""
+        """Store arguments; `names` are their names in the file, if those differ."""
         self.given = given
         self.said: dict[str, Said] = {}
         self.field = field
         self._names = names or {}
 
     def called(self, name: str) -> str:
-        """Return what an argument is called in its file."""
+        """Return the name of an argument in its file."""
         return self._names.get(name, f"--{name}")
 
     def rename(self, old: str, name: str) -> None:
-        """Take the argument `old` as `name`, under which it is read from now on.
+        """Rename the argument `old` to `name`.
 
         Raises:
             ScenarioError: both are given.
@@ -49,12 +49,12 @@ class Arguments:
         self._names = {**self._names, name: self.called(old)}
 
     def drop(self, names: Iterable[str]) -> None:
-        """Take arguments that change nothing here."""
+        """Remove arguments that change nothing in zsim."""
         for name in [*names]:
             self.given.pop(name, None)
 
     def wrong(self, name: str, why: str) -> ScenarioError:
-        """Return the error of an argument, in the words of its file."""
+        """Return the error of an argument, with its name in the file."""
         return ScenarioError(f"{self.field}: {self.called(name)}: {why}")
 
     def flag(self, name: str) -> bool:
@@ -65,7 +65,7 @@ class Arguments:
         return values is not None
 
     def word(self, name: str, default: str, allowed: Sequence[str] = ()) -> str:
-        """Take an argument with one value, one of `allowed` unless they are none."""
+        """Take an argument with one value, which must be in `allowed` unless that is empty."""
         if name not in self.given:
             return default
         value = self._value(name)
@@ -93,7 +93,7 @@ class Arguments:
         raise self.wrong(name, f"{value!r} must be a whole number of at least 1")
 
     def say(self, field: str, value: object, option: str) -> None:
-        """Say a field of the scenario, as `option` has it; nothing if the value is None."""
+        """Set a field of the scenario, on behalf of `option`; do nothing if the value is None."""
         if value is not None:
             self.said[field] = Said(self.called(option), value)
 

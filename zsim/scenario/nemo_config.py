@@ -1,9 +1,9 @@
-"""A scenario from the YAML file of NeMo 1 (`megatron_gpt_config.yaml` and those like it).
+"""A scenario from the YAML file of NeMo 1 (`megatron_gpt_config.yaml` and similar ones).
 
-NeMo trains with Megatron Core: each key is taken as the argument of Megatron-LM that means the same
+NeMo trains with Megatron Core: each key is converted to the equivalent argument of Megatron-LM
 (`zsim.scenario.megatron_arguments`), with the defaults of NeMo 2.5's
 `nlp/models/language_modeling/megatron_gpt_model.py` and `megatron_base_model.py`. References such
-as `${model.encoder_seq_length}` are followed. Recipes of NeMo 2 are code in Python, and not read.
+as `${model.encoder_seq_length}` are resolved. Recipes of NeMo 2 are Python code, and not read.
 """
 
 import re
@@ -56,7 +56,7 @@ VALUES: Mapping[str, str] = {
     "model.optim.ddp_bucket_size": "ddp-bucket-size",
     "trainer.gradient_clip_val": "clip-grad",
 }
-"""Arguments of Megatron-LM that have the value of a key."""
+"""Keys whose value becomes that of an argument of Megatron-LM."""
 
 FLAGS: Mapping[str, tuple[str, bool]] = {
     "model.qkv_bias": ("add-qkv-bias", False),
@@ -67,22 +67,22 @@ FLAGS: Mapping[str, tuple[str, bool]] = {
     "model.optim.overlap_param_sync": ("overlap-param-gather", False),
     "model.optim.average_in_collective": ("ddp-average-in-collective", True),
 }
-"""Flags of Megatron-LM that stand for a true key, and the default of the key."""
+"""Keys that, if true, become a flag of Megatron-LM, each with its default."""
 
 NOT_FLAGS: Mapping[str, str] = {
     "model.bias": "disable-bias-linear",
     "model.share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
 }
-"""Flags that stand for a false one; these keys are true by default."""
+"""Keys that, if false, become a flag; they are true by default."""
 
 OFF = {
     "model.overlap_p2p_comm": "no-overlap-p2p-communication",
     "model.gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
 }
-"""Flags of Megatron-LM that stand for a false key; these are false by default, unlike there."""
+"""Keys that, if false, become a flag; unlike in Megatron-LM, they are false by default."""
 
 METHODS = "model.ub_tp_comm_overlap_cfg"
-"""Ways of products to run beside collectives in userbuffers (`ub_cfgs` of Transformer Engine)."""
+"""Overlap methods of products and collectives in userbuffers (`ub_cfgs`, Transformer Engine)."""
 
 WITHOUT_EFFECT = (
     *("defaults", "name", "run.", "exp_manager.", "s3_checkpointing.", "hydra.", "trainer."),
@@ -101,7 +101,7 @@ WITHOUT_EFFECT = (
     *("model.num_micro_batches_with", "model.activations_checkpoint_layers_per", "model.fp32_"),
     *("model.validation_", "model.enable_megatron_timers"),
 )
-"""Beginnings of keys that change neither time nor memory of a step here."""
+"""Prefixes of keys that change neither time nor memory of a step in zsim."""
 
 OFF_VALUES: tuple[object, ...] = (False, [], "")
 OPTIMIZER = "mcore_distributed_optim"
@@ -109,11 +109,11 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a configuration says, and the keys that are named.
+    """Return `scenario` completed from a configuration, and warnings about its keys.
 
     Raises:
-        ScenarioError: it is no configuration, says what is not modelled, or contradicts the
-            scenario.
+        ScenarioError: it is not a configuration, requests something that is not modelled, or
+            contradicts the scenario.
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
     if "model.num_layers" not in options.left:
@@ -136,7 +136,7 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
 
 
 class _Taken:
-    """Arguments of Megatron-LM that keys were taken as, and what these are called."""
+    """Arguments of Megatron-LM converted from keys, and the names of these keys."""
 
     def __init__(self, options: SectionOptions) -> None:
         self.options = options
@@ -144,12 +144,12 @@ class _Taken:
         self.names: dict[str, str] = {}
 
     def put(self, argument: str, key: str, *values: str) -> None:
-        """Take an argument, which stands for a key."""
+        """Set an argument that is given by a key."""
         self.given[argument] = list(values)
         self.names[argument] = key
 
     def values(self) -> None:
-        """Take all keys that are arguments as they are."""
+        """Convert all keys that map directly to arguments."""
         left = self.options.left
         for key, argument in VALUES.items():
             self.names.setdefault(argument, key)
@@ -169,7 +169,7 @@ class _Taken:
 
 
 def _overlap_methods(options: SectionOptions, arguments: Arguments) -> None:
-    """Say how each product runs beside a collective; what has no effect on that is dropped."""
+    """Set the overlap method of each product; drop options that do not affect it."""
     overlaps = "tp-comm-overlap" in arguments.given
     for name in OverlapMethods.model_fields:
         kind, prefix = type(getattr(DEFAULT_METHODS, name)), f"{METHODS}.{name}."
@@ -189,20 +189,20 @@ def _overlap_methods(options: SectionOptions, arguments: Arguments) -> None:
 
 
 def _read_switch(value: object) -> bool:
-    """Return a flag, which Transformer Engine has as 0 or 1, too."""
+    """Return a flag, which Transformer Engine also accepts as 0 or 1."""
     return bool(value) if value in {0, 1} else read_flag(value)
 
 
 def _plain(value: object) -> str:
-    """Return a value as it stands on a command line: whole numbers without a point."""
+    """Return a value as on a command line: whole numbers without a decimal point."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
 
 
 def _follow_references(options: SectionOptions) -> None:
-    """Put values in the place of references to other keys; those that compute stay as they are."""
-    for _ in range(3):  # a reference to one
+    """Replace references to other keys by their values; leave expressions unchanged."""
+    for _ in range(3):  # a reference can point to a reference
         for name, value in options.left.items():
             match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if match is None:
@@ -217,7 +217,7 @@ def _follow_references(options: SectionOptions) -> None:
 
 
 def _world(options: SectionOptions) -> int | None:
-    """Take how many GPUs there are; None if a number of them is not there."""
+    """Take the number of GPUs; None if it is not given by numbers."""
     whole = partial(read_whole, least=1)
     sizes = [
         options.take(f"trainer.{name}", whole)
@@ -229,7 +229,7 @@ def _world(options: SectionOptions) -> int | None:
 
 
 def _precision(taken: _Taken) -> None:
-    """Take the format, which Lightning has in several words."""
+    """Take the format, for which Lightning has several names."""
     key = "trainer.precision"
     found = str(taken.options.left.pop(key, "32"))
     formats = {"bf16": "bf16", "16": "fp16", "32": ""}
@@ -240,12 +240,12 @@ def _precision(taken: _Taken) -> None:
         taken.names[name] = key
     if formats[plain]:
         taken.put(formats[plain], key)
-    # Without a limit NeMo clips nothing, Megatron-LM at 1.
+    # Without a limit, NeMo does not clip, and Megatron-LM clips at 1.
     taken.options.left.setdefault("trainer.gradient_clip_val", 0)
 
 
 def _shape(taken: _Taken) -> None:
-    """Take what of a model has other words in NeMo."""
+    """Take the keys of a model that have other values in NeMo."""
     options = taken.options
     norms = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "rmsnorm": "RMSNorm"}
     key = "model.normalization"
@@ -272,7 +272,7 @@ def _shape(taken: _Taken) -> None:
 
 
 def _optimizer(taken: _Taken) -> None:
-    """Take the optimizer, which is Megatron Core's."""
+    """Take the optimizer, which must be Megatron Core's."""
     options = taken.options
     key = "model.optim.name"
     name = options.word(key, "missing")

@@ -14,10 +14,10 @@ RULE_FIELDS = {
 
 
 def rule_of(train: TrainTable) -> Optimizer:
-    """Return the rule; a learning rate that differs from step to step is read from the host.
+    """Return the rule; a learning rate that differs between steps is read from the host.
 
     Raises:
-        ScenarioError: it does not take a constant that is given.
+        ScenarioError: the rule does not have a constant that is given.
     """
     start = Adam() if train.optimizer == "adam" else SGD()
     rule = _changed(start, train, train.optimizer, "train")
@@ -25,10 +25,10 @@ def rule_of(train: TrainTable) -> Optimizer:
 
 
 def groups_of(train: TrainTable) -> tuple[ParameterGroup, ...]:
-    """Return parameters that have constants of their own; the others are those of `[train]`.
+    """Return the groups of parameters with separate constants; others use those of `[train]`.
 
     Raises:
-        ScenarioError: a group does not take a constant that is given.
+        ScenarioError: the rule of a group does not have a constant that is given.
     """
     found: list[ParameterGroup] = []
     for number, group in enumerate(train.group):
@@ -44,7 +44,7 @@ def groups_of(train: TrainTable) -> tuple[ParameterGroup, ...]:
 
 
 def learning_rates_of(train: TrainTable) -> dict[str, object] | None:
-    """Return the fields of the learning rate of each step; nothing if it is constant.
+    """Return the fields of the learning rates by step; None if the rate is constant.
 
     Raises:
         ScenarioError: their peak is missing.
@@ -57,7 +57,7 @@ def learning_rates_of(train: TrainTable) -> dict[str, object] | None:
 
 
 def _changed(rule: Optimizer, table: RuleTable, kind: str, where: str) -> Optimizer:
-    """Return a rule with the constants that a table gives."""
+    """Return `rule` with the constants that a table gives."""
     names = RuleTable.model_fields
     given = {name: value for name in names if (value := getattr(table, name)) is not None}
     wrong = [

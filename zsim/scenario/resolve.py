@@ -1,4 +1,4 @@
-"""From a scenario to what it means: every number that its tables leave open, settled."""
+"""Resolves a scenario: determines every number that its tables leave open."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,10 +37,10 @@ from zsim.strategy.train import TrainKnobs
 from zsim.strategy.zero_knobs import ZeroKnobs
 
 Constants = Callable[[str], NetworkProfile]
-"""Fitted constants of a network by name."""
+"""Returns the fitted constants of a network by name."""
 
 KernelConstants = Callable[[str], KernelProfile]
-"""Fitted constants of a GPU's kernels by name."""
+"""Returns the fitted constants of a GPU's kernels by name."""
 
 
 def _no_kernels(name: str) -> KernelProfile:
@@ -48,9 +48,9 @@ def _no_kernels(name: str) -> KernelProfile:
 
 
 class _Contradictions:
-    """Contradictions of a scenario that do not depend on each other, told at once.
+    """Collects independent errors of a scenario, to report them together.
 
-    As a context it keeps the `ScenarioError` that is raised inside until `refuse`.
+    As a context manager it keeps a `ScenarioError` that is raised inside until `refuse`.
     """
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class _Contradictions:
         return None
 
     def refuse(self) -> None:
-        """Return if nothing was raised.
+        """Raise an error with all collected lines, if there are any.
 
         Raises:
-            AbsentHardwareError: some of it was one; all of it is told.
-            ScenarioError: as above, without one.
+            AbsentHardwareError: at least one collected error is an AbsentHardwareError.
+            ScenarioError: other errors were collected.
         """
         if self._found:
             absent = any(isinstance(each, AbsentHardwareError) for each in self._found)
@@ -88,7 +88,7 @@ def resolve(
     *,
     ranks: int | None = None,
 ) -> ResolvedScenario:
-    """Settle every number of `scenario`, on so many `ranks` if they are given; not its model.
+    """Determine every number of `scenario`, on `ranks` ranks if given; do not build its model.
 
     Raises:
         ScenarioError: fields contradict each other, or the topology does not exist.
@@ -143,11 +143,11 @@ def resolve(
 
 
 HOST_TIMES = ("host_per_segment", "host_per_unit", "host_per_collective", "host_per_message")
-"""Keys of `[compute]` that add to what a profile says of the host."""
+"""Keys of `[compute]` that add to the host times of a profile."""
 
 
 def _kernel_profile(table: ComputeTable, kernels: KernelConstants) -> KernelProfile | None:
-    """Return the constants of kernels that are asked for; None where none are."""
+    """Return the kernel constants that the scenario names; None if it names none."""
     if table.profile is None:
         for name in HOST_TIMES:
             if getattr(table, name) is not None:
@@ -162,7 +162,7 @@ def _kernel_profile(table: ComputeTable, kernels: KernelConstants) -> KernelProf
 def _timed(
     gpu: Gpu, profile: KernelProfile | None, table: ComputeTable, runtime: RuntimeOptions | None
 ) -> Gpu:
-    """Return `gpu` with `profile`, and what the trainer adds where the scenario does not say it."""
+    """Return `gpu` with `profile`; the trainer gives costs that the scenario does not."""
     if profile is None:
         return gpu
     trainer = TRAINERS.get(type(runtime).__name__.lower(), PLAIN)
@@ -183,7 +183,7 @@ def _timed(
 
 
 def _network_profile(table: NetworkTable, constants: Constants) -> NetworkProfile | None:
-    """Return the constants of a network that are asked for; None where none are."""
+    """Return the network constants that the scenario names; None if it names none."""
     try:
         return None if table.profile is None else constants(table.profile)
     except ProfileError as error:
@@ -214,7 +214,7 @@ def _strategy(tables: dict[str, object]) -> Strategy:
 
 
 def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
-    """Check that a cluster has what a strategy uses beside its ranks."""
+    """Raise ScenarioError unless the cluster has the formats and tiers that a strategy uses."""
     precision = strategy.train.precision
     try:
         cluster.gpu.rate(precision.compute)
@@ -247,7 +247,7 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
 
 
 def _decision(table: NetworkTable) -> Decision | None:
-    """Return what is asked for of collectives; None if nothing is."""
+    """Return the forced algorithm and settings of collectives; None if nothing is set."""
     if table.tensor_wait is not None and table.profile is None:
         raise ScenarioError("network.tensor_wait: needs a profile, whose latencies it adds to")
     if table.algorithm is None and table.tensor_wait is None:
@@ -260,9 +260,9 @@ def _decision(table: NetworkTable) -> Decision | None:
 
 
 def _batches(train: TrainTable, replicas: int) -> tuple[int, int]:
-    """Return sequences of a micro-batch, and micro-batches of a step.
+    """Return the number of sequences per micro-batch, and of micro-batches per step.
 
-    Two of the three batch sizes are needed; given all three, they agree.
+    Two of the three batch sizes are required; if all three are given, they must agree.
     """
     micro, steps, total = (
         train.micro_batch_size,
@@ -285,11 +285,11 @@ def _batches(train: TrainTable, replicas: int) -> tuple[int, int]:
 
 
 LAYERS_MAX = 4_000
-"""Layers of a model: a schedule of more of them has too many operations, mostly."""
+"""Maximum number of layers; a schedule of more of them usually has too many operations."""
 
 
 def _need_bounded(model: ModelTable, accumulation_steps: int) -> None:
-    """Check that a schedule of so many layers and micro-batches can be written down."""
+    """Raise ScenarioError if a schedule of this many layers and micro-batches is too large."""
     layers = model.layers or EQUAL_UNITS
     visits = limits().visits
     if layers > min(LAYERS_MAX, visits):

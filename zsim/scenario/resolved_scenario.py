@@ -1,6 +1,6 @@
-"""A scenario with every number settled; model and schedule, which take longest, are made from it.
+"""A scenario with every number determined; it builds model and schedule, the slowest parts.
 
-Runs that differ in their cluster alone have one model and one schedule.
+Runs that differ only in their cluster share one model and one schedule.
 """
 
 from collections.abc import Hashable
@@ -26,11 +26,10 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
 SEQUENCE = 1024
-"""Tokens of a sequence where only the number of parameters is known (GPT-2's, as in the paper)."""
+"""Tokens of a sequence if only the number of parameters is given (GPT-2's, as in the paper)."""
 
 PARAMETERS_MAX = 10**15
-"""Parameters of a model, thirty times those of the largest that is published: a slip of an exponent
-is told.
+"""Maximum parameters of a model: thirty times the largest published one, to catch a wrong exponent.
 """
 
 FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
@@ -38,19 +37,19 @@ FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedScenario:
-    """A scenario with every number settled.
+    """A scenario with every number determined.
 
     Attributes:
-        shape: `[model]`, from which the model is made.
-        strategy: how it is sharded and trained.
+        shape: `[model]`, from which the model is built.
+        strategy: how the model is sharded and trained.
         micro_batch_size: sequences per micro-batch and replica.
-        allocator: how device memory is handed out.
-        cluster: what it runs on.
+        allocator: how device memory is allocated.
+        cluster: the hardware of the run.
         steps: optimizer steps of a run.
-        faults: what is slow or dead in the cluster.
-        neighbours: other jobs on it.
-        decision: what is asked for of collectives; None if nothing is.
-        pinned: how pinned host memory is handed out.
+        faults: slow or dead hardware of the cluster.
+        neighbours: other jobs on the cluster.
+        decision: the forced algorithm and settings of collectives; None if nothing is set.
+        pinned: how pinned host memory is allocated.
         setup: how the model is built before the first step.
     """
 
@@ -68,7 +67,7 @@ class ResolvedScenario:
 
     @property
     def schedule_key(self) -> Hashable:
-        """All that model and schedule are made from: equal ones make equal schedules."""
+        """All inputs of model and schedule: equal keys give equal schedules."""
         return self.shape, self.strategy, self.micro_batch_size, self.allocator, self.pinned
 
     def make_model(self) -> Model:
@@ -90,10 +89,10 @@ class ResolvedScenario:
             raise ScenarioError(str(error)) from None
 
     def make_job(self) -> Job:
-        """Return the schedule, with what it takes to run it.
+        """Return the schedule, with everything that is needed to run it.
 
         Raises:
-            ScenarioError: there is no such model.
+            ScenarioError: the model cannot exist.
             ModelError: the schedule cannot be made for it.
         """
         model = self.make_model()
@@ -108,7 +107,7 @@ class ResolvedScenario:
         )
 
     def _need_bounded(self, model: Model) -> None:
-        """Check that a schedule can be written down for a model of this size."""
+        """Raise ScenarioError if the model, or its number of sub-groups on NVMe, is too large."""
         count = model.parameter_count
         if count > PARAMETERS_MAX:
             allowed = f"must be at most {PARAMETERS_MAX:,}"
@@ -138,7 +137,7 @@ class ResolvedScenario:
         return in_blocks(model) if strategy.parallel.pipeline > 1 else model
 
     def _architecture(self) -> Architecture:
-        """Return the shape that `[model]` gives; what it does not say is the family's."""
+        """Return the shape that `[model]` gives; the family gives the defaults."""
         table = self.shape
         if table.hf_config is not None:
             raise ScenarioError(f"model.hf_config: {table.hf_config!r} was not read")

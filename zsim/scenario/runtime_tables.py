@@ -1,4 +1,4 @@
-"""The runtime that `[zero]` of a scenario asks for, with its options."""
+"""The runtime that `[zero]` of a scenario selects, with its options."""
 
 from zsim.runtimes.registry import runtimes
 from zsim.scenario.tables import TRAINER_FILES, ScenarioError, ZeroTable
@@ -7,10 +7,10 @@ from zsim.strategy.strategy import STAGES
 
 
 def emulated(zero: ZeroTable) -> RuntimeOptions | None:
-    """Return the runtime that `emulate` names, with the options in the table of its name; or None.
+    """Return the runtime that `emulate` names, with the options in its table; None if none.
 
     Raises:
-        ScenarioError: options stand without their runtime.
+        ScenarioError: options are given without their runtime, or a trainer's file was not read.
     """
     for key in TRAINER_FILES:
         if (path := getattr(zero, key)) is not None:
@@ -25,10 +25,10 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
 
 
 def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
-    """Return the ZeRO stage: as it is given, or the one that the runtime is, or usually has.
+    """Return the ZeRO stage: the given one, or else the runtime's only or usual one.
 
     Raises:
-        ScenarioError: it is needed and missing.
+        ScenarioError: it is required and missing.
     """
     if zero.stage is not None:
         return zero.stage

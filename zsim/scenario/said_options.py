@@ -1,4 +1,4 @@
-"""What the configuration of another program says, as fields of a scenario beside what that says."""
+"""Options of another program's configuration as fields of a scenario."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.schedule.json import shown
 
 Tables = dict[str, dict[str, Any]]
-"""Tables of a scenario as far as they are said."""
+"""Tables of a scenario, with only the keys that are given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An option of the file, and its value as a scenario has it."""
+    """An option of the file, and its value as a scenario field."""
 
     option: str
     value: object
 
 
 def put(tables: Tables, field: str, what: Said, *, source: str) -> None:
-    """Say `field` too, by the key `source`; if the scenario has it, it must be the same.
+    """Set `field` from the file of key `source`; if the scenario has it, they must agree.
 
     Raises:
-        ScenarioError: it is not.
+        ScenarioError: they do not agree.
     """
     *path, name = field.split(".")
     table: dict[str, Any] = cast("dict[str, Any]", tables)
@@ -40,7 +40,7 @@ def put(tables: Tables, field: str, what: Said, *, source: str) -> None:
 
 
 def said_tables(scenario: Scenario, names: Iterable[str], *, source: str) -> Tables:
-    """Return the tables of `scenario` as far as they are said, but for the key `source`."""
+    """Return the tables of `scenario` with only the given keys, except the key `source`."""
     key = source.rpartition(".")[2]
     return {
         name: getattr(scenario, name).model_dump(exclude_unset=True, exclude={key})
@@ -51,10 +51,10 @@ def said_tables(scenario: Scenario, names: Iterable[str], *, source: str) -> Tab
 def validated(
     scenario: Scenario, tables: Tables, said: Mapping[str, Said], *, source: str
 ) -> Scenario:
-    """Return `scenario` with `tables`; a wrong value is named by the option that says it.
+    """Return `scenario` with `tables`; an error names the option that gave the value.
 
     Raises:
-        ScenarioError: a value is wrong.
+        ScenarioError: a value is invalid.
     """
     read: dict[str, object] = {}
     wrong: list[str] = []

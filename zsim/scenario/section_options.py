@@ -1,4 +1,4 @@
-"""Options of a configuration in sections: taken one by one, by dotted name; the rest is told."""
+"""Options of a configuration with sections, taken one by one by dotted name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,19 +13,19 @@ from zsim.schedule.json import shown
 T = TypeVar("T")
 
 MOST_OPTIONS = 10_000
-"""Options that a configuration has at most: a reference may stand for many others."""
+"""Maximum number of options of a configuration: a reference can expand to many."""
 
 DEEPEST = 20
-"""Sections in sections: a reference may be a circle."""
+"""Maximum depth of nested sections: references can form a cycle."""
 
 
 class SectionOptions:
-    """Options that nobody has taken yet, and what those that were taken say.
+    """Options that have not been taken yet, and the fields set by those taken.
 
     Attributes:
         field: the key of the scenario that names the file.
-        left: values of options that nobody has taken, by dotted name.
-        said: fields of a scenario that were said.
+        left: values of options that have not been taken, by dotted name.
+        said: fields of a scenario that were set.
     """
 
     def __init__(self, field: str, tree: Mapping[str, object]) -> None:
@@ -40,10 +40,10 @@ class SectionOptions:
                 raise ScenarioError(f"{field}: must have at most {MOST_OPTIONS} options")
 
     def take(self, name: str, read: Callable[[object], T]) -> T | None:
-        """Take an option; None if it is not given.
+        """Take an option; return None if it is not given.
 
         Raises:
-            ScenarioError: it has a value that `read` refuses with a ValueError.
+            ScenarioError: `read` refuses its value with a ValueError.
         """
         if name not in self.left:
             return None
@@ -69,7 +69,7 @@ class SectionOptions:
         return default if found is None else found
 
     def word(self, name: str, default: str, allowed: Sequence[str] = ()) -> str:
-        """Take a word, one of `allowed` in any case unless they are none."""
+        """Take a word in any case, which must be in `allowed` unless that is empty."""
 
         def read(value: object) -> str:
             for each in allowed:
@@ -95,32 +95,32 @@ class SectionOptions:
         return tuple(default) if found is None else found
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Take all options whose names begin so: they change nothing here."""
+        """Remove all options with these prefixes: they change nothing in zsim."""
         for name in [each for each in self.left if each.startswith(names)]:
             del self.left[name]
 
     def say(self, field: str, value: object, option: str) -> None:
-        """Say a field of the scenario, as `option` has it; nothing if the value is None."""
+        """Set a field of the scenario, on behalf of `option`; do nothing if the value is None."""
         if value is not None:
             self.said[field] = Said(option, value)
 
     def wrong(self, name: str, value: object, why: str) -> ScenarioError:
-        """Return the error of an option that has a value that it cannot have."""
+        """Return the error of an option with an invalid value."""
         return ScenarioError(f"{self.field}: {name}: {shown(value)} {why}")
 
 
 def on_world(scenario: Scenario, ranks: int | None) -> Scenario:
-    """Return `scenario` on the `ranks` of a file, unless it says itself how many there are.
+    """Return `scenario` on the `ranks` of a file, unless it defines their number itself.
 
     Raises:
-        ScenarioError: they are no multiple of the other axes.
+        ScenarioError: `ranks` is not a multiple of the other axes.
     """
     says = scenario.cluster.nodes is not None or scenario.parallel.data is not None
     return scenario if ranks is None or says else on_ranks(scenario, ranks)
 
 
 def _options(prefix: str, tree: Mapping[str, object], depth: int) -> Iterator[tuple[str, object]]:
-    """Yield the options of all sections by dotted name; null is not given."""
+    """Yield the options of all sections by dotted name; skip null values."""
     for key, value in tree.items():
         name = prefix + (shown(key) if "." in key or not key.isprintable() else key)
         if isinstance(value, dict) and depth:

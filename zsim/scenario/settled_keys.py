@@ -1,4 +1,4 @@
-"""Every key of a scenario that ran: its value, and what set it: the file, a change, a default."""
+"""Every key of a resolved scenario: its value and its origin: the file, a change, a default."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from zsim.strategy.precision import Precision
 
 
 class Origin(StrEnum):
-    """What set a key."""
+    """Where the value of a key comes from."""
 
     CHANGED = "changed"
     SCENARIO = "scenario"
@@ -21,7 +21,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SettledKey:
-    """A key with its table (`zero.stage`), the value that it has, and what set it."""
+    """A key with its table (`zero.stage`), its value, and its origin."""
 
     key: str
     value: object
@@ -36,10 +36,10 @@ class SettledKey:
 def settled_keys(
     tables: Mapping[str, object], settings: Sequence[str], resolved: ResolvedScenario
 ) -> tuple[SettledKey, ...]:
-    """Return the keys of `tables` with `settings` on top, then those that `resolved` adds to them.
+    """Return the keys of `tables` with `settings` on top, then the defaults of `resolved`.
 
-    Those that were changed come first. A key that a setting leaves as it was counts as the
-    scenario's. Defaults that are nothing, and the title, are left out.
+    Changed keys come first. A key whose setting does not change its value counts as the scenario's.
+    Empty defaults and the title are omitted.
     """
     written = dict(_flat(tables))
     found = [
@@ -56,10 +56,10 @@ def settled_keys(
 
 
 def _defaults(resolved: ResolvedScenario) -> dict[str, object]:
-    """Return what a scenario comes to, without knobs that say nothing about it.
+    """Return the resolved values of a scenario, without knobs that have no effect on it.
 
-    The knobs of zsim's own stages say nothing about a runtime that is emulated, those of offload
-    nothing where all states are on the device, a loss scale nothing about other formats than fp16.
+    An emulated runtime does not use the knobs of zsim's own stages. Offload knobs have no effect if
+    all states are on the device, and a loss scale only affects fp16.
     """
     strategy = resolved.strategy
     tables = strategy.model_dump(mode="json")
@@ -80,7 +80,7 @@ def _is_new(key: str, value: object, written: Mapping[str, object]) -> bool:
 
 
 def _flat(tables: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each key of nested tables with the names of its tables before it."""
+    """Yield each key of nested tables, prefixed with the names of its tables."""
     for name, value in tables.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value:

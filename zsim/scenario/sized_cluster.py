@@ -1,4 +1,4 @@
-"""Cluster of a scenario: its hardware, with as many nodes and ranks as the axes need."""
+"""The cluster of a scenario: its hardware, with the number of nodes that the axes need."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,16 +11,16 @@ from zsim.scenario.missing_keys import need_cluster_keys
 from zsim.scenario.tables import ClusterTable, ParallelTable, Scenario, ScenarioError
 
 Topology = Callable[[str, str | None, int, str | None], Cluster]
-"""The cluster of a topology by name, or of a node on a fabric, with so many nodes.
+"""Returns the cluster of a topology by name, or of a node on a fabric, with a number of nodes.
 
-The last argument names another GPU than that of the node.
+Arguments: the name of the topology or node, the fabric, the number of nodes, another GPU or None.
 """
 
 
 def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
-    """Return the cluster, and how many ranks, or groups that share sequences, have other data.
+    """Return the cluster, and the number of ranks, or of groups that share sequences, per batch.
 
-    A global batch is over them.
+    Each of them reads different data, so they divide the global batch.
 
     Raises:
         ScenarioError: the axes do not fit the cluster, or there is none.
@@ -32,10 +32,10 @@ def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
 
 
 def readers(parallel: ParallelTable, data: int) -> int:
-    """Return how many ranks, or groups of them that share sequences, read sequences of their own.
+    """Return the number of ranks, or of groups that share sequences, that read different data.
 
     Raises:
-        ScenarioError: such groups do not make up the `data` ranks.
+        ScenarioError: the size of a group does not divide the `data` ranks.
     """
     context = parallel.context
     if data % context:
@@ -44,10 +44,10 @@ def readers(parallel: ParallelTable, data: int) -> int:
 
 
 def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
-    """Return `scenario` on so many ranks, on as many nodes as they need; the tensor axis stays.
+    """Return `scenario` on `ranks` ranks, with enough nodes for them; the other axes stay.
 
     Raises:
-        ScenarioError: the tensor axis does not divide them.
+        ScenarioError: the tensor, replicate and pipeline axes do not divide `ranks`.
     """
     parallel = scenario.parallel
     others = parallel.tensor * parallel.replicate * parallel.pipeline
@@ -68,7 +68,7 @@ def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
 
 
 def cluster_of(table: ClusterTable, parallel: ParallelTable, topology: Topology) -> Cluster:
-    """Return the cluster that `[cluster]` describes, with as many nodes as are needed."""
+    """Return the cluster that `[cluster]` describes, with the number of nodes that is needed."""
     cluster = _nodes_of(table, topology, table.nodes or 1)
     if table.nodes is None:
         assert parallel.data is not None  # one of the two is given
@@ -78,11 +78,11 @@ def cluster_of(table: ClusterTable, parallel: ParallelTable, topology: Topology)
 
 
 def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
-    """Return `cluster` with what `table` says in place of its topology.
+    """Return `cluster` with the values of `table` in place of those of its topology.
 
     Raises:
-        ScenarioError: the fabric has no leaves whose oversubscription could be changed, or of the
-            host memory, PCIe slots or drives of the node none is known.
+        ScenarioError: the fabric has no leaves to oversubscribe, or the node does not describe the
+            host memory, PCIe slots or drives to change.
     """
     if table.gpu_memory is not None:
         gpu = replace(
@@ -113,10 +113,10 @@ Described = TypeVar("Described")
 
 
 def _known(found: Described | None, given: str, what: str, cluster: Cluster) -> Described:
-    """Return what a node has of something.
+    """Return `found`, a part of the node's description.
 
     Raises:
-        ScenarioError: its description does not say.
+        ScenarioError: it is None: the node does not describe it.
     """
     if found is None:
         why = f"needs a node whose {what} are known, {cluster.name} describes none"
@@ -125,7 +125,7 @@ def _known(found: Described | None, given: str, what: str, cluster: Cluster) -> 
 
 
 def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
-    """Return so many nodes of the topology, or of the node on its fabric."""
+    """Return `nodes` nodes of the topology, or of the node on its fabric."""
     node, fabric = table.node, table.fabric
     if table.topology is not None:
         if node is not None or fabric is not None:
@@ -148,7 +148,7 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
 
 
 def _oversubscribed(cluster: Cluster, oversubscription: Fraction) -> Cluster:
-    """Return `cluster` with so much oversubscription at its leaves."""
+    """Return `cluster` with this oversubscription at its leaves."""
     fabric = cluster.fabric
     if not fabric.tiers:
         raise ScenarioError(
@@ -160,7 +160,7 @@ def _oversubscribed(cluster: Cluster, oversubscription: Fraction) -> Cluster:
 
 
 def degrees(parallel: ParallelTable, cluster: Cluster) -> tuple[int, int]:
-    """Return the ranks of the tensor and the data axis, which the cluster has."""
+    """Return the ranks of the tensor and the data axis; raise unless they fit the cluster."""
     tensor, data, replicate = parallel.tensor, parallel.data, parallel.replicate
     others = tensor * replicate * parallel.pipeline
     for name, degree in (

@@ -1,8 +1,8 @@
-"""Scenario files: what one experiment trains, on what, and how it is sharded.
+"""Scenario files: the model, hardware and sharding of one experiment.
 
-`zsim.scenario.toml` reads TOML text, with settings such as `zero.stage=3` on top of it. What is
-wrong becomes one `ScenarioError` of one line: each field, its value, and what is allowed.
-`zsim.scenario.resolve` turns a scenario into a model, a cluster and a strategy.
+`zsim.scenario.toml` reads TOML text, with settings such as `zero.stage=3` on top. All errors become
+one `ScenarioError` of one line: each field, its value, and the allowed values.
+`zsim.scenario.resolve` converts a scenario to a model, a cluster and a strategy.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ from zsim.strategy.zero_knobs import ZeroKnobs
 
 
 class ScenarioError(ConfigError):
-    """A scenario that cannot be used, in one line: field, value, what is allowed."""
+    """A scenario that cannot be used, in one line: field, value, allowed values."""
 
 
 def _algorithm(value: str | None) -> str | None:
@@ -57,16 +57,16 @@ def _algorithm(value: str | None) -> str | None:
 
 
 class LoRATable(Table):
-    """`[model.lora]`: adapters that are trained alone, as in `zsim.model.architecture`."""
+    """`[model.lora]`: adapters, with all else frozen, as in `zsim.model.architecture`."""
 
     rank: Count
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
 
 class ModelTable(Table):
-    """`[model]`: a shape, as in `zsim.model.architecture`, or where to read one.
+    """`[model]`: a shape, as in `zsim.model.architecture`, or a name or file with one.
 
-    Or `parameters` alone: 32 equal units of so many together.
+    Or only `parameters`: 32 equal units with this total.
     """
 
     architecture: Literal["gpt", "llama"] = "gpt"
@@ -107,13 +107,12 @@ class ModelTable(Table):
 
 
 class ClusterTable(Table):
-    """`[cluster]`: a topology by name, or a node and a fabric, and how many nodes.
+    """`[cluster]`: a topology by name, or a node and a fabric, and the number of nodes.
 
-    Without `nodes` there are as many as `[parallel]` asks for. `gpu` names another GPU than that of
-    the node, whose links stay. `gpu_memory`, `nics_per_node`,
-    `host_memory` and `drives` (of a node) and `oversubscription` (of the leaves) replace what the
-    topology says; without `nvlink` GPUs of a node meet over their PCIe slots. `allocator` is how
-    device memory is handed out.
+    Without `nodes`, there are as many as `[parallel]` needs. `gpu` replaces the node's GPU, but not
+    its links. `gpu_memory`, `nics_per_node`, `host_memory` and `drives` (of a node) and
+    `oversubscription` (of the leaves) replace values of the topology. Without `nvlink`, GPUs of a
+    node communicate over their PCIe slots. `allocator` selects the device memory allocator.
     """
 
     topology: str | None = None
@@ -131,7 +130,7 @@ class ClusterTable(Table):
 
 
 class ParallelTable(ParallelAxes):
-    """`[parallel]`: ranks of each axis. Without `data` it is what the other axes leave."""
+    """`[parallel]`: ranks of each axis. By default, `data` takes the ranks that others leave."""
 
     data: Count | None = None
 
@@ -143,14 +142,14 @@ TRAINER_FILES = (
     "nemo_config",
     "torchtitan_config",
 )
-"""Keys of `[zero]` that are files of trainers, in the order in which they are read."""
+"""Keys of `[zero]` that name files of trainers, in the order in which they are read."""
 
 
 class _ZeroTable(ZeroKnobs):
     """`[zero]`: the stage and the knobs of the schedule.
 
-    With `emulate` the order is that of another runtime, whose options stand in a table of its name.
-    The keys of `TRAINER_FILES` are files that say them in the trainer's own words.
+    With `emulate`, operations are ordered as in another runtime, whose options are in a table of
+    its name. The keys of `TRAINER_FILES` name files that give them in the trainer's format.
     """
 
     stage: Stage | None = None
@@ -163,12 +162,12 @@ class _ZeroTable(ZeroKnobs):
 
     @property
     def is_configured(self) -> bool:
-        """True if a file of another program says the options of the runtime."""
+        """True if a file of another program gives the options of the runtime."""
         return any(getattr(self, key) is not None for key in TRAINER_FILES)
 
 
 def _options(runtime: str, given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options that are given of a runtime, if there are any; all wrong ones are told."""
+    """Return the given options of a runtime; raise with all invalid ones."""
     kind = registered()[runtime].options
     try:
         kind.model_validate(given or {})
@@ -193,7 +192,7 @@ else:  # with a table for the options of each runtime that is installed
 
 
 class RuleTable(Table):
-    """Constants of an optimizer; what is not given is its default."""
+    """Constants of an optimizer; missing ones have their default."""
 
     learning_rate: NotNegative | None = None
     beta1: Fraction | None = None
@@ -205,13 +204,13 @@ class RuleTable(Table):
 
 
 class GroupTable(RuleTable):
-    """`[[train.group]]`: parameters by patterns of their names, with constants of their own."""
+    """`[[train.group]]`: parameters by patterns of their names, with separate constants."""
 
     parameters: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class TrainTable(TrainKnobs, RuleTable):
-    """`[train]`: batch sizes (two of the three say the third), precision and the optimizer."""
+    """`[train]`: batch sizes (two of three are needed), precision and the optimizer."""
 
     micro_batch_size: Count | None = None
     gradient_accumulation_steps: Repeat | None = None
@@ -219,11 +218,11 @@ class TrainTable(TrainKnobs, RuleTable):
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rates: LearningRateShape | None = None
     group: tuple[GroupTable, ...] = ()
-    steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight
+    steps: Repeat = 2  # figures are of the last step: the first one starts with nothing in flight
 
 
 class ComputeTable(Table):
-    """`[compute]`: the fitted constants that say what kernels cost, and how busy the host is."""
+    """`[compute]`: the fitted constants of kernels, and additional host times."""
 
     profile: str | None = None
     in_training: Flag = True
@@ -236,8 +235,8 @@ class ComputeTable(Table):
 class HostKnobs(Table):
     """`[host]`: how host memory is used.
 
-    `pinned` is how pinned memory is handed out: `caching` as PyTorch does, rounded up to powers of
-    two and kept, or `exact`. `setup` is how the model is built before the first step.
+    `pinned` is the allocator of pinned memory: `caching` as in PyTorch, rounded up to powers of two
+    and kept, or `exact`. `setup` is how the model is built before the first step.
     """
 
     pinned: Literal["caching", "exact"] = "caching"
@@ -245,7 +244,7 @@ class HostKnobs(Table):
 
 
 class NetworkTable(Table):
-    """`[network]`: how collectives run, and the fitted constants that say what they cost."""
+    """`[network]`: how collectives run, and the fitted constants of their cost."""
 
     algorithm: Annotated[str | None, AfterValidator(_algorithm)] = None
     chunks: Repeat = 4
@@ -254,7 +253,7 @@ class NetworkTable(Table):
 
 
 class Scenario(Table):
-    """A scenario file, read: every key has the right type and lies in its range."""
+    """A parsed scenario file: every key has the right type and is in its range."""
 
     title: str
     model: ModelTable
@@ -272,12 +271,12 @@ class Scenario(Table):
 
     @property
     def alike(self) -> dict[str, object]:
-        """Tables that a file and a `Strategy` write alike, by name."""
+        """Tables that have the same form in a file and in a `Strategy`, by name."""
         return {"activations": self.activations, "offload": self.offload}
 
 
 def from_tables(data: Mapping[str, object]) -> Scenario:
-    """Return the scenario in `data`, as TOML is read.
+    """Return the scenario in `data`, the result of reading TOML.
 
     Raises:
         ScenarioError: it cannot be used.
@@ -289,10 +288,10 @@ def from_tables(data: Mapping[str, object]) -> Scenario:
 
 
 def need_field(name: str) -> None:
-    """Check that `name` (`zero.stage`) is a field of a scenario, or an option of a runtime.
+    """Raise ScenarioError unless `name` (`zero.stage`) is a scenario field or a runtime option.
 
     Raises:
-        ScenarioError: it is not.
+        ScenarioError: it is neither.
     """
     why = unknown(name, Scenario)
     if why is not None:

@@ -1,4 +1,4 @@
-"""The title of a run: that of its scenario, and what was changed in it."""
+"""The title of a run: that of its scenario, with the changes to it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from zsim.units import format_count
 
 FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 LARGE = 10**6
-"""Larger numbers are words in a title: 7.5 billion."""
+"""Numbers from here on are written as words in a title: 7.5 billion."""
 
 
 def title_of(
@@ -19,8 +19,7 @@ def title_of(
 ) -> str:
     """Return the title of a run of the scenario in the tables `written` with `settings` on top.
 
-    A key that `settings` leave as it was is not named, nor are the title itself and a model, which
-    `title` has.
+    Omit keys that `settings` do not change, the title itself, and a model, which `title` names.
     """
     changed: dict[str, str] = {}
     for setting in settings:
@@ -30,7 +29,7 @@ def title_of(
         key = ".".join(name.strip() for name in path.split("."))
         given: dict[str, object] = {}
         apply(given, setting)
-        changed.pop(key, None)  # of several for one key the last counts
+        changed.pop(key, None)  # of several settings for one key the last counts
         if key != "title" and _at(given, key) != _at(written, key):
             changed[key] = f"{key} = {' '.join(value.split())}"
     if ranks is not None:
@@ -39,7 +38,7 @@ def title_of(
 
 
 def template_of(title: str, settings: Sequence[str]) -> str:
-    """Return `title`, or that of another model if one of `settings` names it.
+    """Return `title`, or the default title of another model if one of `settings` names it.
 
     A title in a file may name the model of that file.
     """
@@ -54,7 +53,7 @@ def template_of(title: str, settings: Sequence[str]) -> str:
 def filled(scenario: Scenario, resolved: ResolvedScenario | None) -> str:
     """Return the title of `scenario` with `{zero.stage}`, `{ranks}` and `{gpu}` filled in.
 
-    So a title follows what runs. Of a scenario that cannot be, the hardware is a question mark.
+    So the title matches the run. Without a resolved scenario, the hardware is a question mark.
     """
     settled = {"ranks": "?", "gpu": "?"}
     if resolved is not None:
@@ -75,7 +74,7 @@ def filled(scenario: Scenario, resolved: ResolvedScenario | None) -> str:
 
 
 def _at(tables: Mapping[str, object], key: str) -> object:
-    """Return what `tables` have at `key`, None if nothing."""
+    """Return the value of `tables` at `key`, or None."""
     found: object = tables
     for name in key.split("."):
         found = cast("Mapping[str, object]", found).get(name) if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""Scenarios in TOML text, with settings such as `zero.stage=3` in place of what the text says."""
+"""Scenarios in TOML text, with settings such as `zero.stage=3` in place of values of the text."""
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -13,7 +13,7 @@ from zsim.strategy.runtime_options import names as runtime_names
 from zsim.strategy.runtime_options import registered
 
 NONE = "none"
-"""Value that takes a key away."""
+"""Value that removes a key."""
 
 
 def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
@@ -26,10 +26,10 @@ def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
 
 
 def tables_of(text: str) -> dict[str, Any]:
-    """Return the tables of a scenario in TOML `text`, not yet looked at.
+    """Return the tables of a scenario in TOML `text`, without validation.
 
     Raises:
-        ScenarioError: it is no TOML, or empty.
+        ScenarioError: it is not TOML, or empty.
     """
     try:
         data = bounded_toml(text)
@@ -45,12 +45,12 @@ MODEL_KEYS: Final = ("model.name", "model.hf_config")
 
 
 def with_settings(tables: Mapping[str, object], settings: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of `tables` with `settings` (`zero.stage=3`) in place of what they say.
+    """Return a copy of `tables` with `settings` (`zero.stage=3`) in place of their values.
 
-    One that names a model replaces the shape in `tables`, not what is said of training it.
+    A setting that names a model replaces the shape in `tables`, but not keys about training.
 
     Raises:
-        ScenarioError: one of them is no setting.
+        ScenarioError: one of them is not a setting.
     """
     settings = list(settings)
     changed = deepcopy(dict(tables))
@@ -70,10 +70,10 @@ def names_model(setting: str) -> bool:
 def apply(data: dict[str, Any], setting: str) -> None:
     """Set the key that `setting` names (`zero.stage=3`) in `data`; a bare word is a string.
 
-    `none` takes the key or table away, unless the field has a choice of that name.
+    `none` removes the key or table, unless the field has a choice of that name.
 
     Raises:
-        ScenarioError: it is no setting.
+        ScenarioError: it is not a setting.
     """
     path, equals, text = setting.partition("=")
     names = [name.strip() for name in path.split(".")]
@@ -101,7 +101,7 @@ def _take_away(data: dict[str, Any], names: list[str]) -> None:
 
 
 def _has_choice(names: list[str], choice: str) -> bool:
-    """Tell whether `choice` is among the words that the field `names` can be."""
+    """Return True if `choice` is an allowed value of the field `names`."""
     hint: object = Scenario
     for name in names:
         fields = hint.model_fields if isinstance(hint, type) and issubclass(hint, Table) else {}
@@ -116,10 +116,10 @@ def _has_choice(names: list[str], choice: str) -> bool:
 
 
 def setting_value(setting: str, text: str) -> object:
-    """Return the value that `text` stands for behind the `=` of `setting`.
+    """Return the value of `text`, which follows the `=` of `setting`.
 
     Raises:
-        ScenarioError: it is none.
+        ScenarioError: `text` is not a value.
     """
     try:
         found = bounded_toml(f"value = {text}")

@@ -1,10 +1,10 @@
-"""A scenario from the TOML file that a run of torchtitan is given.
+"""A scenario from the TOML file of a torchtitan run.
 
-Sections, defaults and what an option does are those of `torchtitan/config/job_config.py` and
+Sections, defaults and effects of options are those of `torchtitan/config/job_config.py` and
 `models/llama3/infra/parallelize.py` of torchtitan 0.2.2 (February 2026), the last version that
-reads TOML; what 0.1.0 called otherwise is read too. With a pipeline the batch of a step is cut into
-micro-batches, as `distributed/pipeline_parallel.py` has it. They say `[model]`, `[parallel]`,
-`[zero]`, `[activations]` and `[train]`; the cluster, and its allocator, are the scenario's. Options
+reads TOML; names of 0.1.0 are also read. With a pipeline, the batch of a step is split into
+micro-batches, as in `distributed/pipeline_parallel.py`. The options set `[model]`, `[parallel]`,
+`[zero]`, `[activations]` and `[train]`; the scenario gives the cluster and its allocator. Options
 that change a step and are not modelled are refused.
 """
 
@@ -47,7 +47,7 @@ OLD_NAMES = {
     "float8.recipe_name": "quantize.linear.float8.recipe_name",
     "float8.filter_fqns": "quantize.linear.float8.filter_fqns",
 }
-"""Options of 0.1.0, by what they are called since."""
+"""Options of 0.1.0, with their current names."""
 
 TOO_OLD = (
     "training.batch_size",
@@ -61,11 +61,10 @@ TOO_OLD = (
     "float8.enable_float8_linear",
     "model.norm_type",
 )
-"""Options of versions before 0.1.0, which would be taken for defaults."""
+"""Options of versions before 0.1.0, which are refused since they would be ignored."""
 
 ROTATES = {"allgather": "all_gather", "alltoall": "ring"}
-"""Ways of `set_rotate_method` (torch.distributed.tensor.experimental), and how they are called
-here."""
+"""Methods of `set_rotate_method` (torch.distributed.tensor.experimental), with zsim's names."""
 
 WITHOUT_EFFECT = (
     *("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.", "lr_scheduler."),
@@ -79,14 +78,14 @@ WITHOUT_EFFECT = (
     *("activation_checkpoint.determinism_check", "activation_checkpoint.preserve_rng_state"),
     *("quantize.linear.float8.emulate",),
 )
-"""Beginnings of options that change neither time nor memory of a step here.
+"""Prefixes of options that change neither time nor memory of a step in zsim.
 
-Those of experts and other formats are without effect where these are refused.
+Options of experts and other formats have no effect, since these features are refused.
 """
 
 DEGREE = "parallelism.pipeline_parallel_degree"
 OF_PIPELINES = ("parallelism.pipeline_parallel_", "parallelism.module_fqns_per_model_part")
-"""Beginnings of options that change nothing without a pipeline."""
+"""Prefixes of options that have no effect without a pipeline."""
 
 SILENT: Mapping[str, object] = {
     "optimizer.implementation": "fused",
@@ -100,22 +99,22 @@ SILENT: Mapping[str, object] = {
     "debug.deterministic_warn_only": False,
     "experimental.custom_import": "",
 }
-"""Options that are silent at one value, which is what zsim follows; any other is not followed."""
+"""Options that are accepted only at this value, which is the one that zsim models."""
 
 NAMED: Mapping[str, str] = {"experimental.custom_import": "zsim does not know that module"}
-"""Options that are followed by nothing, with what may differ."""
+"""Options that zsim does not follow, with the possible difference."""
 
 
 def configured(
     scenario: Scenario, text: str, catalogue: ModelCatalogue
 ) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` with what a configuration says, and the options that are named.
+    """Return `scenario` completed from a configuration, and warnings about its options.
 
     Shapes of models are those of `catalogue`.
 
     Raises:
-        ScenarioError: it is no configuration, says what is not modelled, or contradicts the
-            scenario.
+        ScenarioError: it is not a configuration, requests something that is not modelled, or
+            contradicts the scenario.
     """
     options = SectionOptions(FIELD, _tree(text))
     for old, new in OLD_NAMES.items():
@@ -158,12 +157,12 @@ def _tree(text: str) -> dict[str, object]:
 
 
 def _runtime(options: SectionOptions, stages: int) -> None:
-    """Say FSDP2 as `apply_fsdp` asks for it."""
+    """Set FSDP2 as configured by `apply_fsdp`."""
     said = "parallelism.fsdp_reshard_after_forward"
     policy = options.word(said, "default", ("default", "always", "never"))
     options.say("zero.emulate", "fsdp2", said)
     options.say("zero.stage", 3, said)
-    # apply_fsdp: stages of a pipeline keep their parameters unless it is said otherwise
+    # apply_fsdp: stages of a pipeline keep their parameters by default
     frees = policy == "always" or (policy == "default" and stages == 1)
     options.say("zero.fsdp2.reshard_after_forward", frees, said)
     reduce = "training.mixed_precision_reduce"
@@ -211,7 +210,7 @@ def _parallel(options: SectionOptions) -> None:
 
 
 def _model(options: SectionOptions, catalogue: ModelCatalogue, *, has_shape: bool) -> None:
-    """Say the shape of a flavor; one that is not known has that of the scenario."""
+    """Set the shape of a flavor; for an unknown flavor, the scenario must give it."""
     name = options.word("model.name", "llama3")
     flavor = options.word("model.flavor", "debugmodel")
     if name not in FLAVORS:
@@ -245,7 +244,7 @@ def _train(options: SectionOptions) -> None:
     kept = options.word("training.dtype", "float32", ("float32", "bfloat16"))
     formats = {"bfloat16": Precision.BF16, "float32": Precision.FP32}
     narrow = "training.mixed_precision_param"
-    if kept == "bfloat16":  # what is trained is as narrow, and wider nowhere
+    if kept == "bfloat16":  # trained parameters are in bf16, without fp32 copies
         formats = {"bfloat16": Precision.PURE_BF16}
     precision = formats[options.word(narrow, "bfloat16", tuple(formats))]
     options.say("train.precision", precision, narrow)
@@ -254,7 +253,7 @@ def _train(options: SectionOptions) -> None:
 
 
 def _pipeline(options: SectionOptions, stages: int, *, layers: object) -> None:
-    """Say the stages of a pipeline, its order, and its micro-batches; nothing without one."""
+    """Set the stages of a pipeline, its order, and its micro-batches; nothing without one."""
     section = "parallelism.pipeline_parallel"
     if stages == 1:
         options.drop(OF_PIPELINES)
@@ -295,12 +294,12 @@ def _pipeline(options: SectionOptions, stages: int, *, layers: object) -> None:
         raise options.wrong(name, size, f"must divide {local} = {batch}")
     options.say("train.micro_batch_size", size, name)
     options.say("train.gradient_accumulation_steps", batch // size, local)
-    # forward_one_chunk keeps what a stage returns, at last the logits, until their backward
+    # forward_one_chunk keeps the outputs of a stage, for the last one logits, until their backward
     options.say("train.holds_logits", value=True, option=DEGREE)
 
 
 def _compile(options: SectionOptions) -> None:
-    """Say what is compiled, the loss as one kernel, and which layers multiply in 8 bits."""
+    """Set the compiled parts, the loss as one kernel, and the layers that multiply in 8 bits."""
     parts = options.words("compile.components", ("model", "loss"))
     compiled = parts if options.flag("compile.enable") else ()
     options.say("train.compile", "model" in compiled, "compile.enable")
@@ -316,7 +315,7 @@ def _compile(options: SectionOptions) -> None:
     if converters:
         options.say("train.float8", recipe, "model.converters")
         _float8_gathers(options, has_recipe=has_recipe)
-        # Without a filter the output layer is converted, too, which is not modelled.
+        # Without a filter the output layer is also converted, which is not modelled.
         options.left.setdefault("quantize.linear.float8.filter_fqns", [])
     else:
         options.drop(("quantize.linear.float8.",))
@@ -324,9 +323,9 @@ def _compile(options: SectionOptions) -> None:
 
 
 def _fused_tokens(options: SectionOptions, *, by_row: bool) -> None:
-    """Say that products are fused with collectives of tokens, as `maybe_enable_async_tp` has it.
+    """Set the fusion of products with collectives of tokens, as in `maybe_enable_async_tp`.
 
-    Where tokens are cast to 8 bits by row, behind their gather, the option is left to be named.
+    If tokens are cast to 8 bits by row, after their gather, leave the option to be refused.
     """
     name = "parallelism.enable_async_tensor_parallel"
     if options.said["parallel.tensor"].value == 1:
@@ -339,7 +338,7 @@ def _fused_tokens(options: SectionOptions, *, by_row: bool) -> None:
 
 
 def _float8_gathers(options: SectionOptions, *, has_recipe: bool) -> None:
-    """Say that weights are cast before they are gathered, if scales are made once a step."""
+    """Set the cast of weights before they are gathered, if scales are computed once a step."""
     section = "quantize.linear.float8"
     name, once = (
         f"{section}.enable_fsdp_float8_all_gather",
@@ -368,7 +367,7 @@ def _optimizer(options: SectionOptions) -> None:
 
 
 def _checkpoints(options: SectionOptions) -> None:
-    """Say which blocks are run again, as `apply_ac` wraps them."""
+    """Set which blocks are recomputed, as wrapped by `apply_ac`."""
     name, nth = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
     mode = options.word(name, "selective", ("selective", "full", "none", "memory_budget"))
     option = options.take(nth, str) or "2"
@@ -382,5 +381,5 @@ def _checkpoints(options: SectionOptions) -> None:
     elif mode == "selective":
         if not option.isdecimal() or len(option) > 9:
             raise options.wrong(nth, option, 'must be "op" or a whole number')
-        options.say("activations.every_nth", int(option) or 1, nth)  # 0 is each block, too
+        options.say("activations.every_nth", int(option) or 1, nth)  # 0 is also each block
     options.say("activations.checkpointing", kind, name)

@@ -1,20 +1,20 @@
-"""Options of a trainer's file that no reader has followed: refused, or named with what differs."""
+"""Options of a trainer's file without a reader: refused, or reported with the difference."""
 
 from collections.abc import Iterable, Mapping
 
 from zsim.scenario.tables import ScenarioError
 
 Unfollowed = tuple[str, str]
-"""An option, and its value as the file has it; "" for a flag."""
+"""An option, and its value in the file; "" for a flag."""
 
 
 def need_followed(
     field: str, left: Iterable[Unfollowed], named: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return the options of `left` that are `named`, each with the reason there.
+    """Return the options of `left` that are `named`, each with its reason.
 
     Raises:
-        ScenarioError: another one is left, which would change time, memory or values of a step.
+        ScenarioError: another option is left, which would change time, memory or values of a step.
     """
     told: list[str] = []
     wrong: list[str] = []

@@ -1,8 +1,7 @@
-"""YAML files of trainers, by PyYAML: plain types alone, each key once, within a budget.
+"""YAML files of trainers, read by PyYAML: only plain types, unique keys, within size limits.
 
-References and merged keys are counted expanded, before anything is built.
-PyYAML's parser in C ends the process where lists nest deeply; this is the one in Python, and files
-of trainers are small.
+References and merged keys are counted expanded, before objects are built. PyYAML's parser in C
+crashes on deeply nested lists; this module uses the one in Python, since these files are small.
 """
 
 from typing import cast
@@ -15,27 +14,27 @@ from zsim.scenario.tables import ScenarioError
 from zsim.schedule.json import shown
 
 MOST_BYTES = 256 * 1024
-"""Size of a file; the parser takes some seconds for so much."""
+"""Maximum size of a file in bytes; the parser takes some seconds for it."""
 
 MOST_VALUES = 20_000
-"""Values of a file, with references expanded: PyYAML takes 0.1 ms for each."""
+"""Maximum number of values, with references expanded: PyYAML takes 0.1 ms for each."""
 
 LONGEST_NUMBER = 100
-"""Letters of a value that is no string: a number in base 60 takes the square of them."""
+"""Maximum length of a value that is not a string: a base-60 number takes quadratic time."""
 
 TAG = "tag:yaml.org,2002:"
 STRING, INTEGER, FLOAT, MERGE = (f"{TAG}{name}" for name in ("str", "int", "float", "merge"))
 SECTIONS = frozenset({f"{TAG}map", f"{TAG}seq"})
-"""Types of what holds values; sets, ordered maps and types of Python are refused."""
+"""Types of containers; sets, ordered maps and Python types are refused."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Loader that refuses repeated keys and bounds expanded references.
 
     Attributes:
-        values: values read so far, with references expanded.
-        depth: lists and mappings that are open.
-        measures: values and levels of each node that is complete, by its identity.
+        values: number of values read so far, with references expanded.
+        depth: number of open lists and mappings.
+        measures: number of values and levels of each complete node, by its identity.
     """
 
     def __init__(self, text: str) -> None:
@@ -44,7 +43,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         self.measures: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
-        """Return the next node, which is within the budget."""
+        """Return the next node; raise if it exceeds the limits."""
         mark = self.peek_event().start_mark
         self.depth += 1
         self._need(self.depth <= limits().config_depth, DEPTH, mark)
@@ -63,7 +62,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return node
 
     def _measured(self, node: yaml.Node) -> tuple[int, int]:
-        """Return values and levels of a node whose parts are complete."""
+        """Return the number of values and levels of a node whose parts are complete."""
         if isinstance(node, yaml.ScalarNode):
             return 1, 1
         parts = [each for pair in node.value for each in pair] if _is_map(node) else node.value
@@ -71,7 +70,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return 1 + sum(each for each, _ in inner), 1 + max((each for _, each in inner), default=0)
 
     def _need_plain(self, node: yaml.Node, mark: yaml.Mark) -> None:
-        """Raise an error unless a node has a type that a file of a trainer has."""
+        """Raise ConstructorError unless a node has a plain type and unique keys."""
         if isinstance(node, yaml.ScalarNode):
             plain = self.resolve(yaml.ScalarNode, node.value, (True, False))
             known = frozenset({STRING, plain, FLOAT if plain == INTEGER else plain})
@@ -102,7 +101,7 @@ def yaml_sections(field: str, text: str) -> dict[str, object]:
     """Return the sections of a YAML file, which the key `field` of a scenario names.
 
     Raises:
-        ScenarioError: it is no YAML, is too large, or has no sections.
+        ScenarioError: it is not YAML, is too large, or has no sections.
     """
     if len(text) > MOST_BYTES:
         raise ScenarioError(f"{field}: must have at most {MOST_BYTES} characters, has {len(text)}")
@@ -113,7 +112,7 @@ def yaml_sections(field: str, text: str) -> dict[str, object]:
         raise ScenarioError(f"{field}: not YAML: {_why(error)}") from None
     except RecursionError:
         raise ScenarioError(f"{field}: not YAML: {DEPTH}") from None
-    except ValueError as error:  # a date that is none, a number of too many digits
+    except ValueError as error:  # an invalid date, a number of too many digits
         raise ScenarioError(f"{field}: not YAML: {error}") from None
     if not isinstance(found, dict):
         raise ScenarioError(f"{field}: must have keys with values, as `key: value`")
@@ -121,7 +120,7 @@ def yaml_sections(field: str, text: str) -> dict[str, object]:
 
 
 def _why(error: yaml.YAMLError) -> str:
-    """Return what is wrong, and where, on one line."""
+    """Return the problem and its position, on one line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""

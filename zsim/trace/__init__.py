@@ -1,1 +1,1 @@
-"""Traces of runs, and their form in files of PyTorch's profiler."""
+"""Traces of runs, and their conversion to files of PyTorch's profiler and of Chakra."""

@@ -1,14 +1,14 @@
-"""A trace as Chakra execution traces: for each rank the nodes of its last step, in one file.
+"""A trace as Chakra execution traces: one file per rank with the nodes of its last step.
 
-A node is what ran on a stream: COMP, MEM for copies to and from the host or drives, COMM. Its
-`data_deps` are all that had to end first: what its operation names, the one before it on its
-stream, those that the host had waited for; of these `ctrl_deps` is the one on its stream. Those who
-simulate Chakra have no host: where an operation was issued late, a node of the CPU stands before
-it.
+A node is work on a stream: COMP, MEM for copies to and from the host or drives, COMM. Its
+`data_deps` are all nodes that had to end first: dependencies of its operation, the previous node on
+its stream, and nodes for which the host waited. Of these, `ctrl_deps` has the one on its stream.
+Simulators of Chakra do not model a host, so an operation that was issued late follows a node on the
+CPU.
 
-Durations are whole microseconds, as the schema has them: both ends of each are rounded, so that
-they add up. `comm_size` is what a rank brings, as ASTRA-sim 2 reads it (`Ring.cc`), `pg_name` the
-number of a group in the list of `groups_json`. The name of the stream stands in `stream`.
+Durations are whole microseconds, as in the schema: both ends of each are rounded, so that durations
+add up. `comm_size` is the size of a rank's contribution, as ASTRA-sim 2 reads it (`Ring.cc`),
+`pg_name` the number of a group in the list of `groups_json`, and `stream` the name of the stream.
 """
 
 import json
@@ -53,22 +53,22 @@ COLLECTIVES = {
     "all_reduce": CommKind.ALL_REDUCE,
     "broadcast": CommKind.BROADCAST,
 }
-"""Kinds of collectives, by our names."""
+"""Kinds of collectives, by zsim's names."""
 
 HOST = "host of "
-"""Beginning of the stream of what the host of a stream takes."""
+"""Prefix of the stream name for host time of a stream."""
 
 MOST_NODES = 10_000_000
-"""Nodes of all ranks together: 1.3 GB."""
+"""Maximum number of nodes of all ranks together: 1.3 GB."""
 
 
 class TooManyNodesError(ValueError):
-    """More nodes than are written."""
+    """A trace has more nodes than can be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """What a node communicates: of each rank its group, and its peer, are others."""
+    """Communication of a node; its group number and peer differ between ranks."""
 
     group: str
     operation: Communication | None = None
@@ -77,7 +77,7 @@ class _Move:
 
 @dataclass(slots=True)
 class _Written:
-    """Nodes of a role, and those of them that communicate, by number."""
+    """Nodes of a role, and the communications of nodes, by node number."""
 
     nodes: list[ChakraNode] = field(default_factory=list[ChakraNode])
     moves: dict[int, _Move] = field(default_factory=dict[int, _Move])
@@ -85,7 +85,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """Place of a rank in a communicator: the communicator's number, and the rank's among these."""
+    """Membership of a rank in a communicator: its number, and the rank's index in it."""
 
     number: int
     index: int
@@ -93,13 +93,13 @@ class _Membership:
 
 
 class ChakraTrace:
-    """Chakra's files of a trace."""
+    """The Chakra files of a trace."""
 
     def __init__(self, schedule: Schedule, trace: Trace) -> None:
         self._schedule = schedule
         self._roles: dict[str, _Written] = {}
         largest: dict[str, RankTrace] = {}
-        for rank in trace.ranks:  # of ranks that differ, most are like the one that stands for most
+        for rank in trace.ranks:  # other ranks of a role copy the one that represents most ranks
             role = schedule.role_of(rank.rank).name
             if role not in largest or rank.stands_for > largest[role].stands_for:
                 largest[role] = rank
@@ -123,7 +123,7 @@ class ChakraTrace:
 
     @property
     def ranks(self) -> range:
-        """Ranks, each of which has a file."""
+        """Ranks; each of them has a file."""
         return range(self._schedule.mesh.size)
 
     def groups_json(self) -> str:
@@ -146,7 +146,7 @@ class ChakraTrace:
         parts = [metadata_bytes()]
         for node in written.nodes:
             move = written.moves.get(node.number)
-            # Ranks of a role differ in their groups and peers alone.
+            # Ranks of a role differ only in their groups and peers.
             place = None if move is None else places[move.group]
             peer = 0 if move is None or place is None else _peer(move, place)
             key = (source, node.number, 0 if place is None else place.number)
@@ -158,13 +158,13 @@ class ChakraTrace:
         return b"".join(parts)
 
     def _source(self, rank: int) -> tuple[int, _Written]:
-        """Return the rank whose nodes a rank has: its own, or one that it is like."""
+        """Return the rank whose nodes are used: the rank itself, or one that represents it."""
         if rank not in self._own:
             rank = self._likeness[self._schedule.role_of(rank).name]
         return rank, self._own[rank]
 
     def _places(self, rank: int) -> dict[str, _Membership]:
-        """Return where `rank` is in each group that holds it."""
+        """Return the membership of `rank` in each of its groups."""
         mesh = self._schedule.mesh
         coordinates = mesh.coordinates(rank)
         found: dict[str, _Membership] = {}
@@ -177,7 +177,7 @@ class ChakraTrace:
 
 
 def _peer(move: _Move, place: _Membership) -> int:
-    """Return the rank that a node sends to or receives from, from 1 on; 0 of a collective."""
+    """Return the rank that a node sends to or receives from, plus 1; 0 for a collective."""
     operation = move.operation
     if not isinstance(operation, PointToPoint):
         return 0
@@ -185,7 +185,7 @@ def _peer(move: _Move, place: _Membership) -> int:
 
 
 def _placed(node: ChakraNode, move: _Move, rank: int, place: _Membership) -> ChakraNode:
-    """Return a node of `rank`, with the group that it is in, and its peer."""
+    """Return a node of `rank`, with its group and peer."""
     found: dict[str, Value] = {"pg_name": str(place.number)}
     if peer := _peer(move, place):
         ends = (rank, peer - 1) if isinstance(move.operation, Send) else (peer - 1, rank)
@@ -253,11 +253,11 @@ class _StepNodes:
                     assert isinstance(operation, StreamOperation)
                     self._write(operation, self._events[operation.id])
                 case _:
-                    pass  # the host's own, or in the list that a branch did not take
+                    pass  # an action of the host, or in the branch that was not taken
         return self._found
 
     def _wait(self, streams: Iterable[str], edges: Iterable[str | Previous]) -> None:
-        """Let what comes next on `streams` wait for `edges` of this step."""
+        """Let the next operation on `streams` wait for `edges` of this step."""
         names = [edge for edge in edges if isinstance(edge, str) and edge in self._of]
         for stream in streams:
             self._waited[stream].update(dict.fromkeys(names))
@@ -293,7 +293,7 @@ class _StepNodes:
         self._last[stream] = operation.id
 
     def _us(self, time_ps: int) -> int:
-        """Return microseconds since the step began."""
+        """Return microseconds since the start of the step."""
         since_ps = max(0, time_ps - self._begin_ps)
         return (since_ps + PICOSECONDS_PER_MICROSECOND // 2) // PICOSECONDS_PER_MICROSECOND
 
@@ -324,7 +324,7 @@ class _StepNodes:
     def _what(
         self, operation: StreamOperation, stream: str
     ) -> Iterator[tuple[NodeKind, dict[str, Value], _Move | None]]:
-        """Yield kind and attributes of each node of an operation, and what it communicates."""
+        """Yield kind, attributes and communication of each node of an operation."""
         base: dict[str, Value] = {"is_cpu_op": False, "stream": stream}
         match operation:
             case Communication() | Together():
@@ -368,7 +368,7 @@ class _StepNodes:
 
 
 def _collected(operation: Communication | Together) -> Iterator[list[Communication]]:
-    """Yield what is one node: collectives of one kind that are issued as one, or one by one."""
+    """Yield the communications of each node: collectives of one kind together, others alone."""
     if not isinstance(operation, Together):
         yield [operation]
         return

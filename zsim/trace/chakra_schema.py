@@ -1,9 +1,9 @@
 """Messages of Chakra execution traces, and files of them.
 
-Names and numbers of fields are those of `schema/protobuf/et_def.proto` of mlcommons/chakra 1.0.0; a
-file is a `GlobalMetadata` and then a `Node` for each node, each behind its length as a varint
-(`src/third_party/utils/protolib.py`). Attributes, and the types that readers expect of them, are
-those of `src/feeder/et_feeder_node.cpp`.
+Names and numbers of fields are those of `schema/protobuf/et_def.proto` of mlcommons/chakra 1.0.0. A
+file is a `GlobalMetadata` followed by the `Node` messages, each prefixed with its length as a
+varint (`src/third_party/utils/protolib.py`). Attributes and their expected types are those of
+`src/feeder/et_feeder_node.cpp`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ Value = bool | int | float | str | bytes | list[Any]
 
 
 class ChakraError(ValueError):
-    """A file that is no Chakra trace; the message says where."""
+    """A file that is not a Chakra trace; the message names the position."""
 
 
 class NodeKind(IntEnum):
@@ -60,12 +60,12 @@ class ChakraNode:
 
     Attributes:
         number: its id, unique in its file.
-        name: what it is called.
-        kind: what it does.
+        name: its name.
+        kind: the kind of its work.
         data_deps: ids of all nodes that have ended when it starts.
         ctrl_deps: ids of those among them that it follows in program order.
-        duration_us: how long it takes; 0 if that is not known.
-        attributes: by name; what is a number, and how wide, follows from the name.
+        duration_us: its duration in microseconds; 0 if not known.
+        attributes: values by name; the name determines the type.
     """
 
     number: int
@@ -81,7 +81,7 @@ _SCALARS = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
     *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
-"""Types of values, in the order of their fields: of each a value, and a list of them."""
+"""Types of values, in the order of their fields: each has a field for a value and for a list."""
 
 _WRITTEN = {
     "is_cpu_op": "bool",
@@ -98,7 +98,7 @@ _WRITTEN = {
 """Type of each attribute that is written."""
 
 _FIRST_VALUE = 3
-"""Number of the field of the first type in an attribute."""
+"""Field number of the first type in an attribute."""
 
 
 def _file() -> Any:  # noqa: ANN401 (its type is made while it is imported)
@@ -163,7 +163,7 @@ _CLASSES: dict[str, Any] = {
 
 
 def metadata_bytes() -> bytes:
-    """Return the message with which a file begins."""
+    """Return the first message of a file."""
     return _bytes(_CLASSES["GlobalMetadata"](version=VERSION))
 
 
@@ -189,10 +189,10 @@ def _bytes(message: Any) -> bytes:  # noqa: ANN401 (classes are made of the sche
 
 
 def read_nodes(content: bytes) -> Iterator[ChakraNode]:
-    """Yield the nodes of a file in its order.
+    """Yield the nodes of a file in order.
 
     Raises:
-        ChakraError: it is no Chakra trace.
+        ChakraError: it is not a Chakra trace.
     """
     source = BytesIO(content)
     if _message("GlobalMetadata", source, 0) is None:

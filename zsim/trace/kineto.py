@@ -1,9 +1,9 @@
-"""A trace in the form of PyTorch's profiler (Kineto), which Perfetto shows and others analyse.
+"""A trace in the format of PyTorch's profiler (Kineto), which Perfetto and other tools read.
 
-Times are microseconds. A process is a rank, a thread one of its streams; names say what a kernel
-is, as those of CUDA and NCCL do: `ncclDevKernel_...` communicates, `Memcpy` and `Memset` move or
-set memory, all else computes. That is how Holistic Trace Analysis tells them apart. What a
-collective carries stands in `args`, under the names that PyTorch's profiler uses.
+Times are microseconds. A process is a rank, a thread one of its streams. Names identify the kind of
+kernel, as in CUDA and NCCL: `ncclDevKernel_...` communicates, `Memcpy` and `Memset` move or set
+memory, all others compute. Holistic Trace Analysis uses the same distinction. `args` has the data
+of a collective, under the names of PyTorch's profiler.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,11 +36,11 @@ LAUNCH = "cudaLaunchKernel"
 Json = dict[str, object]
 
 KEYS = ("schemaVersion", "distributedInfo", "displayTimeUnit", "traceName", "traceEvents")
-"""Of the object that `kineto` makes."""
+"""Keys of the object that `kineto` returns."""
 
 
 def kineto(schedule: Schedule, trace: Trace, rank: RankTrace) -> Json:
-    """Return what `rank` did, as the object that PyTorch's profiler writes into a file."""
+    """Return the events of `rank`, as the object that PyTorch's profiler writes into a file."""
     program = schedule.program_of(rank.rank)
     return {
         "schemaVersion": 1,
@@ -60,7 +60,7 @@ def kineto(schedule: Schedule, trace: Trace, rank: RankTrace) -> Json:
 
 
 def _names(schedule: Schedule, rank: RankTrace) -> Iterator[Json]:
-    """Return what Perfetto calls the rank and its streams."""
+    """Yield the names of the rank and its streams for Perfetto."""
     like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
     names = {HOST: "host"} | {number: name for name, number in _numbers(schedule).items()}
     yield _name("process_name", rank.rank, HOST, f"rank {rank.rank}{like}")
@@ -77,7 +77,7 @@ def _numbers(schedule: Schedule) -> dict[str, int]:
 
 
 def _steps(trace: Trace, rank: int) -> Iterator[Json]:
-    """Each step from the end of the one before it to its own, as PyTorch's profiler marks it."""
+    """Yield each step from the previous one's end to its own, as marked by PyTorch's profiler."""
     begin_ps = 0
     for number, end_ps in enumerate(trace.step_end_ps):
         what = ("user_annotation", f"ProfilerStep#{number}")
@@ -88,7 +88,7 @@ def _steps(trace: Trace, rank: int) -> Iterator[Json]:
 def _span(
     what: tuple[str, str], where: tuple[int, int], when_ps: tuple[int, int], arguments: Json
 ) -> Json:
-    """Something with a beginning and an end: category and name, rank and thread."""
+    """Return an event with a duration: category and name, rank and thread."""
     start, end = (time / PICOSECONDS_PER_MICROSECOND for time in when_ps)
     return {
         "ph": "X",
@@ -103,9 +103,9 @@ def _span(
 
 
 def _operations(schedule: Schedule, program: Program, rank: RankTrace) -> Iterator[Json]:
-    """Every operation: what ran, and its launch, by which a step is known to hold it.
+    """Yield every operation and its launch, which assigns it to a step.
 
-    A trace has no times of the host, so a launch stands where its operation starts.
+    A trace has no host times, so a launch has the start time of its operation.
     """
     numbers = _numbers(schedule)
     for index, event in enumerate(rank.events):
@@ -133,11 +133,11 @@ def _operations(schedule: Schedule, program: Program, rank: RankTrace) -> Iterat
 
 
 LETTER = {Place.DEVICE: "D", Place.HOST: "H", Place.NVME: "F"}
-"""Of places in names of copies, as CUPTI has them; F is a file."""
+"""Letters of places in names of copies, as in CUPTI; F is a file."""
 
 
 def _kernel(schedule: Schedule, program: Program, operation: Operation) -> tuple[str, str]:
-    """Category and name of what runs on the stream."""
+    """Return category and name of the work on the stream."""
     match operation:
         case Compute(action=action, unit=unit):
             return "kernel", f"{unit} {action}".strip()
@@ -166,7 +166,7 @@ def _place(schedule: Schedule, program: Program, buffer: str) -> Place:
 
 
 def _carried(schedule: Schedule, operation: Operation) -> Json:
-    """Return what a collective carries: PyTorch's names in a profile of NCCL."""
+    """Return the data of a collective, with PyTorch's names in a profile of NCCL."""
     if not isinstance(operation, Communication | Together):
         return {}
     members = _members(operation)

@@ -1,7 +1,7 @@
 """Traces of runs: the same type from every backend.
 
 Times are integer picoseconds since the start of the first step. A trace of a folded simulation
-holds one rank of each class of ranks that no one can tell apart, and says how many it stands for.
+holds one rank of each class of equivalent ranks, and the number of ranks that it represents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,14 @@ from zsim.schedule.schedule import Kind
 from zsim.trace.witness import Witness
 
 Interval = tuple[int, int]
+"""Start and end, in picoseconds."""
 
 
 def within(interval: Interval, step: Interval, *, is_late: bool = False) -> Iterator[Interval]:
-    """Yield what of an interval is in a step.
+    """Yield the parts of an interval in a step.
 
-    Where updates are late, steps overlap: the next one runs beside them as this one did beside
-    those of the step before. What began before the step is then in the place of the next one's.
+    With late updates, consecutive steps overlap. The part of an interval before the step is then
+    shifted by one step, to where the next step's early part would be.
     """
     (start, end), (begin, stop) = interval, step
     if end > begin and start < stop:
@@ -27,13 +28,10 @@ def within(interval: Interval, step: Interval, *, is_late: bool = False) -> Iter
         yield start + stop - begin, min(end, begin) + stop - begin
 
 
-"""When something begins and ends, in picoseconds."""
-
-
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One operation on one rank: when it ran. `step` is -1 in setup."""
+    """One operation on one rank, with its start and end. `step` is -1 in setup."""
 
     operation: str
     step: int
@@ -45,10 +43,10 @@ class Event:
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookEntry:
-    """One line of the allocator's book, in the order in which the host issued it.
+    """One line of the memory ledger, in the order in which the host issued it.
 
     `change_bytes` is positive for an allocation. `operation` is the `Allocate`, the `Free`, or for
-    a deferred free the `Allocate` at which the memory came back.
+    a deferred free the `Allocate` at which the memory was returned.
     """
 
     operation: str
@@ -62,9 +60,9 @@ class BookEntry:
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One collective as it was handed to the communicator, in issue order.
+    """One collective passed to the communicator, in issue order.
 
-    `bytes` are ring-equivalent: what this rank sends if the ring algorithm is used.
+    `bytes` are ring-equivalent: the bytes that this rank sends with the ring algorithm.
     """
 
     operation: str
@@ -78,7 +76,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """A request for which there was no memory: what it would have taken, what was alive with it."""
+    """An allocation that failed: the memory it needed, and the buffers alive at that time."""
 
     operation: str
     needed_bytes: int
@@ -87,17 +85,17 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Memory that one pool takes from its device and keeps, by the ledger of a rank.
+    """Memory that one pool reserves on its device and keeps, by the ledger of a rank.
 
     Attributes:
         pool: the pool.
-        capacity_bytes: what it may take; None if that is not known.
-        course_bytes: what it has after each line of the book that is of this pool. What of it no
-            line has booked is rounded up, split off, or cached. After a shortage nothing is served.
+        capacity_bytes: the maximum it may reserve; None if that is not known.
+        course_bytes: reserved bytes after each line of the ledger for this pool. The part beyond
+            the allocated bytes is rounded up, split off, or cached. It ends at a shortage.
         shortage: the first line for which there was no memory.
-        needed_bytes: the least that the rank holds at its peak, however long its host waits.
-        waits: how often the host waited until memory came back. A run that knows nothing of it is
-            too fast.
+        needed_bytes: the minimum that the rank holds at its peak, however long its host waits.
+        waits: number of times the host waited until memory was returned. A run that ignores these
+            waits is too fast.
     """
 
     pool: str
@@ -109,18 +107,18 @@ class Reservation:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the pool has at a time."""
+        """The maximum that the pool reserves at a time."""
         return max(self.course_bytes, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """The trace of one rank; `stands_for` ranks did the same at the same times.
+    """The trace of one rank; it represents `stands_for` ranks with equal traces.
 
-    `reservations` are there where a backend simulates memory. `host_bound_ps` has, for each step,
-    how long the stream of its Computes had nothing to do but what its host was still issuing; it is
-    there where a backend simulates what hosts cost. `memory_wait_ps` has, for each step, how
-    long its host waited for memory; there where it did. `witness` is there where somebody watched.
+    `reservations` exist if the backend simulates memory. `host_bound_ps` has for each step how long
+    the stream of its Computes waited for a host that was still issuing; it exists if the backend
+    simulates host costs. `memory_wait_ps` has for each step how long its host waited for memory;
+    empty if it never did. `witness` exists if the run was observed.
     """
 
     rank: int
@@ -148,7 +146,7 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """A pool that did not suffice: where, and what was alive, largest first."""
+    """A pool whose capacity was exceeded: rank and operation, and alive buffers, largest first."""
 
     rank: int
     pool: str
@@ -163,7 +161,7 @@ class StepError:
     """Error of a predicted step time.
 
     90 % of comparable runs take between `low` and `high` times the prediction. `features` has the
-    features of the run as JSON, which the error of a ratio of two step times depends on.
+    features of the run as JSON; the error of a ratio of two step times depends on them.
     """
 
     low: float
@@ -172,12 +170,12 @@ class StepError:
 
     @classmethod
     def of(cls, bounds: tuple[float, float] | None, features: str) -> "StepError | None":
-        """Return the error with these bounds, if there are any."""
+        """Return the error with these bounds; None without bounds."""
         return None if bounds is None else cls(low=bounds[0], high=bounds[1], features=features)
 
     @property
     def half_width(self) -> float:
-        """Half of the distance of the bounds, as a share of the prediction."""
+        """Half the distance of the bounds, as a share of the prediction."""
         return (self.high - self.low) / 2
 
 
@@ -185,10 +183,10 @@ class StepError:
 class Trace:
     """A run of setup and `steps` steps.
 
-    `step_end_ps` has the end of each step (all streams of all ranks drained of it). `observed`
-    holds figures by name that only some backends can see (live storages by class, for one).
-    `trust` says in words how far times can be trusted; `error` is the error of the step time, None
-    where it is unknown or times were measured.
+    `step_end_ps` has the end of each step, when all streams of all ranks have finished it.
+    `observed` holds figures by name that only some backends can measure (live storages by class,
+    for one). `trust` describes the accuracy of times in a sentence. `error` is the error of the
+    step time; None if it is unknown or times were measured.
     """
 
     backend: str
@@ -214,11 +212,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """Spans in which one rank computed in the last step, and communicated on each group.
+    """Intervals of the last step in which one rank computed, and communicated on each group.
 
-    `on_host` has spans of what the host side of its node did for it, by its name.
-    `host_bound_ps` is how long it waited for its host, `memory_wait_ps` how long that waited for
-    memory: as in `RankTrace`.
+    `on_host` has the intervals of work on the host side of its node, by name. `host_bound_ps` is
+    how long it waited for its host, `memory_wait_ps` how long the host waited for memory: as in
+    `RankTrace`.
     """
 
     computing: Sequence[Interval]
@@ -232,8 +230,8 @@ class RankStep:
 class LastStep:
     """Times of the last step of a trace, and nothing else.
 
-    `ranks` has one of each class that was simulated; what lies outside the step is cut off.
-    `trust` and `error` are those of the trace.
+    `ranks` has one rank of each simulated class; intervals are cut to the step. `trust` and `error`
+    are taken from the trace.
     """
 
     begin_ps: int

@@ -1,29 +1,30 @@
-"""Witnesses: what was really done on a rank, seen below the backend, at torch's dispatcher.
+"""Witnesses: the actions on a rank, observed below the backend, at torch's dispatcher.
 
-A backend's events, book and transfers are what it says of itself, under the names of the schedule.
-A witness knows no name of a buffer or view: storages by number, with pointer and size; which bytes
-of them each call read and wrote; what torch.distributed was handed, with checksums before and
-after. Only marks relate it to a schedule: they say when the host came to which operation.
+A backend reports its own events, memory ledger and transfers, under the names of the schedule. A
+witness has no names of buffers or views. It records storages by number, with pointer and size; the
+bytes of them that each call read and wrote; and the tensors passed to torch.distributed, with
+checksums before and after. Only marks relate it to a schedule: they record when the host reached
+each operation.
 
-All moments are ticks of one counter of the rank, which every mark, call and collective advances.
+All times are ticks of one counter of the rank, which every mark, call and collective advances.
 """
 
 from dataclasses import dataclass
 
 Region = tuple[int, int, int]
-"""Bytes of a storage: its number, the first byte, how many."""
+"""Bytes of a storage: its number, the first byte, the number of bytes."""
 
 Checksum = tuple[int, float, float]
-"""Of a tensor: a sum of its bit patterns' cubes modulo 2^64, the sum of values and of magnitudes.
+"""Checksum of a tensor: sum of its bit patterns' cubes modulo 2^64, of values, of magnitudes.
 
 All three are additive over pieces. The first one is exact: equal data have equal sums, in any
-order. The other two are in fp64, for what a reduction has added up.
+order. The other two are in fp64, to check the result of a reduction.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """The host came to `operation` of `step`; without a name it came to the end of the step."""
+    """The host reached `operation` of `step`; without a name, the end of the step."""
 
     step: int
     operation: str
@@ -32,10 +33,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Memory that lived: `made` and `released` are None before the first mark, after the last.
+    """Memory that was allocated: `made` is None before the first mark, `released` after the last.
 
-    With `by_thread`, a thread of torch.distributed had the last reference, and `released` says when
-    that thread dropped it: the rank's own thread had done so before.
+    With `by_thread`, a thread of torch.distributed held the last reference, and `released` is when
+    that thread dropped it; the rank's own thread had done so before.
     """
 
     pointer: int
@@ -47,10 +48,10 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """An operator of torch, with all that it was given to read and to write.
+    """An operator of torch, with the regions that it was given to read and to write.
 
-    Left out are those that touch only storages made since the latest mark, but for optimizers that
-    are one operator. `numbers` are those among its arguments.
+    Omitted are calls that touch only storages made since the latest mark, except optimizers that
+    are one operator. `numbers` are the numbers among its arguments.
     """
 
     operator: str
@@ -62,20 +63,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessedCollective:
-    """A tensor, or a pair of tensors, that torch.distributed was handed.
+    """A tensor, or a pair of tensors, passed to torch.distributed.
 
     Attributes:
         kind: as in `zsim.trace.trace.Transfer`.
-        communicator: torch's own name of the process group, equal on its members.
+        communicator: torch's name of the process group, equal on its members.
         ranks: its members, by number in the world, in its order.
         dtype: format of the elements, as torch names it.
         reduction: "sum", "average", "max", or torch's name of it.
-        peer: number in the world of the root, of whom it is sent to, or of whom it comes from.
-        source: what this rank brings, `target` what it gets; the same one if in place.
-        brought: checksums before; of what a reduce-scatter takes, one for each member's part.
-        left: checksums after; of what an all-gather leaves, one for each member's part.
-        tick: when it was handed over.
-        waited: when the rank knew that it was complete; None if it never asked.
+        peer: number in the world of the root, the receiver or the sender.
+        source: the input of this rank, `target` its output; the same region if in place.
+        brought: checksums before; for a reduce-scatter, one for each member's part of the input.
+        left: checksums after; for an all-gather, one for each member's part of the output.
+        tick: when it was passed.
+        waited: when the rank learned that it was complete; None if it never asked.
     """
 
     kind: str
@@ -94,7 +95,7 @@ class WitnessedCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """Everything seen on one rank; a storage's number is its place in `storages`."""
+    """Everything observed on one rank; a storage's number is its index in `storages`."""
 
     marks: tuple[Mark, ...]
     storages: tuple[Storage, ...]

@@ -1,4 +1,4 @@
-"""The version of the code that simulates: a hash of the sources that are installed."""
+"""The version of the code that simulates: a hash of the installed sources."""
 
 from functools import cache
 from hashlib import sha256
@@ -6,12 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("zsim", "zsim_des")
-"""What a simulated run depends on, beside what its scenario names."""
+"""Packages on which every simulated run depends."""
 
 
 @cache
 def code_version() -> str:
-    """Return a hash of the Python sources of these packages, by their paths inside."""
+    """Return a hash of the Python sources of `PACKAGES`, by their paths inside."""
     found = sha256()
     for package in PACKAGES:
         spec = find_spec(package)

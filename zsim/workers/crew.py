@@ -21,16 +21,16 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 CONNECT_S = 20
-"""How long a scheduler may take to answer, in seconds."""
+"""Maximum time for a scheduler to answer, in seconds."""
 
 ADDRESS = re.compile(r"(?:(?:tcp|tls)://)?(?P<host>[^:/]+|\[[^]/]+\]):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
-    """An executor, how many batches it runs at a time, and whether other machines do.
+    """An executor, its number of parallel batches, and whether it runs on other machines.
 
-    `lost` says why nobody works any more, or nothing.
+    `lost` returns why no worker is left, or "".
     """
 
     executor: Executor
@@ -40,7 +40,7 @@ class Crew:
 
 
 class InProcess(Executor):
-    """Runs what is submitted at once, in this process."""
+    """Runs submitted functions immediately, in this process."""
 
     def submit(
         self,
@@ -49,7 +49,7 @@ class InProcess(Executor):
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Future[Result]:
-        """Return a future that is done."""
+        """Run `fn` and return a completed future."""
         future: Future[Result] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -59,13 +59,13 @@ class InProcess(Executor):
 
 
 def cores() -> int:
-    """Return processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def processes(workers: int) -> Generator[Executor]:
-    """Yield this process, or so many others, which look for no garbage."""
+    """Yield an executor in this process, or on `workers` others without garbage collection."""
     if workers == 1:
         yield InProcess()
         return
@@ -77,10 +77,10 @@ def processes(workers: int) -> Generator[Executor]:
 def crew(workers: int, scheduler: str | None) -> Generator[Crew]:
     """Start processes of this machine, or use all workers of the Dask cluster at `scheduler`.
 
-    When it is left early, what runs is ended.
+    If the block exits early, running batches are ended.
 
     Raises:
-        MistakeError: there is no scheduler at that address, or no package for it.
+        MistakeError: there is no scheduler at that address, or Dask is not installed.
     """
     if scheduler is not None:
         yield from _cluster(scheduler)
@@ -117,7 +117,7 @@ def _cluster(address: str) -> Generator[Crew]:
         def lost() -> str:
             try:
                 client.sync(client.scheduler.identity, callback_timeout=CONNECT_S)
-            except Exception as error:  # whatever it is, nobody hands out work
+            except Exception as error:  # any error means that no work is distributed
                 why = f"{type(error).__name__}: {error}".rstrip(": ")
                 return f"the scheduler at {address} does not answer: {why}"
             return ""
@@ -129,10 +129,10 @@ def _cluster(address: str) -> Generator[Crew]:
 
 
 def _need_answer(address: str) -> None:
-    """Raise unless somebody listens at `address`: a client of Dask would say so at length.
+    """Raise MistakeError unless a server listens at `address`; Dask's own error is long.
 
     Raises:
-        MistakeError: nobody does, or it is no address.
+        MistakeError: there is no server, or it is not an address.
     """
     found = ADDRESS.fullmatch(address)
     if found is None:

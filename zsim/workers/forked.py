@@ -1,10 +1,9 @@
-"""An answer that a forked process works out while this one goes on with something else.
+"""A result that a forked process computes while this process continues.
 
-The fork has all that this process has in memory, so nothing is written for it but its answer. It is
-a copy of one thread: a lock that another one held stays locked in it. So there is none where
-threads run that zsim did not start, nor without a second core and memory for both processes.
-Whatever becomes of it, the answer is that of this process: it is worked out here where the fork has
-none.
+The fork has a copy of all memory of this process, so only its result is sent. It is a copy of one
+thread: a lock that another thread held stays locked. So there is no fork if threads run that zsim
+did not start, nor without a second core and memory for both processes. The result is the same in
+any case: this process computes it if the fork fails.
 """
 
 import ctypes
@@ -28,8 +27,8 @@ from zsim.workers.memory_bound import WATCH_NAME, bounded_memory, used_bytes
 Answer = TypeVar("Answer")
 
 COPIES = 4
-"""Times that the memory of this process must fit into what it may have for a fork: pages that
-either process writes to are two then, and each makes about as much as there is."""
+"""The allowed memory must be at least this many times the used memory for a fork: pages that
+either process writes are duplicated, and each allocates about as much again."""
 
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGALRM})
 """Signals that raise or end this process, and end a fork."""
@@ -39,9 +38,9 @@ PARENT_DIES = 1
 
 
 class ForkedAnswer(Generic[Answer]):
-    """Answer of a function, which a fork works out meanwhile where it can.
+    """The result of a function, which a fork computes in parallel if possible.
 
-    With the end of the `with` block the fork is gone.
+    At the end of the `with` block the fork is ended.
     """
 
     def __init__(self, work: Callable[[], Answer]) -> None:
@@ -50,13 +49,13 @@ class ForkedAnswer(Generic[Answer]):
         self._pipe: FileIO | None = None
 
     def __enter__(self) -> Self:
-        """Start the fork, if there may be one."""
+        """Start the fork, if it is allowed."""
         if may_fork():
             try:
                 self._start()
-            except OSError:  # no process or no memory for it: the work is done here
+            except OSError:  # no process or no memory for it: this process does the work
                 pass
-            except BaseException:  # a signal that was held back: no block begins, and none ends
+            except BaseException:  # a delayed signal: without a block, __exit__ does not run
                 self._stop()
                 raise
         return self
@@ -67,11 +66,11 @@ class ForkedAnswer(Generic[Answer]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the fork, whatever it does."""
+        """End the fork, whatever its state."""
         self._stop()
 
     def result(self) -> Answer:
-        """Return the answer; raise what the function raises."""
+        """Return the result; raise the exceptions of the function."""
         if self._pipe is not None:
             found = self._pipe.readall()
             if self._end() == 0 and found:
@@ -103,9 +102,9 @@ class ForkedAnswer(Generic[Answer]):
             self._end()
 
     def _end(self) -> int:
-        """Wait until the fork has ended; return how."""
+        """Wait until the fork has ended; return its status."""
         status = -1
-        with suppress(ChildProcessError):  # somebody else waits for all children
+        with suppress(ChildProcessError):  # other code waits for all children
             status = os.waitpid(self._process, 0)[1]
         self._process = 0
         if self._pipe is not None:
@@ -115,7 +114,7 @@ class ForkedAnswer(Generic[Answer]):
 
 
 def may_fork() -> bool:
-    """Return whether a fork is safe here, and may run beside this process."""
+    """Return True if a fork is safe here, and has resources to run in parallel."""
     if not sys.platform.startswith("linux") or len(os.sched_getaffinity(0)) < 2:
         return False
     if threading.current_thread() is not threading.main_thread():
@@ -126,23 +125,23 @@ def may_fork() -> bool:
 
 
 def _is_own(thread: threading.Thread) -> bool:
-    """Return whether a thread holds no lock that a fork may need.
+    """Return True if a thread holds no lock that a fork may need.
 
-    The one that looks at memory and the one that draws the bar of progress have locks of their own.
+    The threads that watch memory and draw the progress bar have separate locks.
     """
     is_drawing = type(thread).__module__.startswith("rich.")
     return thread is threading.main_thread() or thread.name == WATCH_NAME or is_drawing
 
 
 def _work_out(work: Callable[[], object], pipe: int, parent: int) -> NoReturn:
-    """Write the answer to `pipe` and end this process: without one where anything goes wrong."""
+    """Write the result to `pipe` and end this process; write nothing on any error."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
         if os.getppid() == parent:
             _write_answer(work, pipe)
             status = 0
-    except BaseException:  # the parent works it out again, and tells
+    except BaseException:  # the parent computes it again, and reports the error
         pass
     finally:
         os._exit(status)
@@ -153,7 +152,7 @@ def _write_answer(work: Callable[[], object], pipe: int) -> None:
         if signal.getsignal(stop) is not signal.SIG_IGN:
             signal.signal(stop, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    sys.stdout = sys.stderr = None  # whose buffers are the parent's
+    sys.stdout = sys.stderr = None  # their buffers belong to the parent
     gc.disable()
     most = limits().memory_bytes
     with bounded_memory(None if most is None else most // 2):

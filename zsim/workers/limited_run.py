@@ -1,4 +1,4 @@
-"""Limits that are enforced: memory by the kernel, time by a timer."""
+"""Enforced limits: memory by the kernel, time by a timer."""
 
 import os
 import resource
@@ -16,8 +16,8 @@ from zsim.limits import Limits, TimeLimitError, limits, using
 from zsim.workers.memory_bound import NO_LIMIT, bounded_memory
 
 AGAIN_S: Final = 0.1
-"""Seconds after which the limit on time is raised again: an exception is lost in a finalizer, and
-in a callback of the collector, from which nothing can be raised."""
+"""Seconds after which the time limit is raised again: an exception is lost in a finalizer and in a
+callback of the garbage collector."""
 
 
 class LimitChanges(TypedDict, total=False):
@@ -38,14 +38,14 @@ class LimitChanges(TypedDict, total=False):
 
 @contextmanager
 def limited(**changes: Unpack[LimitChanges]) -> Generator[Limits]:
-    """Bound what runs inside: `with zsim.limited(operations=10**7, memory_bytes=2 * 10**9):`.
+    """Limit the block: `with zsim.limited(operations=10**7, memory_bytes=2 * 10**9):`.
 
-    What is too large is refused before it begins, as a `MistakeError`. Memory beyond
-    `memory_bytes`, which is for all threads of this process, is a `MemoryError`; a call that takes
-    longer than `time_s` is a `TimeLimitError`, in the main thread alone.
+    Input that is too large is refused at the start, with a `MistakeError`. Memory beyond
+    `memory_bytes`, over all threads of this process, raises `MemoryError`. A call that takes longer
+    than `time_s` raises `TimeLimitError`, in the main thread only.
 
     Args:
-        changes: limits by name (see `zsim.limits.Limits`), on top of those that hold already.
+        changes: limits by name (see `zsim.limits.Limits`), on top of the current ones.
 
     Raises:
         ValueError: a limit is not more than 0.
@@ -66,7 +66,7 @@ def _time(most_s: float | None) -> Generator[None]:
             raise TimeLimitError(f"time: it took longer than {most_s:g} s")
 
     outer_s = signal.getitimer(signal.ITIMER_REAL)[0]
-    if 0 < outer_s <= most_s:  # what is around this one ends sooner
+    if 0 < outer_s <= most_s:  # the outer limit ends sooner
         yield
         return
     before, left_s = signal.signal(signal.SIGALRM, late), 0.0
@@ -76,7 +76,7 @@ def _time(most_s: float | None) -> Generator[None]:
             yield
         finally:
             left_s = signal.setitimer(signal.ITIMER_REAL, 0)[0]
-    finally:  # also where the limit was raised in the line before
+    finally:  # also if the limit is raised in the line before
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if outer_s:
@@ -85,7 +85,7 @@ def _time(most_s: float | None) -> Generator[None]:
 
 
 def _is_ending() -> bool:
-    """Return whether the limit on time was raised already and is being handled: all tidies up."""
+    """Return True if a TimeLimitError is already being handled, so that cleanup can finish."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, TimeLimitError):
         error = error.__context__
@@ -93,7 +93,7 @@ def _is_ending() -> bool:
 
 
 def free_memory_bytes() -> int:
-    """Return the memory that this process can still have."""
+    """Return the memory that this process can still allocate, in bytes."""
     bounds: list[int] = []
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text("utf-8").splitlines():

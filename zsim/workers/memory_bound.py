@@ -1,8 +1,8 @@
-"""The bound on a process's memory: told before memory is gone, since CPython needs some to tell it.
+"""The limit on a process's memory: raised early, since CPython needs memory to raise an error.
 
 With nothing left, CPython 3.11 may abort ("Cannot recover from MemoryErrors while normalizing
-exceptions") or unwind the same frame for ever. So a thread looks how much is used and raises
-`MemoryError` while there is a reserve; the kernel refuses what outruns the thread.
+exceptions") or unwind the same frame forever. So a thread checks the used memory and raises
+`MemoryError` while there is a reserve; the kernel refuses allocations that outrun the thread.
 """
 
 import ctypes
@@ -18,31 +18,32 @@ NO_LIMIT: Final = resource.RLIM_INFINITY
 
 LOOK_S: Final = 0.005
 FILLED_BYTES_PER_S: Final = 2 * 10**9
-"""How often the thread looks at least, and how fast memory may fill: far off, it looks less often.
+"""Minimum interval of the thread's checks, and maximum rate at which memory fills. Far from the
+limit, it checks less often.
 
 Python fills some 0.4 GB/s on a processor of 2024."""
 
 BLAS_BYTES: Final = 2**30
-"""Bounds below which OpenBLAS may find too little."""
+"""Limits below which OpenBLAS may lack memory."""
 
 RESERVE_BYTES: Final = 32 * 2**20
-"""What is left when `MemoryError` is raised, at most; an eighth of a small bound."""
+"""Memory left when `MemoryError` is raised, at most; an eighth of a small limit."""
 
 STACK_BYTES: Final = 2**19
-"""Stack of a thread that does little: it counts as memory used, and the usual one has 8 MiB."""
+"""Stack of a simple thread: it counts as used memory, and the default has 8 MiB."""
 
 WATCH_NAME: Final = "memory"
-"""Name of the thread that looks how much is used."""
+"""Name of the thread that checks the used memory."""
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def bounded_memory(most_bytes: int | None) -> Generator[None]:
-    """Bound the memory of this process, for all its threads; None leaves it as it is.
+    """Limit the memory of this process, over all its threads; None sets no limit.
 
     Raises:
-        MemoryError: in the thread that called, when memory runs out.
+        MemoryError: in the calling thread, when memory runs out.
     """
     if most_bytes is None:
         yield
@@ -53,7 +54,7 @@ def bounded_memory(most_bytes: int | None) -> Generator[None]:
         _load_blas()
     watch = _Watch(most)
     try:
-        watch.start()  # where there is less than is used already it raises at once
+        watch.start()  # raises at once if more is used already
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
         yield
     finally:
@@ -62,13 +63,13 @@ def bounded_memory(most_bytes: int | None) -> Generator[None]:
                 watch.end()
                 resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
                 break
-            except MemoryError:  # raised as all was done
+            except MemoryError:  # raised just as the block ended
                 continue
 
 
 @contextmanager
 def unbounded_memory() -> Generator[None]:
-    """Lift the bound on memory that this process has set or inherited."""
+    """Lift the limit on memory that this process has set or inherited."""
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
@@ -88,10 +89,10 @@ def small_stacks() -> Generator[None]:
 
 
 def _load_blas() -> None:
-    """Let OpenBLAS take its buffers: without memory for them it ends the process with exit code 1.
+    """Let OpenBLAS allocate its buffers: without memory for them it exits with code 1.
 
-    It takes them when NumPy is imported and at the first product of matrices, some 30 MB for each
-    core (`blas_memory_alloc` of OpenBLAS 0.3).
+    It allocates them when NumPy is imported and at the first matrix product, some 30 MB per core
+    (`blas_memory_alloc` of OpenBLAS 0.3).
     """
     import numpy as np
 
@@ -100,7 +101,7 @@ def _load_blas() -> None:
 
 
 class _Watch:
-    """Thread that raises `MemoryError` in the one that starts it, when little is left of `most`."""
+    """Thread that raises `MemoryError` in the thread that starts it, when `most` is almost used."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -110,12 +111,12 @@ class _Watch:
         self._raising = threading.Lock()
 
     def start(self) -> None:
-        """Look from now on, until the end."""
+        """Start to check, until the end."""
         with small_stacks():
             threading.Thread(target=self._look, name=WATCH_NAME, daemon=True).start()
 
     def end(self) -> None:
-        """Raise nothing any more, but for what is raised already, which comes at once."""
+        """Stop raising; an error that was raised before arrives at once."""
         with self._raising:
             self._ended.set()
 
@@ -129,14 +130,14 @@ class _Watch:
                     _raise_memory_error(self._owner)
 
     def _half_way(self, used: int) -> int:
-        """Return a next bound: what is freed may stay, and telling an error needs some memory."""
+        """Return the next threshold: freed memory may stay allocated, and an error needs some."""
         return (used + self._most) // 2
 
 
 def _raise_memory_error(thread: int) -> None:
     """Raise `MemoryError` in `thread` at its next instruction.
 
-    It is never taken back: CPython 3.11 would look for it at each instruction from then on.
+    It is never cancelled: CPython 3.11 would then check for it at every instruction.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), ctypes.py_object(MemoryError)
@@ -144,5 +145,5 @@ def _raise_memory_error(thread: int) -> None:
 
 
 def used_bytes() -> int:
-    """Return what counts against RLIMIT_DATA: private writable memory, without the main stack."""
+    """Return the bytes that count against RLIMIT_DATA: private writable memory, no main stack."""
     return int(Path("/proc/self/statm").read_bytes().split()[5]) * PAGE_BYTES

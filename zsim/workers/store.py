@@ -1,8 +1,7 @@
-"""Outcomes of runs in an SQLite file, by a hash of all that each depends on.
+"""Outcomes of runs in an SQLite file, by a hash of all inputs of each run.
 
-Each row has a checksum: one that was changed, or that a disk has spoilt, is not believed, and its
-run is run again. A file that is damaged as a whole is put aside, and what can be read of it is
-kept.
+Each row has a checksum. A row that was changed or corrupted is ignored, and its run is repeated. A
+damaged file is moved away, and its readable rows are kept.
 """
 
 import sqlite3
@@ -23,17 +22,17 @@ TABLE = (
 )
 COLUMNS = "key, name, outcome, seconds, checksum"
 AT_ONCE = 500
-"""Keys in one question; SQLite of old takes at most 999."""
+"""Keys per query; older SQLite allows at most 999."""
 
 WAIT_S = 30.0
-"""How long to wait for another sweep that writes to the same file."""
+"""Seconds to wait for another sweep that writes to the same file."""
 
 
 NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-"""Errors of a disk that takes no more: SQLite calls a file that may not grow an I/O error."""
+"""Errors of a full disk: SQLite reports a file that cannot grow as an I/O error."""
 
 DAMAGED = ".damaged"
-"""Ends the name of a file that was put aside."""
+"""Suffix of a damaged file that was moved away."""
 
 Line = tuple[str, str, str, float, str]
 """Key, name, outcome, seconds, checksum."""
@@ -45,14 +44,14 @@ def checksum(key: str, name: str, outcome: str, seconds: float) -> str:
 
 
 class Store:
-    """Open file of outcomes. What `put` was told is on the disk when it returns.
+    """Open file of outcomes. Runs passed to `put` are on disk when it returns.
 
-    On a full disk it waits for the next `put`, which tries to write it again.
+    On a full disk they wait for the next `put`, which tries to write them again.
 
     Attributes:
         why_not: why outcomes wait to be written; empty if none do.
-        disbelieved: rows that `get` found and that are not what was written.
-        damage: what was wrong with the file, and what became of it, in a line each.
+        disbelieved: number of rows that `get` found with a wrong checksum.
+        damage: the damage of the file, and its repair, in one line each.
     """
 
     def __init__(self, connection: sqlite3.Connection, damage: Sequence[str] = ()) -> None:
@@ -65,11 +64,11 @@ class Store:
 
     @property
     def not_written(self) -> int:
-        """Outcomes that are not in the file."""
+        """Number of outcomes that are not in the file."""
         return len(self._waiting)
 
     def get(self, keys: Sequence[str]) -> dict[str, StudyOutcome]:
-        """Return the outcomes that are known, by key; a row that is not what was written is not."""
+        """Return the stored outcomes by key; rows with a wrong checksum are skipped."""
         found: dict[str, StudyOutcome] = {}
         for first in range(0, len(keys), AT_ONCE):
             some = keys[first : first + AT_ONCE]
@@ -85,7 +84,7 @@ class Store:
         return found
 
     def put(self, rows: Iterable[tuple[str, str, StudyOutcome, float]] = ()) -> None:
-        """Keep runs: key, name, outcome, seconds; and those that could not be kept before."""
+        """Store runs (key, name, outcome, seconds), and earlier runs that could not be stored."""
         for key, name, outcome, taken in rows:
             text = encoded(outcome)
             self._waiting.append((key, name, text, taken, checksum(key, name, text, taken)))
@@ -107,7 +106,7 @@ def _insert(connection: sqlite3.Connection, lines: Sequence[Line]) -> None:
 
 
 def _whole(row: Sequence[object]) -> Line | None:
-    """Return the row if it is what was written."""
+    """Return the row if its checksum is right, else None."""
     match row:
         case (str(key), str(name), str(outcome), float(seconds), str(said)):
             right = checksum(key, name, outcome, seconds) == said
@@ -134,10 +133,10 @@ def _code(error: sqlite3.Error) -> int | None:
 
 @contextmanager
 def opened(path: Path) -> Generator[Store]:
-    """Open the store in the file at `path`, which is made if it is not there.
+    """Open the store in the file at `path`, which is created if missing.
 
     Raises:
-        MistakeError: the file is no such store, or cannot be used.
+        MistakeError: the file is not such a store, or cannot be used.
         RunFailedError: there is no space for a new one.
     """
     connection = None
@@ -169,12 +168,12 @@ def opened(path: Path) -> Generator[Store]:
 
 
 def _damage(connection: sqlite3.Connection) -> str:
-    """Return what is wrong with the file, after making the table where there is none."""
+    """Return the damage of the file, or ""; create the table first if missing."""
     try:
         with connection:
             connection.execute(TABLE)
             columns = [row[1] for row in connection.execute("PRAGMA table_info(zsim_runs)")]
-            if "checksum" not in columns:  # written before rows had one: none is believed
+            if "checksum" not in columns:  # written before rows had one: all are ignored
                 connection.execute("ALTER TABLE zsim_runs ADD COLUMN checksum TEXT DEFAULT ''")
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
@@ -185,7 +184,7 @@ def _damage(connection: sqlite3.Connection) -> str:
 
 
 def _readable(connection: sqlite3.Connection) -> Iterator[Line]:
-    """Yield the rows of a damaged file that are what was written, as far as SQLite reads it."""
+    """Yield the rows of a damaged file with a right checksum, until SQLite fails to read."""
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
     with suppress(sqlite3.Error):
         for row in connection.execute(f"SELECT {COLUMNS} FROM zsim_runs"):

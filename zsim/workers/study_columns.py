@@ -1,4 +1,4 @@
-"""The rows of a study as plain values by column: for CSV and JSON."""
+"""The rows of a study as plain values by column, for CSV and JSON."""
 
 import csv
 import re
@@ -25,7 +25,7 @@ FIGURES = (
 
 
 def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
-    """Return one row: axes first, then how it ended, figures (None without), and what it costs."""
+    """Return one row: axes, then status, figures (None if missing), and cost."""
     outcome, meets = row.outcome, row in result.ranking.accepted
     found: dict[str, object] = dict(zip(result.axes, row.labels, strict=True))
     found |= {
@@ -49,7 +49,7 @@ def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
 
 
 def csv_text(result: StudyResult) -> str:
-    """Return the rows as CSV, in the order of the study; empty where there is no value."""
+    """Return the rows as CSV, in the order of the study; missing values are empty."""
     rows = [
         {_inert(name): _inert(cell) for name, cell in columns(result, row).items()}
         for row in result.rows
@@ -62,9 +62,9 @@ def csv_text(result: StudyResult) -> str:
 
 
 def _inert(cell: object) -> object:
-    """Return a cell that no spreadsheet computes: text that begins as a formula gets a quote.
+    """Return a cell that no spreadsheet evaluates: text that looks like a formula gets a quote.
 
-    OWASP, "CSV Injection", names these first letters. A number is none.
+    OWASP, "CSV Injection", lists these first characters. Numbers are not quoted.
     """
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell

@@ -1,4 +1,4 @@
-"""The study that a command names, and what its scenarios name: files and what ships."""
+"""The study that a command names, and the files and installed data that its scenarios name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class Study:
     """A study that was found.
 
     Attributes:
-        given: what it was asked for as; the first word of messages about it.
-        name: what files beside it are called after.
+        given: the name or path as given; it starts messages about the study.
+        name: base of the names of its output files.
         plan: its runs.
     """
 
@@ -43,7 +43,7 @@ class Study:
 
 
 def study_of(study: str | PathLike[str] | Mapping[str, Any] | Study) -> Study:
-    """Return the study of that name, in that file, or in these tables; one that was read as it is.
+    """Return the study with that name, in that file, or in these tables; a `Study` is unchanged.
 
     Raises:
         MistakeError: there is none, or it cannot be used.
@@ -67,7 +67,7 @@ def study_of(study: str | PathLike[str] | Mapping[str, Any] | Study) -> Study:
 
 
 def reader(where: str) -> Reader:
-    """Return what settles scenarios; `where` is the file beside which they name others."""
+    """Return a reader that resolves scenarios; paths in them are relative to the file `where`."""
     found = cache(topology)
 
     def configured(scenario: Scenario) -> Scenario:
@@ -87,7 +87,7 @@ def reader(where: str) -> Reader:
 
 
 def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return the file that `[base]` names, and its tables with those of `[base]` on top.
+    """Return the file that `[base]` names, and its tables with the keys of `[base]` on top.
 
     Raises:
         StudyError: there is no such scenario.

@@ -1,9 +1,9 @@
-"""Worker processes that are watched: one that dies, hangs or is stopped is replaced by another.
+"""Supervised worker processes: a worker that dies, hangs or is stopped is replaced.
 
-`concurrent.futures` gives up all work when one of its processes dies, and waits for ever for one
-that is stopped; of the packages that do better, loky gives up too, and pebble (LGPL) reads with all
-workers from one pipe, whose lock a stopped worker may hold. Here each worker has a pipe of its own
-and a thread that waits for it, so that it is known in which run it was.
+`concurrent.futures` gives up all work when one of its processes dies, and waits forever for a
+stopped one. Other packages do not solve this: loky also gives up, and pebble (LGPL) reads with all
+workers from one pipe, whose lock a stopped worker may hold. Here each worker has a separate pipe
+and a thread that waits for it, so the run in which it was lost is known.
 """
 
 import multiprocessing
@@ -28,18 +28,18 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 LOOK_S: Final = 0.5
-"""How often a worker that says nothing is looked at."""
+"""Interval in seconds at which a silent worker is checked."""
 
 STOPPED_S: Final = 5.0
-"""How long a worker may be stopped: who stops a sweep with all its workers lets them go on."""
+"""Seconds for which a worker may be stopped. A sweep stopped with all its workers may resume."""
 
 GRACE_S: Final = 10.0
-"""What a run may take beyond its time, which its worker tells by itself unless it hangs."""
+"""Seconds beyond its time limit for a run, whose worker reports the limit unless it hangs."""
 
 IDLE_S: Final = 30.0
-"""How long a worker may sleep in a run without a moment on a core: runs compute, and wait for none.
+"""Seconds for which a worker may sleep in a run without CPU time: runs compute and never wait.
 
-CPython 3.11 waits for ever for a thread that found no memory as it began.
+CPython 3.11 waits forever for a thread that had no memory at its start.
 """
 
 _END: Final = "end of the batch"
@@ -49,8 +49,8 @@ class BatchLostError(Exception):
     """A worker was lost with its batch.
 
     Attributes:
-        done: what it had finished, in order; None where nobody knows.
-        is_to_blame: whether the run after these may have ended it.
+        done: its finished runs, in order; None if unknown.
+        is_to_blame: whether the next run may have ended the worker.
     """
 
     def __init__(self, why: str, *, done: list[FinishedRun] | None, is_to_blame: bool) -> None:
@@ -63,7 +63,7 @@ class SupervisedWorkers(Executor):
     """Executor of batches on `workers` processes, each with at most `memory_bytes`."""
 
     def __init__(self, workers: int, memory_bytes: int) -> None:
-        self._context = multiprocessing.get_context("forkserver")  # no fork of one with threads
+        self._context = multiprocessing.get_context("forkserver")  # forks no process with threads
         self._context.set_forkserver_preload(["zsim.workers.worker", "zsim_des"])
         self._memory_bytes = memory_bytes
         self._threads = ThreadPoolExecutor(workers)
@@ -81,7 +81,7 @@ class SupervisedWorkers(Executor):
     ) -> Future[Result]:
         """Run the batch `args[0]`; its future raises BatchLostError if the worker is lost.
 
-        `fn` is `run_batch`, which a worker does run by run.
+        `fn` must be `run_batch`; the worker executes it run by run.
         """
         (batch,) = cast("tuple[RunBatch]", args)
         with small_stacks():
@@ -105,7 +105,7 @@ class SupervisedWorkers(Executor):
             raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
-        """End all workers; what they run is lost."""
+        """End all workers; their running batches are lost."""
         self._closed = True
         with self._starting:
             for worker in self._all:
@@ -115,7 +115,7 @@ class SupervisedWorkers(Executor):
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """State of a thread as proc(5) has it ("S" sleeps, "T" is stopped), and its ticks on a core."""
+    """State of a thread as in proc(5) ("S" sleeps, "T" is stopped), and its CPU ticks."""
 
     state: str
     ticks: int
@@ -155,13 +155,13 @@ class _Worker:
             raise BatchLostError(self._end(), done=done, is_to_blame=True) from None
 
     def _wait(self, patience_s: float, done: list[FinishedRun]) -> None:
-        """Wait until the process has something to say.
+        """Wait until the process sends a message.
 
         Raises:
             BatchLostError: it hangs, or is stopped.
         """
         begin = moved = monotonic()
-        # Looks are counted: a clock goes on while this process is stopped with its workers.
+        # Checks are counted: a clock would continue while this process and its workers are stopped.
         idle_looks, before = 0, self._look()
         while not self._connection.poll(LOOK_S):
             now, look = monotonic(), self._look()
@@ -179,7 +179,7 @@ class _Worker:
                 raise BatchLostError(why, done=done, is_to_blame=True)
 
     def _look(self) -> "_Look":
-        """Return what the thread of the process does that runs batches; nothing without /proc."""
+        """Return the state of the main thread, which runs batches; empty without /proc."""
         with suppress(OSError, IndexError):
             task = f"/proc/{self._process.pid}/task/{self._process.pid}/stat"
             stat = Path(task).read_text("utf-8").rpartition(")")[2].split()
@@ -187,7 +187,7 @@ class _Worker:
         return _Look(state="", ticks=0)
 
     def _end(self) -> str:
-        """Return how the process ended."""
+        """Return a description of how the process ended."""
         self._process.join(GRACE_S)
         status = self._process.exitcode
         if status is None or status >= 0:
@@ -198,16 +198,16 @@ class _Worker:
         )
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever its state."""
         self._process.kill()
         self._process.join(GRACE_S)
         self._connection.close()
 
 
 def serve(connection: Connection, memory_bytes: int) -> None:
-    """Run batches that come through `connection` until it closes, each run in `memory_bytes`."""
+    """Run batches received from `connection` until it closes, each run in `memory_bytes`."""
     _follow()
-    with unbounded_memory():  # outside of a run: what to say of memory that ran out needs some
+    with unbounded_memory():  # outside of runs: reporting a lack of memory needs memory
         while True:
             try:
                 batch: RunBatch = connection.recv()
@@ -223,9 +223,10 @@ def serve(connection: Connection, memory_bytes: int) -> None:
 
 
 def _follow() -> None:
-    """End this worker with the process that started it, however that ends.
+    """End this worker when the process that started it ends, for any reason.
 
-    Ctrl-C is for the other, which ends its workers; and if it was killed, nobody else does.
+    Ctrl-C is handled by that process, which ends its workers. If it is killed, this is the only
+    mechanism that ends them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

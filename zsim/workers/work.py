@@ -1,4 +1,4 @@
-"""The runs that are left of a study, batch by batch through an executor, each kept as it ends."""
+"""The remaining runs of a study, run in batches by an executor; each result is kept at once."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,24 +21,24 @@ from zsim.workers.supervised import BatchLostError
 from zsim.workers.worker import FinishedRun, RunBatch, run_batch
 
 BATCH_S = 0.5
-"""Seconds that a batch should take: what a kill costs at most, against what sending it costs."""
+"""Target duration of a batch in seconds: work lost by a kill, against the cost of sending."""
 
 FIRST_BATCH, LARGEST_BATCH = 4, 200
 LOST_MAX = 2
-"""Workers that a run may lose until it has failed."""
+"""Number of workers lost in a run after which it has failed."""
 
 LOOK_S = 5.0
-"""How often it is looked whether somebody works, while nothing is done."""
+"""Interval in seconds at which workers are checked while no batch ends."""
 
 KILLED = "KilledWorker"
-"""Name of Dask's error of a task in which workers died, `allowed-failures` of them."""
+"""Name of Dask's error for a task in which `allowed-failures` workers died."""
 
 AHEAD = 2
 """Batches in flight for each worker: one runs, one waits."""
 
 _Sent = list[tuple[str, ResolvedScenario]]
 Keep = Callable[[Sequence[tuple[str, FinishedRun]]], None]
-"""Told keys and outcomes of the runs of a batch that is done."""
+"""Called with keys and outcomes of the runs of a finished batch."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _ScheduleGroup:
     count: int = 0
 
     def take(self) -> list[tuple[str, ResolvedScenario]]:
-        """Return the next runs: so many as should take the time of a batch."""
+        """Return the next runs, as many as should fill the duration of a batch."""
         size = FIRST_BATCH
         if self.count:
             size = int(BATCH_S / max(self.seconds / self.count, BATCH_S / LARGEST_BATCH))
@@ -60,14 +60,14 @@ class _ScheduleGroup:
 
 
 def keys_of(runs: Sequence[StudyRun], code: str) -> dict[str, str]:
-    """Return the key of every run that can be, by name."""
+    """Return the key of every valid run, by name."""
     return {run.name: key_of(run.resolved, code) for run in runs if run.resolved is not None}
 
 
 def left_of(
     runs: Sequence[StudyRun], keys: Mapping[str, str], known: Mapping[str, object]
 ) -> dict[str, ResolvedScenario]:
-    """Return what is left to run, by key: equal runs once."""
+    """Return the scenarios that remain to run, by key; equal runs are run once."""
     return {
         keys[run.name]: run.resolved
         for run in runs
@@ -83,13 +83,14 @@ def work_off(
     *,
     tell: Callable[[str], object] = str,
 ) -> None:
-    """Run what is left; `batch`, without runs, says how, and `tell` is told what went wrong.
+    """Run the scenarios in `left`; `batch`, without scenarios, is the template of batches.
 
-    Runs with one schedule follow each other, so that a worker makes it once. A run in which two
-    workers were lost has failed; others of their batches run again.
+    `tell` is called with messages about lost workers. Runs with one schedule follow each other, so
+    that a worker makes it once. A run in which two workers were lost has failed; other runs of
+    their batches run again.
 
     Raises:
-        RunFailedError: no worker can be had, or one has other code.
+        RunFailedError: no worker is available, or one has other code.
     """
     work = _Work(crew=crew, batch=batch, keep=keep, tell=tell)
     groups: dict[Hashable, _ScheduleGroup] = {}
@@ -99,7 +100,7 @@ def work_off(
     while work.queue or work.flying:
         while work.queue and len(work.flying) < AHEAD * crew.workers:
             if work.send().done():
-                break  # this process runs it itself: its outcomes are kept before the next
+                break  # this process runs the batch itself: keep its outcomes before the next
         done = wait(work.flying, timeout=LOOK_S, return_when=FIRST_COMPLETED).done
         for future in done:
             work.receive(future)
@@ -109,7 +110,7 @@ def work_off(
 
 @dataclass(slots=True, kw_only=True)
 class _Work:
-    """Batches that wait, and those that were sent."""
+    """Waiting groups of runs, and batches in flight."""
 
     crew: Crew
     batch: RunBatch
@@ -133,19 +134,19 @@ class _Work:
         return future
 
     def receive(self, future: "Future[list[FinishedRun]]") -> None:
-        """Keep what a batch came to; what was lost of it is sent again."""
+        """Keep the results of a batch; send its lost runs again."""
         group, sent = self.flying.pop(future)
         try:
             found = _result(future)
         except BatchLostError as lost:
             found = lost.done or []
             self._again(sent[len(found) :], lost, is_known=lost.done is not None)
-        group.seconds += sum(each.seconds for each in found[1:])  # the first one makes it
+        group.seconds += sum(each.seconds for each in found[1:])  # the first run makes the schedule
         group.count += max(len(found) - 1, 0)
         self.keep([(key, each) for (key, _), each in zip(sent, found, strict=False)])
 
     def _again(self, rest: _Sent, lost: BatchLostError, *, is_known: bool) -> None:
-        """Send `rest` again; its first run, or its only one, is the one that lost a worker."""
+        """Send `rest` again; its first run is blamed if known, or if it is the only one."""
         if rest and lost.is_to_blame and (is_known or len(rest) == 1):
             key, _ = rest[0]
             self.lost_in[key] += 1
@@ -156,23 +157,23 @@ class _Work:
                 rest = rest[1:]
         if rest:
             self.tell(f"a worker was lost, {len(rest)} of its runs run again: {lost}")
-        for each in rest:  # each alone: the next that loses a worker is known by that
+        for each in rest:  # each alone, to identify the run that loses a worker
             self.queue.appendleft(_ScheduleGroup(waiting=deque([each])))
 
 
 def _submitted(executor: Executor, batch: RunBatch) -> "Future[list[FinishedRun]]":
     try:
         return executor.submit(run_batch, batch)
-    except (BrokenExecutor, EOFError, OSError) as error:  # EOFError: one could not be started
+    except (BrokenExecutor, EOFError, OSError) as error:  # EOFError: a worker could not start
         raise RunFailedError(f"a worker died: {type(error).__name__}: {error}") from error
 
 
 def _result(future: "Future[list[FinishedRun]]") -> list[FinishedRun]:
-    """Return what a batch came to.
+    """Return the finished runs of a batch.
 
     Raises:
         BatchLostError: its worker is lost.
-        RunFailedError: all workers are, or one has other code.
+        RunFailedError: all workers are lost, or one has other code.
     """
     try:
         error = future.exception()

@@ -1,10 +1,10 @@
-"""Work of a worker: a schedule is made and checked once, and tried on each cluster of a batch."""
+"""The work of a worker: make and check a schedule once, and try it on each cluster of a batch."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from threading import Lock
-from time import perf_counter  # noqa: TID251  (how long runs take is told to who waits for them)
+from time import perf_counter  # noqa: TID251  (the user sees how long runs take)
 
 from zsim.backend.backend import RunFailedError, simulator
 from zsim.limits import USUAL, Limits, TimeLimitError, limits, using
@@ -16,15 +16,15 @@ from zsim.workers.code_version import code_version
 from zsim.workers.limited_run import limited
 
 KEPT = 3
-"""Schedules that a worker keeps: enough to come back to one, few enough for large models."""
+"""Schedules that a worker keeps: enough to reuse recent ones, few enough for large models."""
 
 Maker = Callable[[ResolvedScenario], Proved | StudyOutcome]
-"""Makes and checks the schedule of a scenario; a function that other processes can import."""
+"""Makes and checks the schedule of a scenario; must be importable in other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
-    """Runs with one schedule. `code` is the version that must run them; None is any."""
+    """Runs with one schedule. `code` is the required code version; None is any."""
 
     scenarios: tuple[ResolvedScenario, ...]
     maker: Maker
@@ -34,9 +34,9 @@ class RunBatch:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """The outcome of one run, and the seconds it took.
+    """The outcome of one run, and its duration in seconds.
 
-    Without `keep` it says more of the program than of the run, and is not stored.
+    Without `keep` it depends on the program more than on the run, and is not stored.
     """
 
     outcome: StudyOutcome
@@ -50,20 +50,20 @@ def simulated(resolved: ResolvedScenario) -> Proved | StudyOutcome:
 
 
 def run_batch(batch: RunBatch) -> list[FinishedRun]:
-    """Run all of `batch`, in order; a run that fails in no expected way is there with its error.
+    """Run all of `batch`, in order; an unexpected failure is returned as a failed run.
 
     Raises:
-        RunFailedError: this process has other code than the one that sent the batch.
+        RunFailedError: this process has other code than the sender of the batch.
     """
     return list(run_each(batch))
 
 
 def run_each(batch: RunBatch, memory_bytes: int | None = None) -> Iterator[FinishedRun]:
-    """Yield each run of `batch` as it ends, in `memory_bytes` each; otherwise as `run_batch`."""
+    """Yield each run of `batch` when it ends, limited to `memory_bytes`; see `run_batch`."""
     if batch.code is not None and batch.code != code_version():
         raise RunFailedError("a worker has another version of zsim than this machine")
     for resolved in batch.scenarios:
-        with _LOCK, using(batch.limits):  # a worker of Dask may have several threads
+        with _LOCK, using(batch.limits):  # a Dask worker may have several threads
             found = _run(resolved, batch.maker, memory_bytes)
         yield found
 
@@ -90,7 +90,7 @@ def _run(resolved: ResolvedScenario, maker: Maker, memory_bytes: int | None) -> 
 
 
 def _outcome(resolved: ResolvedScenario, maker: Maker) -> StudyOutcome:
-    """Return how the run ended; where memory runs out, kept schedules make room once."""
+    """Return the outcome of a run; if memory runs out, drop kept schedules and try once more."""
     try:
         found = _made(resolved, maker)
         return found if isinstance(found, StudyOutcome) else found.tried(resolved)

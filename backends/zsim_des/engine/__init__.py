@@ -1,1 +1,1 @@
-"""The simulated host and streams of each rank class, and what they leave behind."""
+"""The simulated host and streams of each rank class, and the records that they produce."""

@@ -8,22 +8,22 @@ from zsim.schedule.operation import Communication
 from zsim_des.symmetry.classes import RankClass
 
 Key = tuple[int | str, ...]
-"""A meeting: a communicator class and the number of its collective, or a pair and its number."""
+"""Where operations meet: a communicator class or pair of ranks, and the operation's number."""
 
 
 ALONE: tuple[Key, ...] = (("alone",),)
-"""The place where a class meets itself: its collective waits for nobody else."""
+"""Keys of a collective in which a class meets only itself: it can start at once."""
 
 
 @dataclass(slots=True)
 class Arrival:
     """One operation of a communicator (or several issued together) on one rank class.
 
-    `keys` are those that it meets others at, one per member, taken when the host issues it.
-    `begins` is told when its bytes begin to flow, where somebody waits for that.
-    `moves` is told how many bytes a second pass the memory of a GPU, from when they begin to on.
-    Of sends and receives that are issued together `left` have not ended, and `rates` has what those
-    that go move.
+    `keys` has one meeting key per member, assigned when the host issues the operation.
+    `begins`, if given, is called with the time at which its bytes begin to flow.
+    `moves`, if given, is called with the bytes per second that pass the GPU's memory, at each
+    change. For sends and receives issued together, `left` counts those still in flight, and
+    `rates` has the current rate of each.
     """
 
     rank_class: RankClass
@@ -40,14 +40,14 @@ class Arrival:
     rates: dict[Key, Fraction] = field(default_factory=dict[Key, Fraction])
 
     def move(self, key: Key, per_s: Fraction) -> None:
-        """Tell how fast one of several messages moves; the others go on."""
+        """Report the rate of one of several messages; the others keep theirs."""
         assert self.moves is not None
         self.rates[key] = per_s
         alone = len(self.rates) == 1
         self.moves(per_s if alone else sum(self.rates.values(), Fraction(0)))
 
     def end(self, key: Key, end_ps: int) -> None:
-        """End one of several messages, and with the last of them the operation."""
+        """End one of several messages; the last one ends the operation."""
         self.left -= 1
         self.end_ps = max(self.end_ps, end_ps)
         if not self.left:
@@ -58,7 +58,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class MetRanks:
-    """Members that have come to a key; complete when `needed` have."""
+    """Members that have arrived at a key; the meeting is complete when `needed` have."""
 
     needed: int
     come: list[tuple[Arrival, Communication]] = field(

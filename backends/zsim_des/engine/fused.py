@@ -1,13 +1,14 @@
-"""A `Compute` that is fused with collectives of its tokens, cut where it waits for their copies.
+"""A `Compute` fused with collectives of its tokens, cut where it waits for their copies.
 
 In torch 2.13 (torch/distributed/_symmetric_memory) `_pipelined_multi_all_gather_and_consume`
-multiplies a rank's own part while the next is copied, and so on; `_pipelined_produce_and_all2all`
-copies each part while the next is made, the own one at last. Copies of a rank follow each other. So
-kernels run from when ranks have met, and the last part waits for the last copy; copies of what is
-made begin behind its first part. There, parts take turns on two streams; here they follow each
-other. So do those of Transformer Engine's userbuffers (`split_overlap_ag` and `split_overlap_rs`,
-2.20, transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp), whose products beside
-whole collectives begin with these, and both end before the next kernel begins (`bulk_overlap`).
+multiplies the rank's own part while it copies the next one, and so on;
+`_pipelined_produce_and_all2all` copies each part while it computes the next, its own part last. The
+copies of a rank run in sequence. So the kernels start once the ranks have met, and the last part
+waits for the last copy; copies of an output start after its first part. torch alternates the parts
+between two streams; here they run in sequence. Userbuffers of Transformer Engine also run them in
+sequence (`split_overlap_ag` and `split_overlap_rs`, 2.20,
+transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp). A product that overlaps a whole
+collective there starts with it, and both end before the next kernel starts (`bulk_overlap`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +25,8 @@ from zsim.schedule.fusions import MAKES, Fusion
 class FusedChunk:
     """Kernels of a `Compute` up to the next cut: their time, and how much of it moves memory.
 
-    Before it, copies for the parts in `begun` have begun, those in `ended` have all come. With it,
-    the first part of what is scattered `is_made`.
+    Before the chunk, the copies for the parts in `begun` have started and those for the parts in
+    `ended` have all arrived. If `is_made`, the chunk ends the first part of the scattered output.
     """
 
     time_ps: int
@@ -44,12 +45,12 @@ class _FusedCut:
 
 
 def sum_ps(kernels: Iterable[Kernel], gpu: Gpu) -> int:
-    """Return the time of the kernels that add up what came, once a reduce-scatter has ended."""
+    """Return the time of the kernels that sum the received parts after a reduce-scatter."""
     return sum(kernel_ps(each, gpu) for each in kernels if each.part is FusedPart.SUM)
 
 
 def chunks(kernels: Sequence[Kernel], fusion: Fusion, gpu: Gpu, *, ranks: int) -> list[FusedChunk]:
-    """Return a fused `Compute` in chunks, without what adds up the summands that it scatters."""
+    """Return a fused `Compute` in chunks, without the kernels that sum scattered parts."""
     if fusion.scatter is not None:
         kernels = [each for each in kernels if each.part is not FusedPart.SUM]
     ends_ps = list(accumulate((kernel_ps(each, gpu) for each in kernels), initial=0))
@@ -72,7 +73,7 @@ def chunks(kernels: Sequence[Kernel], fusion: Fusion, gpu: Gpu, *, ranks: int) -
 def _cuts(
     kernels: Sequence[Kernel], fusion: Fusion, ends_ps: Sequence[int], ranks: int
 ) -> Iterator[_FusedCut]:
-    """Yield the cuts of kernels, of which number i ends at `ends_ps[i + 1]`."""
+    """Yield the cuts between kernels; kernel i ends at `ends_ps[i + 1]`."""
     for part in fusion.gathers:
         places = [place for place, each in enumerate(kernels) if each.part is part]
         taken_ps = sum(ends_ps[place + 1] - ends_ps[place] for place in places)
@@ -87,7 +88,7 @@ def _cuts(
 
 
 def _moving_ps(kernels: Sequence[Kernel], ends_ps: Sequence[int], span: tuple[int, int]) -> int:
-    """Return how long kernels run between two moments that only move memory."""
+    """Return the time within `span` in which kernels run that only move memory."""
     total = 0
     for place, kernel in enumerate(kernels):
         if not kernel.kind.multiplies_matrices:

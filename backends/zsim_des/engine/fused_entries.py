@@ -1,4 +1,4 @@
-"""Entries of streams for operations that are fused: chunks of a `Compute`, copies, their sum."""
+"""Stream entries for fused operations: chunks of a `Compute`, copies, and their sum."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,9 +12,10 @@ from zsim_des.engine.instruction import After, Enqueue
 
 
 class FusedEntries:
-    """Cuts entries of fused operations of a program; `slots` grow by those that this takes.
+    """Cuts fused operations of a program into entries; adds the slots of the parts to `slots`.
 
-    `streams` have numbers, `ranks` the size of each group; `after` says what edges are.
+    `streams` maps names to numbers, `ranks` has the size of each group, and `after` converts the
+    edges of an operation to dependencies.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class FusedEntries:
         )
 
     def of(self, operation: Operation, last: Enqueue) -> list[Enqueue]:
-        """Return the entries of `operation`, of which `last` becomes the last.
+        """Return the entries of `operation`; `last` is the final one.
 
-        A gather that is issued with a kernel of its reader comes with the entries of that.
+        A gather issued with a kernel of its reader is returned with the entries of that reader.
         """
         if operation.id in self._fusions.readers:
             last.begins = self._slot(operation.id, "begun")
@@ -61,7 +62,7 @@ class FusedEntries:
         return [last]
 
     def _comes_late(self, gather: str) -> bool:
-        """Tell whether a gather is issued with the product that it runs beside, not before all."""
+        """Return True if a gather is issued with the product it overlaps, not before all chunks."""
         gathers = self._fusions.computes[self._fusions.readers[gather].id].gathers
         return gathers.get(FusedPart.BESIDE_GATHER) == gather
 
@@ -96,9 +97,9 @@ class FusedEntries:
         return entries
 
     def _chunks_of(self, compute: Compute) -> list[FusedChunk]:
-        """Return the chunks of a `Compute`, cut once for all that have the same kernels.
+        """Return the chunks of a `Compute`. Computes with the same kernels share them.
 
-        Names of gathers, which differ, are those of this one.
+        Gather names differ between such computes; the caller looks them up by part.
         """
         fusion = self._fusions.computes[compute.id]
         key = (id(compute.kernels), tuple(fusion.gathers), fusion.scatter is not None)
@@ -108,7 +109,7 @@ class FusedEntries:
         return self._chunked[key]
 
     def _copies(self, scatter: ReduceScatter | AllReduce, last: Enqueue) -> Enqueue:
-        """Return the copies of what is scattered; `last` adds up what came, behind its maker."""
+        """Return the copies of a scattered output; `last` then sums them on its maker's stream."""
         maker = self._fusions.makers[scatter.id]
         known = self._after(scatter.id, tuple(e for e in scatter.after if e != maker.id))
         slot = self._slot(scatter.id, "copies")

@@ -1,14 +1,14 @@
-"""Kernels that share a GPU, with each other or with collectives: they take longer meanwhile.
+"""Kernels that share a GPU with each other or with collectives, and slow down while they do.
 
-A collective takes two things from kernels. Its own kernel occupies some multiprocessors from when
-the rank reaches it, for it waits there for its peers, until it ends; products of matrices have that
-many fewer. And while its bytes move they pass the memory of the GPU; kernels that only move memory
-have so much less of its bandwidth.
+A collective slows kernels down in two ways. Its own kernel occupies some multiprocessors from the
+moment the rank reaches it (it waits there for its peers) until it ends; matrix products have that
+many fewer. While its bytes move, they use bandwidth of the GPU's memory, and kernels that only move
+memory get that much less.
 
-A host that runs kernels itself has threads that carry the bytes. They work for as long as was
-measured that kernels lose to them, from when the rank has reached the collective, and share its
-cores with kernels evenly. Where none runs, as the host waits for the collective, they take nothing
-from any; what they have left to do when it has ended they take from the next one.
+A host that runs kernels itself has threads that carry the bytes. From the moment the rank reaches
+the collective they work for as long as kernels were measured to lose, and share the cores evenly
+with kernels. If no kernel runs, because the host waits for the collective, they slow down none;
+work that they have left when the collective ends slows down the next kernel.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,20 @@ from zsim.cluster.cluster import Gpu
 from zsim_des.ready_queue import Agenda
 
 PARTS = 1000
-"""Shares are whole numbers of so many parts of one, so that work is counted in whole numbers."""
+"""Shares are counted in thousandths, so that work is a whole number."""
 
 MOST = 900
-"""Parts of a GPU that collectives take at most, however many there are."""
+"""Largest share of a GPU that collectives use, however many there are, in `PARTS`."""
 
 EVEN = 840
-"""Parts of a picosecond in which work is counted: up to eight kernels share one evenly."""
+"""Units of work per picosecond; divisible by 1 to 8, so up to eight kernels share evenly."""
 
 
 @dataclass(slots=True)
 class RunningKernel:
-    """A kernel under way, with the parts of its work that are left and what to do at its end.
+    """A running kernel: its remaining work, and the function to call at its end.
 
-    Of its time with the GPU to itself `memory` parts are spent in kernels that only move memory.
+    `memory` is the share of its unshared time, in `PARTS`, in which it only moves memory.
     """
 
     left: int
@@ -43,21 +43,21 @@ class RunningKernel:
 
 @lru_cache(maxsize=4096)
 def _parts_of(bytes_per_s: Fraction, memory_bytes_per_s: int) -> int:
-    """Return the parts of the bandwidth of a GPU's memory that `bytes_per_s` are."""
+    """Return `bytes_per_s` as a share of the GPU's memory bandwidth, in `PARTS`."""
     return round(bytes_per_s * PARTS / memory_bytes_per_s)
 
 
 def takes_from_kernels(gpu: Gpu) -> bool:
-    """Return whether a collective takes anything from kernels beside it."""
+    """Return True if a collective slows down kernels that run at the same time."""
     measured = gpu.measured
     return bool(gpu.collective_share) or (measured is not None and measured.takes_from_host)
 
 
 class Beside:
-    """The kernels and collectives of one rank, from change to change.
+    """The kernels and collectives of one rank that run at the same time.
 
-    Kernels of several streams get equal parts: each would fill the GPU alone, so both take as long
-    together as one after the other.
+    Kernels on several streams get equal shares. Each would fill the GPU alone, so running them
+    together takes as long as running them in sequence.
     """
 
     def __init__(self, agenda: Agenda, gpu: Gpu) -> None:
@@ -74,11 +74,11 @@ class Beside:
 
     @property
     def is_free(self) -> bool:
-        """Return whether no kernel and no collective is under way."""
+        """Return True if no kernel and no collective is running."""
         return not (self._kernels or self._collectives or self._traffic)
 
     def now_ps(self) -> int:
-        """Return the time that it is."""
+        """Return the current time in picoseconds."""
         return int(self._agenda.env.now)
 
     def come(self, *, takes: bool = True) -> None:
@@ -86,15 +86,15 @@ class Beside:
         self._change(int(takes), 0)
 
     def carry(self, time_ps: int) -> None:
-        """Let threads of the host that carry bytes work for `time_ps` from now on."""
+        """Let host threads that carry bytes work for `time_ps` from now on."""
         if time_ps:
             self.kernel(time_ps, 0, _nothing)
 
     def move(self, bytes_per_s: Fraction, before: int) -> int:
-        """Let a collective that has come take `bytes_per_s` of the memory's bandwidth from now on.
+        """Let a collective that has arrived use `bytes_per_s` of memory bandwidth from now on.
 
-        It took `before` parts of it. Return the parts that this is, to be given back when it
-        leaves.
+        `before` is the share that it used until now, in `PARTS`. Return its new share; the caller
+        passes it to `leave` at the end.
         """
         parts = _parts_of(bytes_per_s, self._memory_bytes_per_s)
         if parts != before:
@@ -102,11 +102,11 @@ class Beside:
         return parts
 
     def leave(self, at_ps: int, parts: int, *, takes: bool = True) -> None:
-        """Let a collective go at `at_ps`, now or later, which takes `parts` of the bandwidth."""
+        """Let a collective leave at `at_ps`, now or later, and release `parts` of the bandwidth."""
         self._agenda.at(at_ps, lambda: self._change(-int(takes), -parts))
 
     def _change(self, collectives: int, traffic: int) -> None:
-        if not self._kernels:  # nothing runs that this could slow down
+        if not self._kernels:  # no kernel runs that this could slow down
             self._collectives += collectives
             self._traffic += traffic
             return
@@ -116,9 +116,9 @@ class Beside:
         self._arm()
 
     def kernel(self, time_ps: int, memory_ps: int, ended: Callable[[int], None]) -> None:
-        """Begin work that takes `time_ps` with the GPU to itself; `ended` is told when it ends.
+        """Start work that takes `time_ps` with the GPU to itself; call `ended` when it ends.
 
-        In `memory_ps` of that time kernels run that only move memory.
+        In `memory_ps` of that time its kernels only move memory.
         """
         self._advance()
         memory = memory_ps * PARTS // time_ps
@@ -126,7 +126,7 @@ class Beside:
         self._arm()
 
     def _speed(self, kernel: RunningKernel) -> int:
-        """Return the parts of work that `kernel` does in a picosecond."""
+        """Return the units of work that `kernel` does in a picosecond."""
         busy = PARTS - min(MOST, self._collectives * self._share)
         free = PARTS - min(MOST, self._traffic)
         taken = (PARTS - kernel.memory) * free + kernel.memory * busy
@@ -140,7 +140,7 @@ class Beside:
                 kernel.left -= passed_ps * self._speed(kernel)
 
     def _arm(self) -> None:
-        """Wake up when the next kernel ends; an earlier alarm no longer counts."""
+        """Set an alarm for the next kernel to end; it replaces earlier alarms."""
         self._version = version = self._version + 1
         if not self._kernels:
             return
@@ -159,4 +159,4 @@ class Beside:
 
 
 def _nothing(_: int) -> None:
-    """Nobody waits for threads that carry bytes."""
+    """Do nothing: no stream waits for threads that carry bytes."""

@@ -1,4 +1,4 @@
-"""Time that a stream waited for a host busy issuing: what a faster host saves at most."""
+"""Time that a stream waited for a busy host: an upper bound on the gain of a faster host."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -10,9 +10,9 @@ from zsim_des.engine.stream import ProgramRun
 
 
 def host_bound_ps(program: Program, instances: Sequence[ProgramRun], steps: int) -> tuple[int, ...]:
-    """By step, how long the stream of Computes waited for a host that was not waiting itself.
+    """Return by step how long the Compute stream waited while the host was issuing.
 
-    Empty if issuing takes no time.
+    Picoseconds. Empty if issuing takes no time.
     """
     busy = [span for each in instances for span in each.issuing if span[0] < span[1]]
     stream = _computes_on(program)
@@ -22,7 +22,7 @@ def host_bound_ps(program: Program, instances: Sequence[ProgramRun], steps: int)
     first = 0
     for instance in instances:
         for begin_ps, end_ps in instance.late.get(stream, ()) if instance.step != SETUP else ():
-            while first < len(busy) and busy[first][1] <= begin_ps:  # both ascend
+            while first < len(busy) and busy[first][1] <= begin_ps:  # both are in ascending order
                 first += 1
             for start_ps, stop_ps in islice(busy, first, None):
                 if start_ps >= end_ps:

@@ -1,8 +1,8 @@
-"""Issues of a host in one run of a part, branches taken: stretches between its waits.
+"""The operations that a host issues in one run of a part, as stretches between its waits.
 
-Worked out once for all ranks of a role and all runs that take the same branches. Streams are first
-in, first out, so of what an entry waits for only the latest of each other stream is left, and that
-only once. A waited free takes no time: what it waits for goes to the next entry of its stream.
+Computed once for all ranks of a role and all runs that take the same branches. Streams run in
+order, so an entry needs to wait only for the latest of its dependencies on each other stream, and
+only once. A waited free takes no time: its dependencies move to the next entry of its stream.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from zsim_des.engine.instruction import Ask, Choose, Enqueue, HostNote, Instruct
 
 @dataclass(slots=True)
 class Item:
-    """An entry of a stream, and what it waits for beyond its place in the queue.
+    """An entry of a stream and its dependencies beyond its place in the queue.
 
-    It is number `order` of those that the host issues in its stretch. `here` are slots of the same
-    run, `earlier` of the latest earlier one that has them. `opens` is the group whose first
-    operation in the part it is: it follows the group's last one before. One that `is_recorded`
-    takes its time whatever runs beside it. A kernel `is_plain` that waits for nothing but its turn
-    and takes a time of its own.
+    `order` is its number among the entries that the host issues in this stretch. `here` are slots
+    of the same run, `earlier` slots of the latest previous run that has them. `opens` names the
+    group whose first operation in the part this is: it waits for the group's last operation before.
+    If `is_recorded`, its time is fixed and does not change while other work shares the GPU. If
+    `is_plain`, it is a kernel that waits only for its turn and has a fixed cost.
     """
 
     what: Enqueue
@@ -42,9 +42,10 @@ class Item:
 class IssueStretch:
     """Operations that the host issues without a wait, and the wait at their end.
 
-    `acts` is all of it in order, `items` the entries of each stream, `frees` what a host that asks
-    for memory gives back. `offsets_ps` has the host's time since the stretch began by an item's
-    order, `length_ps` at the end. With the wait passed, slots in `skipped` count as finished.
+    `acts` has all of them in order, `items` the entries of each stream, `frees` the memory that a
+    host that may have to wait for memory gives back. `offsets_ps` has, by an item's order, the host
+    time since the start of the stretch, `length_ps` the time at its end. Once the wait has passed,
+    slots in `skipped` count as finished.
     """
 
     items: tuple[list[Item], ...]
@@ -61,9 +62,9 @@ class IssueStretch:
 
 @dataclass(slots=True)
 class HostIssue:
-    """One run of a part: `issued` in order, and by group the slot of its last operation.
+    """One run of a part: `issued` in order, and the slot of each group's last operation.
 
-    `scalars` are what branches decide on, as the run leaves it.
+    `scalars` are the values after the run of the scalars that branches read.
     """
 
     stretches: list[IssueStretch]
@@ -74,10 +75,10 @@ class HostIssue:
 
 
 class Courses:
-    """The courses of one role, each made when it is first asked for.
+    """The courses of one role, each computed at first use.
 
-    Waited frees are entries of their own where `apart`: where somebody is told of each, or a host
-    may have to wait for them.
+    If `apart`, waited frees stay separate entries. This is needed if a watcher observes each one,
+    or a host may have to wait for them.
     """
 
     def __init__(self, lowered: Lowered, *, apart: bool = False) -> None:
@@ -89,11 +90,11 @@ class Courses:
 
     @property
     def scalars(self) -> Mapping[str, float]:
-        """Return what branches decide on, as it is when setup begins."""
+        """Return the scalars that branches read, with their values at the start of setup."""
         return self._lowered.scalars
 
     def of(self, step: int, scalars: Mapping[str, float], *, overflows: bool) -> HostIssue:
-        """Return the course of setup or of a step that begins with `scalars`."""
+        """Return the course of setup, or of a step that starts with `scalars`."""
         key = (step == SETUP, overflows and step != SETUP, tuple(scalars.values()))
         made = self._made.get(key)
         if made is None:
@@ -105,7 +106,7 @@ class Courses:
 
 
 class _Making:
-    """Follows the host through a part. Places are streams and positions in them, by slot."""
+    """Follows the host through a part. `_places` maps a slot to its stream and position there."""
 
     def __init__(self, lowered: Lowered, scalars: Mapping[str, float], *, merges: bool) -> None:
         self._scalars = dict(scalars)
@@ -125,7 +126,7 @@ class _Making:
         return IssueStretch(tuple([] for _ in range(self._count)))
 
     def course(self) -> HostIssue:
-        """All of it. What was merged into no entry becomes one of its own."""
+        """Return the whole course. Frees that no later entry absorbed become separate entries."""
         for merged in self._merged:
             if merged:
                 self._append(merged.pop())
@@ -133,7 +134,7 @@ class _Making:
         return HostIssue(self._stretches, self._issued, self._closes, taken, self._scalars)
 
     def issue(self, part: tuple[Instruction, ...], *, overflows: bool) -> None:
-        """Issue `part`, with the branches that the host takes."""
+        """Issue `part`, including the branches that the host takes."""
         for instruction in part:
             if isinstance(instruction, Enqueue):
                 self._put(instruction)
@@ -205,7 +206,7 @@ class _Making:
             self._lengths[stream] += 1
 
     def _still(self, stream: int, waits: list[int]) -> tuple[int, ...]:
-        """Return those of `waits` that are still to be waited for; none of a branch not taken."""
+        """Return the slots in `waits` that still need a wait; skip branches that are not taken."""
         reached = self._reached[stream]
         latest: dict[int, int] = {}
         for slot in waits:

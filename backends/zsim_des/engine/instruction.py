@@ -1,4 +1,4 @@
-"""Instructions of the engine: what a host does with the operations of a program."""
+"""Instructions of the engine: the actions of a host for the operations of a program."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,14 +26,15 @@ class After:
 class Enqueue:
     """Put an entry on a stream. `operation` is None for the entry of a waited free.
 
-    In `moving_ps` of its `time_ps` kernels run that only move memory; 0 where no collective can
-    take anything from them.
-    `members` are the operations of a communicator, with the bytes that each rank sends; `taken_ps`
-    is what they take from kernels of a host that runs these itself. `carries` is what passes the
-    host side of the node: a copy to or from it, a kernel on its threads.
-    One operation may be several entries, the last of which has the slots of the others in `parts`;
-    each of these `is_part`. Slot `begins` ends when bytes begin to flow. Where it `is_copied`, copy
-    engines move its bytes, which take no multiprocessor.
+    During `moving_ps` of its `time_ps`, its kernels only move memory; 0 if collectives do not slow
+    kernels down.
+    `members` are the operations of a communicator, each with the bytes that a rank sends.
+    `taken_ps` is the time that they cost kernels on a host that runs kernels itself. `carries`
+    describes traffic on the host side of the node: a copy to or from it, or a kernel on its
+    threads.
+    An operation can have several entries. The last one lists the slots of the others in `parts`;
+    the others have `is_part` set. Slot `begins` ends when bytes begin to flow. If `is_copied`, copy
+    engines move the bytes and use no multiprocessor.
     """
 
     slot: int
@@ -54,14 +55,14 @@ class Enqueue:
 
     @property
     def is_recorded(self) -> bool:
-        """True if its time was recorded: it takes that, whatever runs beside it."""
+        """True if its time was recorded: it stays the same while other work shares the GPU."""
         operation = self.operation
         return isinstance(operation, Compute) and any(k.recorded_ps for k in operation.kernels)
 
 
 @dataclass(slots=True)
 class Stop:
-    """The host waits, after it has spent `launch_ps`."""
+    """The host spends `launch_ps`, then waits."""
 
     name: str
     after: After
@@ -70,7 +71,7 @@ class Stop:
 
 @dataclass(slots=True)
 class Choose:
-    """The host waits, then runs one of two lists; `slots` of the other count as finished."""
+    """The host waits, then runs one of two lists; the slots of the other count as finished."""
 
     name: str
     after: After
@@ -84,7 +85,7 @@ class Choose:
 
 @dataclass(slots=True)
 class HostNote:
-    """The host acts: its time is noted, for deferred frees, and who watches the run is told."""
+    """The host acts: the run notes the time, for deferred frees, and calls its watcher."""
 
     name: str
     operation: Operation
@@ -95,7 +96,7 @@ NOTHING = After((), ())
 
 @dataclass(slots=True)
 class Ask:
-    """The host asks for memory, for which it may have to wait."""
+    """The host allocates memory, for which it may have to wait."""
 
     name: str
     operation: Allocate
@@ -108,9 +109,10 @@ Instruction = Enqueue | Stop | Choose | Ask | HostNote
 
 @dataclass(slots=True)
 class Lowered:
-    """The instructions of one role; `slots` numbers what may be waited for, `awaited` what is.
+    """The instructions of one role.
 
-    `scalars` are what branches decide on, as it is when setup begins.
+    `slots` numbers the operations that others can wait for, `awaited` are the slots that some
+    operation does wait for. `scalars` are the scalars that branches read, at the start of setup.
     """
 
     streams: tuple[str, ...]

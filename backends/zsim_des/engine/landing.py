@@ -1,8 +1,8 @@
-"""Ends of collectives that a host which runs operations itself has to learn of.
+"""Collectives that a host which runs operations itself has to complete.
 
-Such a host has a part in a collective: it sums what came and divides. It does so before the first
-operation that waits for the collective, or for a later one of its stream, even if the last byte has
-come long before (`zsim_torch.execute.streams.CpuStreams`).
+Such a host does part of a collective: it sums the received parts and divides. It does so before the
+first operation that waits for the collective, or for a later one on its stream, even if the last
+byte arrived long before (`zsim_torch.execute.streams.CpuStreams`).
 """
 
 from zsim.cluster.profile.measured import MeasuredTimes
@@ -13,9 +13,9 @@ from zsim_des.engine.instruction import After, Choose, Enqueue, HostNote, Instru
 
 
 class Landings:
-    """Collectives of a program that were handed over, in order, and that the host has to end.
+    """Collectives in flight, in order of issue, that the host has to complete.
 
-    Without `times` of a host that runs operations itself there are none.
+    Empty unless `times` are given: the measured times of a host that runs operations itself.
     """
 
     def __init__(self, times: MeasuredTimes | None, schedule: Schedule) -> None:
@@ -24,7 +24,7 @@ class Landings:
         self._flying: dict[int, tuple[str, str, int]] = {}
 
     def hand_over(self, operation: Communication | Together, slot: int) -> None:
-        """Note that `operation` is under way."""
+        """Note that `operation` is in flight."""
         if self._times is None:
             return
         members = operation.members if isinstance(operation, Together) else (operation,)
@@ -33,7 +33,7 @@ class Landings:
         self._flying[slot] = operation.id, operation.stream, taken_ps
 
     def before(self, made: Instruction) -> list[Instruction]:
-        """Return the waits of the host before `made`, which takes the part of the last as well."""
+        """Return the host's waits before `made`; `made` includes the host time of the last one."""
         if not self._flying or isinstance(made, HostNote):
             return []
         found: list[Instruction] = []
@@ -45,7 +45,7 @@ class Landings:
         return found
 
     def _landed(self, after: After) -> list[int]:
-        """Return the slots of what is awaited, and of what was handed to a stream before it."""
+        """Return the awaited slots and the slots handed to the same streams before them."""
         awaited = [slot for slot in after.here if slot in self._flying]
         last = {self._flying[slot][1]: slot for slot in sorted(awaited)}
         order = list(self._flying)

@@ -1,4 +1,4 @@
-"""A program as the engine runs it: ids become numbers, costs become times, once for all ranks."""
+"""Converts a program for the engine, once for all ranks: ids to numbers, costs to times."""
 
 from functools import partial
 from typing import assert_never, cast
@@ -55,17 +55,17 @@ HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
 
 
 class LoweringError(ValueError):
-    """An operation that cannot be executed as it stands."""
+    """An operation that the engine cannot execute."""
 
 
 def lower(
     schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = False, asks: bool = False
 ) -> Lowered:
-    """Return the instructions of `program` on `gpu`; of a run that is `watched`, with every note.
+    """Return the instructions of `program` on `gpu`; with every host note if `watched`.
 
-    With `asks` the host asks for memory at each allocation, and notes each free. A run that is
-    watched counts scalars from where they begin; any other one shows steps in which all that
-    branches decide on has come down to zero, as a schedule does that counts its first steps.
+    With `asks` the host requests memory at each allocation and notes each free. A watched run
+    starts scalars from their initial values. Any other run starts them at zero, so that it shows
+    the steady state of a schedule that counts down its first steps.
 
     Raises:
         LoweringError: an edge names an operation that is issued later.
@@ -83,18 +83,18 @@ def _measured_ps(times: MeasuredTimes, operation: Operation) -> int:
 
 
 def threads_of(schedule: Schedule, program: Program) -> frozenset[str]:
-    """Return the streams that are threads of the host, or handles of reads and writes."""
+    """Return the streams that are host threads, or handles of reads and writes."""
     handles = {each.stream for each in program.patterns if isinstance(each, TRANSFERS)}
     return frozenset(handles | set(schedule.host_threads))
 
 
 def _nothing(operation: Operation) -> int:
-    """Return zero: what a host that issues in no time spends on `operation`."""
+    """Return zero: the cost of `operation` on a host that issues in no time."""
     return 0
 
 
 class _Lowering:
-    """Turns the parts of one program into instructions. Slots count through setup and step."""
+    """Converts the parts of one program to instructions. Slot numbers span setup and step."""
 
     def __init__(
         self, schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool, asks: bool
@@ -110,7 +110,7 @@ class _Lowering:
         self._runs = measured is not None and measured.runs_on_host
         runs_on_host = measured if self._runs else None
         self._landings = Landings(runs_on_host, schedule)
-        self._unissued_ps = 0  # of operations that are no instruction, until the next that is one
+        self._unissued_ps = 0  # host time of operations without an instruction, for the next one
         self._threads = threads_of(schedule, program)
         self._places = {pool.name: pool.place for pool in schedule.pools}
         self._schedule = schedule
@@ -124,7 +124,7 @@ class _Lowering:
             self._noted = (Allocate, Free, SetScalar)
         elif asks:
             self._noted = (Free,)
-        # Most operations take memory or give it back, and mostly cost the host nothing.
+        # Most operations allocate or free memory, and most of these cost the host no time.
         taken: set[type[Operation]] = {Allocate, Free} if not asks and measured is None else set()
         self._silent = frozenset(taken.difference(self._noted))
         self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
@@ -135,7 +135,7 @@ class _Lowering:
         self.decides = frozenset(read | counters if read else ())
         self._timed: dict[tuple[int, ...], tuple[int, int]] = {}
         self._fused: FusedEntries | None = None
-        # who watches is told of whole operations
+        # A watcher observes whole operations.
         fusions = Fusions.of(() if watched or measured is not None else program.step)
         if fusions.computes:
             self._fused = FusedEntries(
@@ -148,10 +148,10 @@ class _Lowering:
             )
 
     def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
-        """Instructions of setup or of the step."""
+        """Return the instructions of setup or of the step."""
         for operation in walk(operations):
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
-                continue  # most of them
+                continue  # most of these operations
             if _takes_a_slot(operation):
                 self.slots[operation.id] = len(self.slots)
         made = self._list(operations)
@@ -165,7 +165,7 @@ class _Lowering:
         return tuple(made)
 
     def awaited(self) -> frozenset[int]:
-        """Slots that something waits for by name."""
+        """Return the slots that some operation waits for by name."""
         every = self._waits.values()
         return frozenset(slot for after in every for slot in (*after.here, *after.earlier))
 
@@ -175,7 +175,7 @@ class _Lowering:
             if type(operation) in self._silent and not (type(operation) is Free and operation.uses):
                 continue
             made = self._instruction(operation)
-            if made is None:  # no instruction, which costs a host that was measured something
+            if made is None:  # no instruction, but it costs a measured host time
                 self._unissued_ps += 0 if self._gpu.measured is None else self._launch_ps(operation)
             else:
                 if not isinstance(made, HostNote):
@@ -201,13 +201,13 @@ class _Lowering:
         return taken_ps
 
     def _run_here(self, operation: Compute | Copy | Fill) -> list[Instruction]:
-        """Return the wait of a host that runs `operation` itself, unless a thread of its does."""
+        """Return the wait of a host that runs `operation` itself, unless a host thread runs it."""
         if operation.stream in self._threads:
             return []
         return [Stop(operation.id, After((self.slots[operation.id],), ()), 0)]
 
     def _instruction(self, operation: Operation) -> Instruction | None:
-        if type(operation) in KERNELS:  # most of those that are instructions
+        if type(operation) in KERNELS:  # most instructions are kernels
             return self._kernel(cast("Compute | Copy | Fill", operation))
         match operation:
             case Allocate():
@@ -256,7 +256,7 @@ class _Lowering:
         )
 
     def _taken_ps_of(self, members: tuple[Communication, ...]) -> int:
-        """Return what `members` take from kernels of a host that runs these itself."""
+        """Return the time that `members` cost kernels on a host that runs these itself."""
         times = self._gpu.measured
         assert times is not None
         taken_s = 0.0
@@ -271,9 +271,9 @@ class _Lowering:
         return member, ring_equivalent_bytes(member, self._sizes[member.group])
 
     def _kernel(self, operation: Compute | Copy | Fill) -> Enqueue:
-        """Return one that takes the time of the GPU, or carries bytes on the host side.
+        """Return an entry that takes GPU time, or that carries bytes on the host side.
 
-        A copy on a node whose PCIe is not described takes the time of device memory.
+        If the PCIe of a node is not described, a copy takes the time of device memory.
         """
         carries: Carried | None = None
         if self._has_host:
@@ -288,10 +288,10 @@ class _Lowering:
         return made
 
     def _times(self, operation: Compute | Copy | Fill) -> tuple[int, int]:
-        """Return how long an operation takes alone, and how much of that only moves memory.
+        """Return the time of an operation alone, and the part of it that only moves memory.
 
-        Segments of all micro-batches have the same kernels, and copies the same views: they are
-        timed once.
+        Segments of all micro-batches share their kernels, and copies their views, so each is timed
+        once.
         """
         key: tuple[int, ...] = ()
         if isinstance(operation, Copy):
@@ -348,7 +348,7 @@ class _Lowering:
 
 
 def _takes_a_slot(operation: Operation) -> bool:
-    """Return whether something may wait for it: it is on a stream, or a free that waits."""
+    """Return True if an operation can be waited for: it is on a stream, or a waited free."""
     if isinstance(operation, Free):
         return bool(operation.uses) and operation.mode is FreeMode.WAITED
     return not isinstance(operation, HOST_ACTIONS)

@@ -1,6 +1,6 @@
-"""The memory of a simulated rank that may be full: what its host waits for when it asks for some.
+"""Memory of a simulated rank that may run out, so that allocations of its host wait for frees.
 
-Only where memory may run out does a host ask: elsewhere no time depends on memory.
+A host requests memory only if memory may run out; otherwise no time depends on memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Awaited = tuple[ProgramRun, int]
 
 
 class AskedMemory:
-    """Serves the host of one rank. `slots` are those of its program, by the operation's id."""
+    """Serves the allocations of one rank's host. `slots` maps operation ids of its program."""
 
     def __init__(self, memory: RankMemory, slots: Mapping[str, int]) -> None:
         self._memory = memory
@@ -27,7 +27,7 @@ class AskedMemory:
         self.reservations = memory.reservations
 
     def issue(self, instance: ProgramRun, frees: Sequence[Free], tails: Mapping[str, int]) -> None:
-        """Take note of what the host has issued: frees, and the last entry of each stream."""
+        """Record a stretch that the host has issued: its frees, and the last entry per stream."""
         self._instances[instance.step] = instance
         for free in frees:
             self._memory.free(instance.step, free)
@@ -38,7 +38,7 @@ class AskedMemory:
 
     @property
     def depends_on_time(self) -> bool:
-        """Return whether it is not known yet if the uses of a deferred free have ended."""
+        """Return True if the end of some use of a pending deferred free is not known yet."""
         return any(
             where.ends[slot] == UNKNOWN
             for step, free in self._memory.pending
@@ -46,13 +46,13 @@ class AskedMemory:
         )
 
     def allocate(self, instance: ProgramRun, allocate: Allocate, now_ps: int) -> list[Awaited]:
-        """Serve a request at `now_ps`; return what the host has to wait for inside it."""
+        """Serve a request at `now_ps`; return the slots that the host has to wait for."""
         over = partial(self._is_over, now_ps)
         wait = self._memory.allocate(instance.step, allocate, over)
         return [] if wait is None else self._awaited(wait)
 
     def _is_over(self, now_ps: int, pending: Pending) -> bool:
-        """Return whether all uses have ended; those that had when it was asked before stay so."""
+        """Return True if all uses have ended at `now_ps`; remove ended uses from the list."""
         step, free = pending
         left = self._left[step, free.id]
         while left:

@@ -1,7 +1,7 @@
 """The simulated ranks: the host and the streams of one rank class, which wait for each other.
 
-A host issues its program as fast as it can, stretch by stretch, up to where it has to wait. Nothing
-here is a process of its own: who waits is woken, and goes on.
+A host issues its program as fast as it can, stretch by stretch, until it must wait. Neither hosts
+nor streams are SimPy processes: an agenda wakes those that wait, and they continue.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,9 @@ from zsim_des.symmetry.fault_state import Pace
 class Rank:
     """The host and streams of one rank class.
 
-    Kernels run at `pace`, and share `gpu` with collectives; with `durations` they and the host take
-    what these say. `watcher` is told what happens. With `memory` the host asks for what it
-    allocates, and may have to wait.
+    Kernels run at `pace` and share `gpu` with collectives. If given, `durations` replaces the times
+    of kernels and of the host. `watcher` is called at each event. With `memory`, allocations of the
+    host may have to wait.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Rank:
         ]
 
     def begin(self, steps: Sequence[int], begin_ps: int, overflow_steps: frozenset[int]) -> None:
-        """Place the host before `steps` (setup, or all others) at `begin_ps`."""
+        """Start the host at `begin_ps` before `steps`: setup alone, or all other steps."""
         self._host_ps = self._begin_ps = begin_ps
         self._going = self._host(steps, overflow_steps)
         self._awaited, self._has_ended = None, False
         self._agenda.wake(self)
 
     def advance(self) -> None:
-        """Advance the host until it has to wait."""
+        """Advance the host until it must wait."""
         self._awaited = None
         for awaited in self._going:
             if isinstance(awaited, int):
@@ -97,10 +97,9 @@ class Rank:
         self._has_ended = True
 
     def _is_alone(self, stream: Stream) -> bool:
-        """Return whether nothing else of the rank can begin before `stream` has gone on.
+        """Return True if no other entry of the rank can start before `stream` has advanced.
 
-        The other streams have nothing to do, and the host issues nothing: what it waits for is on
-        this one.
+        The other streams are idle, and the host issues nothing: it waits for a slot of this stream.
         """
         if not self._has_ended:
             if self._awaited is None:
@@ -113,7 +112,7 @@ class Rank:
     def _host(
         self, steps: Sequence[int], overflow_steps: frozenset[int]
     ) -> Iterator[Awaited | int]:
-        """Issue all steps; on the way, whatever slot or time is waited for."""
+        """Issue all steps; yield each slot or time that the host waits for."""
         for step in steps:
             overflows = step in overflow_steps
             course = self.program.of(step, self._scalars, overflows=overflows)
@@ -144,14 +143,14 @@ class Rank:
                 self._tails[group] = (instance, slot)
 
     def _wait(self, waited: Sequence[Awaited]) -> Iterator[Awaited]:
-        """Wait for slots."""
+        """Wait for slots; yield each one that has not ended."""
         for where, slot in waited:
             if where.ends[slot] < 0:
                 yield where, slot
             self._host_ps = max(self._host_ps, where.ends[slot])
 
     def _ask(self, instance: ProgramRun, allocate: Allocate) -> Iterator[Awaited | int]:
-        """Ask for memory, and wait until it is there."""
+        """Request memory, and wait until it is available."""
         memory = self.memory
         assert memory is not None
         if memory.depends_on_time and self._agenda.env.now <= self._host_ps:
@@ -163,7 +162,7 @@ class Rank:
     def _issue(self, stretch: IssueStretch, instance: ProgramRun) -> None:
         """Put the entries of a stretch on their streams."""
         begin_ps = issuing_ps = self._host_ps
-        if not stretch.acts:  # most of what a host has between two requests for memory
+        if not stretch.acts:  # the common case between two requests for memory
             if self._durations is None:
                 self._host_ps += stretch.length_ps
             instance.issuing.append((issuing_ps, self._host_ps))
@@ -193,7 +192,7 @@ class Rank:
             self.memory.issue(instance, stretch.frees, tails)
 
     def _walk(self, stretch: IssueStretch, instance: ProgramRun) -> list[int]:
-        """Issue act by act; the time at each entry."""
+        """Issue the acts of a stretch one by one; return the host time at each entry."""
         rank, step, issued_ps = self.rank_class.rank, instance.step, list[int]()
         for act in stretch.acts:
             if not isinstance(act, Item):
@@ -216,7 +215,7 @@ class Rank:
         return found
 
     def _earlier(self, instance: ProgramRun, slots: Sequence[int]) -> list[tuple[ProgramRun, int]]:
-        """For each slot the latest step before `instance` that took it, if there is one."""
+        """Return each slot with the latest step before `instance` that ran it, if any."""
         found: list[tuple[ProgramRun, int]] = []
         for slot in slots:
             for before in reversed(self.instances):
@@ -236,7 +235,7 @@ class Rank:
         self._watcher.end(self.rank_class.rank, instance.step, slot, span_ps)
 
     def _end_ps(self, instance: ProgramRun, item: Item, start_ps: int) -> int:
-        """Return when a kernel ends that has the GPU to itself."""
+        """Return the end of a kernel that has the GPU to itself."""
         what, step = item.what, instance.step
         if self._durations is not None:
             return start_ps + self._durations.kernel_ps(self.rank_class.rank, step, what.name)
@@ -247,12 +246,12 @@ class Rank:
         return begin_ps + self._pace.end_ps(start_ps - begin_ps, what.time_ps, which)
 
     def forget_streams(self) -> None:
-        """Give up the streams, which know the rank: without them it goes with its last user."""
+        """Drop the streams, which refer to the rank, so that it is freed with its last user."""
         self._streams.clear()
         self._going = iter(())
 
     def stuck(self) -> list[str]:
-        """Operations at which the host or a stream stands for ever, each with what it waits for."""
+        """Return the operations that block the host or a stream forever, each with the reason."""
         role = self.rank_class.program.role
         found = [f"{role}: host at {self._host_at}"] if self._host_at else []
         reasons = [stream.stuck() for stream in self._streams]

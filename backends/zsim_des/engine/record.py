@@ -21,8 +21,8 @@ _event = quick_maker(Event)
 class Records:
     """Makes traces of the ranks of one run; the first step began at `begin_ps`.
 
-    Ranks of a role issue the same operations, so they share their transfers, and their book unless
-    time has a say in it: `worst_cases` has those.
+    Ranks of a role issue the same operations, so they share their transfers. They also share their
+    memory ledger, taken from `worst_cases`, unless it depends on time.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Records:
         )
 
     def _memory(self, rank: Rank) -> tuple[tuple[BookEntry, ...], tuple[Reservation, ...]]:
-        """Return the book of a rank and what it makes pools reserve."""
+        """Return the memory ledger of a rank and the reservations of its pools."""
         if rank.memory is not None:
             return rank.memory.book(), rank.memory.reservations()
         job, program = self._job, rank.rank_class.program
@@ -88,8 +88,8 @@ class Records:
 def _start_ps(instance: ProgramRun, what: Enqueue) -> int:
     """Return when an operation of several entries starts.
 
-    A `Compute` stands still between two while it waits for copies: that is time of the copies, and
-    is shown before it.
+    A `Compute` pauses between entries while it waits for copies. That time belongs to the copies,
+    so the operation is shown without its pauses, ending at its last entry.
     """
     first = instance.starts[what.parts[0]]
     if not isinstance(what.operation, Compute):
@@ -117,7 +117,7 @@ def _transfers(rank: Rank) -> tuple[Transfer, ...]:
 
 
 class _TimedBook:
-    """Deferred frees return at the first allocation that the host issues after the uses ended."""
+    """Returns deferred memory at the first allocation issued after its uses ended."""
 
     def __init__(self, instances: Sequence[ProgramRun], slots: dict[str, int]) -> None:
         self._instances = {instance.step: instance for instance in instances}
@@ -125,7 +125,7 @@ class _TimedBook:
         self.now = 0
 
     def issue(self, step: int, operation: Operation) -> None:
-        """Note that the host issues `operation`: the clock stands at the latest allocation."""
+        """Note that the host issues `operation`; the clock moves to the latest allocation."""
         if isinstance(operation, Allocate):
             self.now = self._instances[step].noted[operation.id]
 

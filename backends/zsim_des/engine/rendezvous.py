@@ -1,4 +1,4 @@
-"""The rendezvous of a communicator's operations: who waits for whom, and when they can start."""
+"""The rendezvous of a communicator's operations: which ranks wait, and when they can start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ from zsim_des.symmetry.folded_links import FoldedLinkTable, States, joined, shap
 
 
 class MismatchError(RuntimeError):
-    """Ranks met with operations that do not belong together."""
+    """Ranks met with operations that do not match."""
 
 
 @dataclass(slots=True)
 class CarriedStart:
-    """Bytes on the host side of a node: when they can start, and who is told their end."""
+    """Bytes on the host side of a node: when they can start, and a callback for the end."""
 
     ready_ps: int
     finish: Callable[[int], None]
 
 
 class Rendezvous:
-    """Lets entries start when everyone they meet has come, and sends their bytes on the way."""
+    """Starts entries when all that they meet have arrived, and sends their bytes."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Rendezvous:
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
     ) -> tuple[Key, ...]:
-        """Return the keys at which members of an operation that is issued now will meet."""
+        """Return the keys at which the members of an operation, issued now, will meet."""
         if len(members) == 1:
             member, _ = members[0]
             if not isinstance(member, PointToPoint):
@@ -84,10 +84,10 @@ class Rendezvous:
         return (*key, "number", count)
 
     def come(self, entry: Arrival) -> None:
-        """`entry` is ready; start it and those that it meets if nobody is missing.
+        """Mark `entry` as ready; start it and the entries it meets once all have arrived.
 
         Raises:
-            MismatchError: what others brought to the same place is another operation.
+            MismatchError: others arrived at the same key with another operation.
         """
         if entry.keys is ALONE:
             self._start([entry])
@@ -117,10 +117,10 @@ class Rendezvous:
             self._part(met)
 
     def _pair(self, entry: Arrival) -> None:
-        """Do the same for messages: each goes once both of its ends have come.
+        """Do the same for messages: each starts once both of its ends have arrived.
 
-        NCCL gives every peer of a group channels of its own, which do not wait for each other; the
-        group ends with the last.
+        NCCL gives every peer of a group separate channels, which do not wait for each other; the
+        group ends with the last one.
         """
         entry.left = len(entry.keys)
         met: list[tuple[Key, MetRanks]] = []
@@ -135,7 +135,7 @@ class Rendezvous:
             self._send(key, meeting.come)
 
     def _send(self, key: Key, come: list[tuple[Arrival, Communication]]) -> None:
-        """Send a message from one of its ends to the other, both of which have come."""
+        """Send a message between its two ends, both of which have arrived."""
         ends = [entry for entry, _ in come]
         ready_ps = max(entry.ready_ps for entry in ends)
         if self._durations is not None:
@@ -174,7 +174,7 @@ class Rendezvous:
         Alarm(env, ready_ps + latency_ps - int(env.now), begin)
 
     def _message_shape(self, rank_class: RankClass, message: Send) -> int:
-        """Return the shape number of what a rank class sends to a peer."""
+        """Return the shape number of a message from a rank class to a peer."""
         peer = (rank_class.index, message.group, message.offset)
         found = self._sends.get(peer)
         if found is None:
@@ -183,7 +183,7 @@ class Rendezvous:
         return found
 
     def _gather(self, entry: Arrival, key: Key) -> None:
-        """Do the same for one collective, which is issued alone here."""
+        """Do the same for one collective that `entry` issues alone."""
         member, _ = entry.members[0]
         meeting = self._meetings.get(key)
         if meeting is None:
@@ -203,14 +203,14 @@ class Rendezvous:
             self._part(met)
 
     def _part(self, met: list[Arrival]) -> None:
-        """All are there: they start."""
+        """Remove the keys of a complete meeting and start its entries."""
         for one in met:
             for key in one.keys:
                 self._meetings.pop(key, None)
         self._start(met)
 
     def _met(self, entry: Arrival) -> list[Arrival] | None:
-        """Every entry that starts with this one, in order of rank class; None if one is missing."""
+        """Return every entry that starts with this one, by rank class; None if one is missing."""
         found = {id(entry): entry}
         seen: set[Key] = set()
         waiting = [entry]
@@ -229,7 +229,7 @@ class Rendezvous:
         return sorted(found.values(), key=lambda one: one.rank_class.index)
 
     def missing(self, entry: Arrival) -> str:
-        """Say who has not come to where `entry` waits."""
+        """Describe the members that have not arrived where `entry` waits."""
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)
             if meeting is None or len(meeting.come) >= meeting.needed:
@@ -244,7 +244,7 @@ class Rendezvous:
         return "an operation issued together with one that it meets"
 
     def _start(self, met: list[Arrival]) -> None:
-        """Send the bytes of all entries as one activity, from when the last of them was ready."""
+        """Send the bytes of all entries as one activity, once the last of them is ready."""
         first = met[0]
         if self._durations is not None:
             time_ps = self._durations.communication_ps(first.step, first.name)
@@ -293,7 +293,7 @@ class Rendezvous:
     def carry(self, rank_class: RankClass, what: Enqueue, step: int, start: CarriedStart) -> bool:
         """Move bytes on the host side from `start.ready_ps` on, if its links are described.
 
-        `start.finish` is told the end. False if no links are known, or no bytes go.
+        Call `start.finish` with the end. Return False if no links are known or no bytes move.
         """
         assert what.carries is not None
         size_bytes = what.carries.size_bytes
@@ -311,7 +311,7 @@ class Rendezvous:
         return True
 
     def _carried_shape(self, rank_class: RankClass, what: Carried) -> int | None:
-        """Shape number of what a rank class moves on the host side; None if no links carry it."""
+        """Return the shape number of host-side traffic of a class; None if no links carry it."""
         key = (rank_class.index, what.flow, what.kernel, what.access, what.share)
         if key not in self._carried:
             loads = self._links.carried(rank_class, what)
@@ -322,7 +322,7 @@ class Rendezvous:
     def _ring(
         self, rank_class: RankClass, member: CollectiveOperation, size_bytes: int
     ) -> tuple[int, int]:
-        """Shape number and latency of a collective that starts now."""
+        """Return the shape number and the latency of a collective that starts now."""
         communicator = rank_class.communicators[member.group]
         state = self._network.state
         key = (communicator.index, type(member), member.in_parts, size_bytes, state)
@@ -338,7 +338,7 @@ class Rendezvous:
         return found
 
     def _together(self, met: list[Arrival]) -> tuple[int, int, int]:
-        """Shape number, bytes of progress and latency of all members of all entries as one."""
+        """Return shape number, bytes of progress and latency of all members of `met` as one."""
         parts: list[tuple[States, int]] = []
         rings: set[Key] = set()
         longest_ps = 0
@@ -365,12 +365,12 @@ class Rendezvous:
 
 
 def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:
-    """Return the bytes that `members` read from the memory of a GPU and write to it.
+    """Return the bytes that `members` read from and write to the memory of a GPU.
 
-    For each byte that it sends a rank reads one, its own or one that it received, and it writes
-    each that it receives; to reduce, it reads its own beside. In an all-reduce that is so on one of
-    two laps. Source: the primitives of NCCL, such as recvReduceSend and recvCopySend (Hu et al.
-    2025, "Demystifying NCCL").
+    For each byte it sends, a rank reads one, its own or one that it received; it writes each byte
+    that it receives. To reduce, it also reads its own. An all-reduce reduces on one of its two
+    laps. Source: the primitives of NCCL, such as recvReduceSend and recvCopySend (Hu et al. 2025,
+    "Demystifying NCCL").
     """
     passed = Fraction(0)
     for member, size_bytes in members:
@@ -386,7 +386,7 @@ def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:
 
 
 def _must_match(one: tuple[Arrival, Communication], other: tuple[Arrival, Communication]) -> None:
-    """Raise unless two members that meet are the same collective on views of the same size."""
+    """Raise MismatchError unless two members that meet are the same operation on equal sizes."""
     (entry, mine), (before, theirs) = one, other
     fits = element_count(mine) == element_count(theirs) and mine.wire is theirs.wire
     if not isinstance(mine, PointToPoint):

@@ -1,4 +1,4 @@
-"""Spans in which a simulated rank computed and communicated in a step, for exposed time."""
+"""Intervals of a step in which a simulated rank computed or communicated, for exposed time."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from zsim_des.engine.rank import Rank
 
 @dataclass(frozen=True, slots=True)
 class SlotKinds:
-    """Slots of a course that compute, by group those that communicate, and the host side's."""
+    """Slots of a course that compute, that communicate (by group), and of the host side."""
 
     computing: tuple[int, ...]
     by_group: dict[str, tuple[int, ...]]
@@ -19,7 +19,7 @@ class SlotKinds:
 
 
 def slots_of(course: HostIssue) -> SlotKinds:
-    """Return what the slots of `course` do; the same in every run of it."""
+    """Return the kinds of the slots of `course`; they are the same in every run of it."""
     computing: list[int] = []
     by_group: dict[str, list[int]] = {}
     on_host: dict[str, list[int]] = {}
@@ -40,9 +40,10 @@ def slots_of(course: HostIssue) -> SlotKinds:
 def rank_step(
     rank: Rank, slots: SlotKinds, since_ps: int, step: Interval, *, delays: bool
 ) -> RankStep:
-    """Return the times of the last step from `since_ps`; what was before it is cut off.
+    """Return the times of the last step, counted from `since_ps`; cut off earlier ones.
 
-    Where it `delays` updates, that is in the place of the next step's.
+    If the schedule `delays` updates, the parts of entries before the step are shifted by one step,
+    to where those of the next step would be.
     """
     last = rank.instances[-1]
     starts, ends = last.starts, last.ends

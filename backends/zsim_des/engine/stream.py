@@ -1,7 +1,7 @@
-"""A stream of a simulated rank: its entries in order, each when all that it waits for has ended.
+"""A stream of a simulated rank: its entries in order, each once its dependencies have ended.
 
-Times are worked out ahead where nothing can change them: a kernel whose inputs have known ends has
-a known end itself, and costs no event. Time advances only for what depends on the network.
+Times that cannot change are computed ahead: a kernel whose inputs have known ends has a known end
+itself, and needs no event. Time advances only for entries that depend on the network.
 """
 
 from collections import deque
@@ -26,10 +26,10 @@ Interval = tuple[int, int]
 class ProgramRun:
     """One run of setup or of a step on one rank class: when each slot started and ended.
 
-    `noted` has the host's time at allocations, `issuing` from when to when it issued each stretch;
-    `memory_wait_ps` is how long it waited for memory.
-    `late` has, by stream, when an entry could have started and when the host issued it, for those
-    that nothing else held up. `told` is called with each slot whose end is known.
+    `noted` has the host time at allocations, `issuing` the interval in which it issued each
+    stretch; `memory_wait_ps` is how long it waited for memory. `late` has, by stream, entries that
+    waited only for the host: when each could have started and when the host issued it. `told` is
+    called with each slot whose end becomes known.
     """
 
     step: int
@@ -44,11 +44,11 @@ class ProgramRun:
     watched: dict[int, list[Walker]] = field(default_factory=dict[int, "list[Walker]"])
 
     def has_drained(self) -> bool:
-        """Tell whether the end of every slot that it takes is known."""
+        """Return True if the end of every slot of this run is known."""
         return all(self.ends[slot] >= 0 for slot in self.course.slots)
 
     def finish(self, agenda: Agenda, slot: int, end_ps: int) -> None:
-        """Note the end of `slot`, and wake who waits for it."""
+        """Record the end of `slot`, and wake its waiters."""
         self.ends[slot] = end_ps
         if self.told is not None:
             self.told(self, slot)
@@ -62,14 +62,14 @@ class ProgramRun:
 
 
 Links = Mapping[int, Sequence[tuple[ProgramRun, int]]]
-"""By slot what it waits for in earlier instances."""
+"""By slot, the slots of earlier runs that it waits for."""
 
 
 @dataclass(slots=True)
 class EntryBatch:
     """Entries that the host put on a stream together: item i at `begin_ps` + its offset.
 
-    What has no `keys` meets nobody.
+    An entry without `keys` meets no other rank class.
     """
 
     items: Sequence[Item]
@@ -81,10 +81,10 @@ class EntryBatch:
 
 
 class Stream:
-    """A queue of entries, and what it stands at.
+    """A queue of entries and the position in it.
 
-    `end_ps` says when a kernel ends that has the GPU to itself; with `beside` it may be later.
-    While the stream `is_alone` nothing else of the rank can begin before it has gone on.
+    `end_ps` returns the end of a kernel that has the GPU to itself; with `beside` it may be later.
+    `is_alone` returns True if no other entry of the rank can start before this stream advances.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class Stream:
         self._batch: EntryBatch | None = None
         self._at = 0
         self._free_ps = 0
-        self._could_ps = 0  # when it could have run more: waits without an operation are no work
+        self._could_ps = 0  # when it could have run more; waits without an operation are not work
         self._traffic = 0
 
     @property
     def is_idle(self) -> bool:
-        """Return whether all that the host put on the stream has begun and ended."""
+        """Return True if every entry that the host put on the stream has ended."""
         return self._batch is None
 
     def put(self, batch: EntryBatch) -> None:
-        """Put entries of the host on the stream."""
+        """Append entries that the host has issued."""
         if self._batch is None:
             self._batch = batch
             self._agenda.wake(self)
@@ -127,7 +127,7 @@ class Stream:
             self._queue.append(batch)
 
     def advance(self) -> None:
-        """Work off entries until one has to wait."""
+        """Run entries until one has to wait."""
         while (batch := self._batch) is not None:
             instance, offsets_ps, count = batch.instance, batch.offsets_ps, len(batch.items)
             starts = instance.starts
@@ -171,13 +171,13 @@ class Stream:
             self._batch = self._queue.popleft() if self._queue else None
 
     def _runs_ahead(self, instance: ProgramRun) -> bool:
-        """Return whether nothing can change when plain kernels of the stream run, or is told."""
+        """Return True if times of plain kernels cannot change, and no watcher observes them."""
         if self._end_ps is not None or instance.told is not None:
             return False
         return self._beside is None or (self._beside.is_free and self._is_alone(self))
 
     def _run_plain(self, batch: EntryBatch) -> None:
-        """Run kernels one behind the other, up to one that is not plain or that is waited for."""
+        """Run kernels in sequence, up to one that is not plain or that has a waiter."""
         instance, items, offsets_ps = batch.instance, batch.items, batch.offsets_ps
         starts, ends, watched = instance.starts, instance.ends, instance.watched
         begin_ps, free_ps, could_ps = batch.begin_ps, self._free_ps, self._could_ps
@@ -201,7 +201,7 @@ class Stream:
         self._at, self._free_ps, self._could_ps = at, free_ps, could_ps
 
     def _after_ps(self, batch: EntryBatch, item: Item) -> int:
-        """Return when all that an entry waits for has ended; what is UNKNOWN wakes the stream."""
+        """Return when all dependencies have ended; UNKNOWN if one will wake the stream later."""
         waits = [(batch.instance, slot) for slot in item.here]
         if item.looks_back:
             waits += batch.links[item.slot]
@@ -215,13 +215,13 @@ class Stream:
         return after_ps
 
     def _may_share(self, beside: Beside, item: Item) -> bool:
-        """Return whether something may use the GPU, or the network, beside an entry."""
+        """Return True if other work may share the GPU, or the network, with an entry."""
         if item.is_recorded:
             return False
         return item.is_met or item.is_carried or not (beside.is_free and self._is_alone(self))
 
     def _share(self, item: Item, time_ps: int) -> None:
-        """Run a kernel that takes `time_ps` alone, as much of it in moving memory as of its own."""
+        """Run a kernel that takes `time_ps` alone; scale its memory-moving time accordingly."""
         beside = self._beside
         assert beside is not None
         moving_ps = item.what.moving_ps
@@ -230,7 +230,7 @@ class Stream:
         beside.kernel(time_ps, moving_ps, self._over)
 
     def _meet(self, batch: EntryBatch, item: Item, ready_ps: int) -> None:
-        """Come to where the others are, and stand there until it is done."""
+        """Arrive at the meeting of a communication, which `_met` ends."""
         beside = self._beside
         if beside is not None:
             beside.come(takes=not item.what.is_copied)
@@ -250,7 +250,7 @@ class Stream:
         self._rendezvous.come(self.entry)
 
     def _move(self, bytes_per_s: Fraction) -> None:
-        """Its bytes move through the memory of the GPU, as fast as that from now on."""
+        """Set the rate at which bytes of the current communication pass the GPU's memory."""
         assert self._beside is not None
         self._traffic = self._beside.move(bytes_per_s, self._traffic)
 
@@ -264,7 +264,7 @@ class Stream:
         self._over(end_ps)
 
     def _over(self, end_ps: int) -> None:
-        """End what the stream stands at, at `end_ps`."""
+        """End the current entry at `end_ps`."""
         batch = self._batch
         assert batch is not None
         self._free_ps = self._could_ps = end_ps
@@ -274,7 +274,7 @@ class Stream:
         self._agenda.wake(self)
 
     def stuck(self) -> str | None:
-        """Return the entry at which the stream stands, and what it waits for; None if at none."""
+        """Return the entry that blocks the stream, and its reason; None if it is idle."""
         batch = self._batch
         if batch is None:
             return None

@@ -7,37 +7,37 @@ from zsim_des.engine.instruction import Enqueue
 
 
 class RunWatcher(Protocol):
-    """Is told of every action of every host, and of every entry of every stream.
+    """Observes every action of every host, and every entry of every stream.
 
-    Calls come in an order that the schedule allows: whatever an entry had to wait for has been
-    told before. Times of calls need not ascend: what is known ahead is told ahead. `rank` is the
-    number of a rank; of a folded run, of the one that stands for its class.
+    Calls come in an order that the schedule allows: dependencies of an entry are reported before
+    it. Times of calls need not ascend, since ends that are known ahead are reported ahead. `rank`
+    is the number of a rank; in a folded run, of the rank that represents its class.
     """
 
     def act(self, rank: int, step: int, operation: Operation, host_ps: int) -> None:
-        """Note an action of the host that is no entry: after it waited, if it had to."""
+        """Observe a host action that is not a stream entry, after any wait of the host."""
         ...
 
     def put(self, rank: int, step: int, entry: Enqueue, host_ps: int) -> None:
-        """Note that the host puts `entry` on its stream."""
+        """Observe the host put `entry` on its stream."""
         ...
 
     def end(self, rank: int, step: int, slot: int, span_ps: tuple[int, int]) -> None:
-        """Note when the entry of `slot` starts and ends: `span_ps`."""
+        """Observe the start and end of the entry of `slot`: `span_ps`."""
         ...
 
 
 class Durations(Protocol):
-    """Durations of everything, in place of what the cluster says. Any times from 0 up."""
+    """Times of all operations, in place of the cluster's times. Picoseconds, 0 or more."""
 
     def issue_ps(self, rank: int, step: int, operation: str) -> int:
-        """Time that the host of `rank` takes to put an operation on its stream."""
+        """Return the time of the host of `rank` to put an operation on its stream."""
         ...
 
     def kernel_ps(self, rank: int, step: int, operation: str) -> int:
-        """Time that a kernel takes, or a stream that waits for the uses of a free."""
+        """Return the time of a kernel, or of a stream that waits for the uses of a free."""
         ...
 
     def communication_ps(self, step: int, operation: str) -> int:
-        """Time from when the last rank is there until all are done; the name is the first's."""
+        """Return the time from the last arrival to the end; the name is of the first entry."""
         ...

@@ -1,4 +1,4 @@
-"""The memory of every role as far as no time says otherwise, and whether hosts may wait for it."""
+"""Memory of every role without timing: latest return of deferred frees, and possible waits."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from zsim.trace.trace import BookEntry, Reservation
 
 @dataclass(frozen=True, slots=True)
 class RoleWorstCase:
-    """The book of a role and what it reserves, deferred frees coming back as late as they may."""
+    """The memory ledger and reservations of a role if deferred frees return as late as possible."""
 
     book: tuple[BookEntry, ...]
     reservations: tuple[Reservation, ...]
@@ -24,9 +24,9 @@ class RoleWorstCase:
 
     @property
     def may_wait(self) -> bool:
-        """Return whether a host of the role may wait for memory and then go on.
+        """Return True if a host of the role may wait for memory and then continue.
 
-        Without deferred frees that is known, and a role that runs out of memory does not go on.
+        Without deferred frees the ledger is exact, and a role that runs out of memory stops.
         """
         waits = any(each.waits for each in self.reservations)
         fails = any(each.shortage is not None for each in self.reservations)
@@ -34,7 +34,7 @@ class RoleWorstCase:
 
 
 class WorstCases:
-    """Worst cases of the roles of one schedule, kept while jobs have as much memory."""
+    """Worst cases of the roles of one schedule, kept while the memory of the job is the same."""
 
     def __init__(self, overflow_steps: frozenset[int]) -> None:
         self._overflow_steps = overflow_steps
@@ -43,7 +43,7 @@ class WorstCases:
         self._may_wait: bool | None = None
 
     def may_wait(self, job: Job) -> bool:
-        """Return whether some host may have to wait for memory."""
+        """Return True if some host may have to wait for memory."""
         self._keep(job)
         if self._may_wait is None:
             self._may_wait = _is_limited(job) and any(
@@ -60,7 +60,7 @@ class WorstCases:
         return found
 
     def _keep(self, job: Job) -> None:
-        """Drop what is kept of jobs with other memory."""
+        """Drop the results kept for jobs with other memory."""
         cluster = job.cluster
         key = (job.steps, cluster.gpu, cluster.host, cluster.gpus_per_node)
         if key != self._key:
@@ -78,7 +78,7 @@ class WorstCases:
 
 
 def _is_limited(job: Job) -> bool:
-    """Return whether some pool has a capacity that is known."""
+    """Return True if the capacity of some pool is known."""
     return any(
         capacity_bytes(pool, job.schedule, program, job.cluster) is not None
         for program in job.schedule.programs

@@ -1,4 +1,4 @@
-"""Operations whose bytes pass the host side of a node: what carries them, and how fast at most."""
+"""Operations with traffic on the host side of a node: its path, and its upper rate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from zsim.strategy.offload import FileAccess
 class Carried:
     """Bytes of an operation on the host side of its node.
 
-    A kernel on host threads is no faster than `kernel` is on all cores, a read or write of drives
-    than `access` allows. Where few ranks move as much as `size_bytes`, `share` of them is what all
-    together take of what they share.
+    A kernel on host threads is at most as fast as `kernel` on all cores, a read or write of drives
+    as `access` allows. `size_bytes` is for the rank that moves most; `share` is the mean of all
+    ranks as a fraction of it, and scales the load on links that ranks share.
     """
 
     flow: HostFlow
@@ -48,9 +48,9 @@ FILES: dict[tuple[type[Read | Write], bool], HostFlow] = {
 def flow_of(
     operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
 ) -> HostFlow | None:
-    """Return how `operation` passes the host side; None if all of it is on the device.
+    """Return the host-side flow of `operation`; None if it stays on the device.
 
-    `places` are by pool. What touches host memory alone runs on host threads.
+    `places` are by pool. An operation that only touches host memory runs on host threads.
     """
     if isinstance(operation, TRANSFERS):
         memory = operation.target if isinstance(operation, Read) else operation.source
@@ -71,7 +71,7 @@ def carried_by(
     *,
     access: DriveAccess,
 ) -> Carried | None:
-    """Return what `operation` moves on the host side; None if all of it is on the device.
+    """Return the host-side bytes of `operation`; None if it stays on the device.
 
     `places` are by pool of `schedule`, whose files are read and written by `access`.
     """
@@ -89,7 +89,7 @@ def carried_by(
 
 
 def access_of(schedule: Schedule) -> DriveAccess:
-    """Return how reads and writes of a schedule are issued to the drives."""
+    """Return how a schedule issues its reads and writes to the drives."""
     strategy = schedule.contract.strategy
     said = FileAccess()
     if strategy is not None:

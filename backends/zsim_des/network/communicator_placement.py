@@ -1,4 +1,4 @@
-"""Placement of communicators: on which ranks, in which domains, in what order."""
+"""Placement of communicators: their ranks, domains and order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +20,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Traffic that programs cause: offsets of Sends and Receives by group; collectives; host flows.
+    """Traffic that programs cause: offsets of Sends and Receives by group, and host-side flows.
 
-    `rings` are the groups that have collectives.
+    `rings` are the groups with collectives.
     """
 
     groups: dict[str, list[int]]
@@ -30,10 +30,10 @@ class Used:
     host_flows: tuple[HostFlow, ...]
 
     def need_hosts(self, cluster: Cluster) -> None:
-        """Check that nodes have what the host side of a schedule needs.
+        """Raise RefusedError unless nodes have the host-side hardware that a schedule needs.
 
         Raises:
-            RefusedError: they lack it, or it is not described.
+            RefusedError: the hardware is missing or not described.
         """
         try:
             for flow in self.host_flows:
@@ -44,9 +44,9 @@ class Used:
 
 @dataclass(slots=True)
 class Flows:
-    """Ranks that send to ranks: flow i has 1 / `divisor[i]` of what neighbours of a ring exchange.
+    """Flows between ranks: flow i carries 1 / `divisor[i]` of the bytes that ring neighbours move.
 
-    `owner` is the communicator, or in Sends the rank.
+    `owner` is the communicator, or the sending rank for Sends.
     """
 
     owner: Ints
@@ -55,19 +55,19 @@ class Flows:
     divisor: Ints
 
     def some(self, which: Ints) -> "Flows":
-        """Those with the numbers `which`."""
+        """Return the flows with the numbers `which`."""
         return Flows(*(each[which] for each in self.all()))
 
     def all(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Owners, sources, targets and divisors."""
+        """Return owners, sources, targets and divisors."""
         return self.owner, self.source, self.target, self.divisor
 
 
 @dataclass(slots=True)
 class _Runs:
-    """Members of a communicator in one domain, next to each other: all runs, in order.
+    """Runs: members of a communicator in one domain, adjacent in its ring. All runs, in order.
 
-    `flat` has the ranks of all of them, `before` the run before each around its communicator.
+    `flat` has the ranks of all runs, `before` the previous run in each one's ring.
     """
 
     flat: Ints
@@ -79,15 +79,14 @@ class _Runs:
 
 @dataclass(slots=True)
 class Spread:
-    """Placement of a group's communicators. Arrays by rank have -1 where it is in none.
+    """Placement of a group's communicators. Arrays by rank have -1 for ranks in none of them.
 
     `members[i]` are the ranks of communicator i in order of position. `on_domain` is the number of
-    members in the rank's NVSwitch domain, `domains` how many the communicator has. In a ring the
-    ranks of a domain stand next to each other, domains ascending; with m of them in a domain it is
-    several rings in one, which leave it at each of them in turn and enter at the next. `inner` are
-    flows from rank to rank within domains, each with all that is exchanged but what leaves;
-    `outer` those from domain to domain. `block` has for each flow of `outer` a number of its pair
-    of domains.
+    members in the rank's NVSwitch domain, `domains` the number of domains of its communicator. In a
+    ring, the ranks of a domain are adjacent, and domains ascend. It represents several interleaved
+    rings: ring k leaves a domain at member k and enters the next at member k + 1. `inner` are flows
+    within domains, each with all the bytes but those that leave; `outer` are flows between domains.
+    `block` numbers the pair of domains of each flow of `outer`.
     """
 
     name: str
@@ -103,7 +102,7 @@ class Spread:
 
 
 def _coordinates(mesh: Mesh) -> dict[str, Ints]:
-    """By axis the coordinate of each rank."""
+    """Return by axis the coordinate of each rank."""
     rest = np.arange(mesh.size)
     found: dict[str, Ints] = {}
     for axis in reversed(mesh.axes):
@@ -114,7 +113,7 @@ def _coordinates(mesh: Mesh) -> dict[str, Ints]:
 def spreads(
     schedule: Schedule, used: Mapping[str, Sequence[int]], domain: Ints
 ) -> tuple[dict[str, Ints], list[Spread]]:
-    """Coordinates by axis and rank, and where the `used` groups lie. `domain` is by rank."""
+    """Return coordinates by axis and rank, and the placement of the `used` groups by `domain`."""
     places = _coordinates(schedule.mesh)
     found: list[Spread] = []
     for name, offsets in used.items():
@@ -132,11 +131,11 @@ def spreads(
 
 ON_ONE_RANK = (Compute, Copy, Fill)
 MEETINGS = (Communication, Together)
-"""Operations that need no other rank, and those that do."""
+"""Operations on one rank, and operations that involve several."""
 
 
 def used_of(schedule: Schedule) -> Used:
-    """Return what some program of the schedule uses."""
+    """Return the traffic of all programs of the schedule."""
     groups: dict[str, list[int]] = {}
     rings: set[str] = set()
     flows: set[HostFlow] = set()
@@ -178,7 +177,7 @@ def _spread(name: str, members: Ints, domain: Ints) -> Spread:
         found[flat] = values
         return found
 
-    # The run before each, around the communicator's ring.
+    # The previous run in the communicator's ring.
     first = np.searchsorted(owner, np.arange(count))
     before = np.arange(len(starts)) - 1
     before[first] = first + domains - 1
@@ -201,9 +200,9 @@ def _spread(name: str, members: Ints, domain: Ints) -> Spread:
 
 
 def _outer(runs: _Runs, crosses: Ints) -> tuple[Flows, Ints]:
-    """Flows into each run of `crosses` from the one before it, and the run that each goes into.
+    """Return flows into each run of `crosses` from the previous one, and the run they enter.
 
-    Ring k of several leaves at member k of the run before and enters at member k + 1.
+    Ring k leaves at member k of the previous run and enters at member k + 1.
     """
     left, lengths = runs.before[crosses], runs.lengths
     rings = np.lcm(lengths[crosses], lengths[left])
@@ -217,7 +216,7 @@ def _outer(runs: _Runs, crosses: Ints) -> tuple[Flows, Ints]:
 
 
 def _members(mesh: Mesh, group: Group, places: dict[str, Ints]) -> Ints:
-    """Return the ranks of each communicator of a group, a row each, in order of position."""
+    """Return the ranks of each communicator of a group, one row each, in order of position."""
     limits = mesh.limits(group.where)
     held = np.ones(mesh.size, bool)
     label, position = np.zeros(mesh.size, np.int64), np.zeros(mesh.size, np.int64)

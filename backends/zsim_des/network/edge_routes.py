@@ -1,4 +1,4 @@
-"""Ways through a fabric that is given edge by edge: the fewest hops, shared evenly if several."""
+"""Routes through a fabric given edge by edge: fewest hops, split evenly between equal routes."""
 
 import re
 from collections import deque
@@ -12,14 +12,14 @@ from zsim_des.network.communicator_placement import Ints
 
 
 class CutError(ValueError):
-    """No way is left between ranks that have to exchange bytes; the message names the cut."""
+    """No route is left between ranks that have to exchange bytes; the message names the cut."""
 
 
 class EdgeRoutes:
-    """Both directions of every edge as links, numbered from `first` on; `dead` edges are none.
+    """Both directions of every edge as links, numbered from `first` on; `dead` edges are omitted.
 
-    At each switch bytes go on in equal parts over all links that lead to the target in the fewest
-    hops, as switches do that hash flows over equal-cost ways (RFC 2992).
+    Each switch splits bytes evenly over all links that lead to the target in the fewest hops, as
+    switches do that hash flows over equal-cost paths (RFC 2992).
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class EdgeRoutes:
                 self._next.setdefault(source, []).append((target, number, edge.link.latency_ps))
 
     def links(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:
-        """Links on the ways between nodes, the index of the way, and the divisor of its bytes.
+        """Return for each pair of nodes the links of its routes, the pair's index and the divisor.
 
         Raises:
-            CutError: no way leads from one to the other.
+            CutError: no route leads from one node to the other.
         """
         found: list[tuple[int, int, int]] = []
         for index, pair in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
@@ -50,14 +50,14 @@ class EdgeRoutes:
         return link, which, divisor
 
     def latency_ps(self, source: Ints, target: Ints) -> Ints:
-        """Picoseconds of the longest of the ways between nodes."""
+        """Return the latency of the longest route between each pair of nodes, in picoseconds."""
         pairs = zip(source.tolist(), target.tolist(), strict=True)
         return np.array([self._way(pair)[1] for pair in pairs], np.int64)
 
     def _way(self, pair: tuple[int, int]) -> tuple[list[tuple[int, int]], int]:
-        """Numbers of the links between two nodes, each with its divisors; the longest latency.
+        """Return the links between two nodes, each with a divisor, and the longest latency.
 
-        A link on which several ways meet has an entry for each part 1 / divisor of its share.
+        A link that several routes share has one entry for each part 1 / divisor of its load.
         """
         if pair not in self._ways:
             self._ways[pair] = self._spread(*(f"node{node}" for node in pair))
@@ -84,7 +84,7 @@ class EdgeRoutes:
         return found, latest[target]
 
     def _cut(self, reached: Collection[str]) -> str:
-        """Return what is cut off, if some have a way to each other: the smaller part."""
+        """Describe the smaller of the two groups of nodes that cannot reach each other."""
         inside = self._nodes.intersection(reached)
         few = min(inside, self._nodes - inside, key=lambda side: (len(side), "node0" in side))
         names = sorted(few, key=lambda name: int(name.removeprefix("node")))
@@ -92,7 +92,7 @@ class EdgeRoutes:
         return f"{shown} ({len(few)} of {len(self._nodes)} nodes) cannot reach the others"
 
     def _distance(self, target: str) -> dict[str, int]:
-        """Hops to `target` from everywhere that has a way there; links lead both ways."""
+        """Return the hops to `target` from every node that reaches it."""
         found = self._distances.get(target)
         if found is None:
             found = self._distances[target] = {target: 0}

@@ -1,4 +1,4 @@
-"""The network as a fluid: what is in flight shares the links, from change to change."""
+"""The network as a fluid: activities in flight share links at rates that change with them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from zsim_des.network.max_min_fair import Shape, fair_rates
 from zsim_des.ready_queue import Alarm
 
 Rate = tuple[Fraction, Fraction]
-"""Bytes of progress in a picosecond, and in a second."""
+"""Bytes of progress per picosecond, and per second."""
 
 
 @dataclass(slots=True)
 class Flow:
-    """An activity in flight: what was left of it, in bytes of progress, when its rate changed.
+    """An activity in flight, with `left` bytes of progress when its rate last changed.
 
-    That was at `since_ps`; at that rate it ends at `ends_ps`. One that has no end, a neighbour's,
-    has None left. `moves` is told the rate whenever it changes.
+    That was at `since_ps`; at this rate it ends at `ends_ps`. For a neighbour's traffic, which has
+    no end, `left` is None. `moves` is called with the rate whenever it changes.
     """
 
     shape: int
@@ -34,7 +34,7 @@ class Flow:
     ends_ps: int | None = None
 
     def settle(self, now_ps: int) -> None:
-        """Take off what has moved by now."""
+        """Subtract the bytes that have moved by now."""
         if self.left is not None and now_ps != self.since_ps:
             self.left -= self.rate * (now_ps - self.since_ps)
         self.since_ps = now_ps
@@ -43,9 +43,10 @@ class Flow:
 class Network:
     """Activities in flight, in the order in which they joined, and their rates.
 
-    Progress is exact; only the time at which an activity ends is rounded, up to a picosecond. In
-    another state (when other links are dead) an activity has another shape; in one that `cuts`
-    names nothing can be in flight. `moved` has bytes of progress by shape, step and state.
+    Progress is exact; only the end of an activity is rounded, up to a picosecond. An activity has
+    one shape per state (the set of dead links). `cuts` names the states in which ranks cannot reach
+    each other, so that nothing may be in flight. `moved` has bytes of progress by shape, step and
+    state.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class Network:
         self._version = 0
 
     def number(self, shapes: tuple[Shape, ...]) -> int:
-        """Return a number for what has these shapes, one for each state, to join with."""
+        """Return the number under which an activity with these shapes, one per state, can join."""
         found = self._numbers.setdefault(shapes, len(self._shapes))
         if found == len(self._shapes):
             self._shapes.append(shapes)
         return found
 
     def shapes(self, number: int) -> tuple[Shape, ...]:
-        """Return the shapes that have `number`, by state."""
+        """Return the shapes of `number`, by state."""
         return self._shapes[number]
 
     def join(
@@ -89,7 +90,7 @@ class Network:
     ) -> None:
         """Start to move `size_bytes` (more than 0) now, for `step`; call `finish` at the end.
 
-        `moves` is told the bytes of progress per second, now and at each change.
+        `moves` is called with the bytes of progress per second, now and at each change.
         """
         if self.state in self._cuts:
             raise CutError(self._cuts[self.state])
@@ -98,7 +99,7 @@ class Network:
         self._arm()
 
     def occupy(self, shape: int) -> Callable[[], None]:
-        """Traffic without end from now on; call what is returned to end it."""
+        """Start traffic without end now; return a function that ends it."""
         flow = Flow(shape, 0, None, _nothing)
         self._flows.append(flow)
         self._arm()
@@ -110,16 +111,16 @@ class Network:
         return leave
 
     def scale(self, link: int, factor: Fraction) -> None:
-        """Multiply the bandwidth of `link` from now on."""
+        """Multiply the bandwidth of `link` by `factor` from now on."""
         self._capacities[link] *= factor
         self._forget_rates()
         self._arm()
 
     def turn(self, state: int) -> None:
-        """From now on the links of another state are dead: what is in flight takes other ways.
+        """Switch to `state`, with other dead links: activities in flight take other routes.
 
         Raises:
-            CutError: something is in flight that has no way then.
+            CutError: an activity in flight has no route in the new state.
         """
         for flow in self._flows:
             flow.settle(int(self.env.now))
@@ -139,7 +140,7 @@ class Network:
         self.moved[key] = self.moved.get(key, 0) + size_bytes
 
     def _rates_now(self) -> list[Rate]:
-        """Return the rate of each activity; who joined first makes no difference to it."""
+        """Return the rate of each activity; the order of joining does not affect it."""
         numbers = [flow.shape for flow in self._flows]
         key = tuple(sorted(numbers))
         rates = self._rates.get(key)
@@ -150,7 +151,7 @@ class Network:
         return [rates[number] for number in numbers]
 
     def _rates_of(self, key: tuple[int, ...]) -> dict[int, Rate]:
-        """Return the rates of activities that share links with no other, by shape."""
+        """Return by shape the rates of activities, which share links only with each other."""
         rates = self._rates_beside.get(key)
         if rates is None:
             shapes = tuple([self._shapes[number][self.state] for number in key])
@@ -162,9 +163,9 @@ class Network:
         return rates
 
     def _sharing(self, key: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return the shapes in `key`, those that are joined by links they share together.
+        """Return the shapes in `key`, grouped by the links that they share, directly or indirectly.
 
-        What shares no link, not even through others, has no say in a rate.
+        Activities in different groups do not affect each other's rates.
         """
         found: list[tuple[list[int], frozenset[int]]] = []
         for number in key:
@@ -189,9 +190,9 @@ class Network:
         self._rates_beside.clear()
 
     def _arm(self) -> None:
-        """Wake up when the next activity ends; an earlier alarm no longer counts.
+        """Set an alarm for the next activity to end; it replaces earlier alarms.
 
-        What an activity has moved is taken off where its rate changes: until then its end stays.
+        Progress is updated only when the rate of an activity changes; until then its end is fixed.
         """
         self._version = version = self._version + 1
         now_ps = int(self.env.now)
@@ -215,7 +216,7 @@ class Network:
     def _alarm(self, version: int) -> None:
         if version != self._version:
             return
-        if len(self._flows) == 1:  # it was alone since the last change: it has ended
+        if len(self._flows) == 1:  # alone since the last change, so this one has ended
             (flow,) = self._flows
             self._flows = []
             flow.finish()
@@ -234,9 +235,9 @@ class Network:
 def _rates_of(
     shapes: tuple[Shape, ...], capacities: tuple[int | Fraction, ...]
 ) -> tuple[Fraction, ...]:
-    """Return `fair_rates`, kept for the next simulation, which mostly has the same traffic."""
+    """Return `fair_rates`; cached, since simulations of one schedule have mostly equal traffic."""
     return fair_rates(shapes, capacities)
 
 
 def _nothing() -> None:
-    """Traffic without end does not finish."""
+    """Do nothing: traffic without end does not finish."""

@@ -1,8 +1,9 @@
 """Loads of rings, Sends and neighbours on links.
 
-A collective takes some bytes of each GPU's own link (near) and some of what is between domains
-(far) for each byte that neighbours of a plain ring exchange, so each entry belongs to one of them.
-What leaves a domain over PCIe does not pass the GPU's link to its switch: there it counts off.
+For each byte that neighbours of a plain ring exchange, a collective puts some bytes on the links of
+each GPU (near) and some on the links between domains (far). Each entry belongs to one of the two.
+Bytes that leave a domain over PCIe bypass the GPU's link to its switch: far entries with a negative
+divisor subtract them there.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from zsim_des.network.routes import Hops, Routes
 class LoadTable:
     """Loads on links: entry i is 1 / `divisor[i]` of the bytes of `owner[i]`.
 
-    Owners are communicators in a ring, and ranks in a Send. A negative divisor takes off.
+    Owners are communicators for rings, and ranks for Sends. A negative divisor subtracts a load.
     """
 
     owner: Ints
@@ -29,14 +30,14 @@ class LoadTable:
 
 @dataclass(frozen=True, slots=True)
 class RingTable:
-    """Loads of the rings of a group on links: of near bytes, and of far bytes."""
+    """Loads that the rings of a group put on links: of near bytes, and of far bytes."""
 
     near: LoadTable
     far: LoadTable
 
 
 def _table(flows: Flows, *parts: tuple[Hops, Ints, int]) -> LoadTable:
-    """Entries for hops of flows (their numbers in `flows`), over a divisor with a sign."""
+    """Return entries for hops of `flows`; each part has hops, a divisor by flow, and a sign."""
     owner, link, divisor = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.ones(0, np.int64)]
     for hops, over, sign in parts:
         links, flow, parted = hops.joined()
@@ -55,7 +56,7 @@ def _both(one: LoadTable, other: LoadTable) -> LoadTable:
 
 
 def no_ring() -> RingTable:
-    """Of a group without collectives."""
+    """Return the empty loads of a group without collectives."""
     return RingTable(_nothing(), _nothing())
 
 
@@ -64,10 +65,10 @@ def _nothing() -> LoadTable:
 
 
 def ring_table(spread: Spread, wiring: Wiring, ways: Routes) -> RingTable:
-    """Return what the rings of a group put on links.
+    """Return the loads that the rings of a group put on links.
 
     Raises:
-        CutError: no way is left between two of its ranks.
+        CutError: no route is left between two of its ranks.
     """
     inner, outer = spread.inner, spread.outer
     within = ways.near(inner.source, inner.target)
@@ -81,7 +82,7 @@ def ring_table(spread: Spread, wiring: Wiring, ways: Routes) -> RingTable:
         off = ways.near(some.source, some.target)
         far = _both(far, _table(some, (off, some.divisor, -1)))
         return RingTable(_table(inner, (within, whole, 1)), far)
-    # NICs hang on the switch: all bytes of a rank pass its own link, also those that leave.
+    # NICs are attached to the switch: all bytes of a rank pass its own link, also those that leave.
     ranks = np.flatnonzero((spread.domains > 1) | (spread.on_domain > 1))
     ports = Hops()
     every = np.arange(len(ranks))
@@ -98,10 +99,10 @@ def ring_table(spread: Spread, wiring: Wiring, ways: Routes) -> RingTable:
 
 
 def send_table(spread: Spread, offset: int, ways: Routes) -> LoadTable:
-    """Return what Sends to the member `offset` away put on links, by rank.
+    """Return by rank the loads of Sends to the member `offset` away.
 
     Raises:
-        CutError: no way is left between two of the ranks.
+        CutError: no route is left between two of the ranks.
     """
     peer, far = spread.peer[offset], spread.far[offset]
     found = _nothing()
@@ -115,10 +116,10 @@ def send_table(spread: Spread, offset: int, ways: Routes) -> LoadTable:
 
 
 def host_flow_table(flow: HostFlow, ranks: Ints, wiring: Wiring) -> LoadTable:
-    """Return loads of a flow on the host side of nodes, by rank; none where no link carries it.
+    """Return by rank the loads of a host-side flow; empty if no link carries it.
 
     Raises:
-        ClusterError: the nodes lack what it needs.
+        ClusterError: the nodes lack the hardware that it needs.
     """
     cluster = wiring.cluster
     node, place = np.divmod(ranks, cluster.gpus_per_node)
@@ -138,7 +139,7 @@ def host_flow_table(flow: HostFlow, ranks: Ints, wiring: Wiring) -> LoadTable:
 
 
 def neighbour_table(first: int, last: int, wiring: Wiring, ways: Routes) -> LoadTable:
-    """Return what a ring over the nodes from `first` to `last`, through all NICs, puts on links."""
+    """Return the loads of a ring over nodes `first` to `last`, through all NICs."""
     rails = wiring.rails
     nodes = np.repeat(np.arange(first, last + 1), rails)
     before = np.where(nodes == first, last, nodes - 1)
@@ -152,10 +153,10 @@ def neighbour_table(first: int, last: int, wiring: Wiring, ways: Routes) -> Load
 
 
 def laps_ps(spread: Spread, node: Ints, ways: Routes, board_ps: int) -> Ints:
-    """Once around the ring of each communicator: what it takes beyond a domain and its NICs.
+    """Return the latency once around each communicator's ring, beyond domains and their NICs.
 
-    That is the fabric between each two domains, the longest of the ways that the rings take, and
-    the links between boards, there and back.
+    Picoseconds. The sum of the latency of the fabric between domains, by the longest route of the
+    rings, and of the links between boards in both directions.
     """
     total = np.zeros(len(spread.members), np.int64)
     outer = spread.outer
@@ -168,7 +169,7 @@ def laps_ps(spread: Spread, node: Ints, ways: Routes, board_ps: int) -> Ints:
     inner = spread.inner
     if board_ps and len(inner.source):
         crossed = np.flatnonzero(ways.crossings(inner.source, inner.target))
-        two = spread.on_domain[inner.source] == 2  # of two ranks a chunk goes one way only
+        two = spread.on_domain[inner.source] == 2  # between two ranks a chunk goes in one direction
         crossed = crossed[~two[crossed] | (inner.source < inner.target)[crossed]]
         np.add.at(total, inner.owner[crossed], board_ps)
     return total

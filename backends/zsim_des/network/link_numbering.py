@@ -1,4 +1,4 @@
-"""The links of a cluster, numbered: class after class, those of `link_classes` first."""
+"""Numbers for the links of a cluster: class after class, those of `link_classes` first."""
 
 from collections.abc import Collection
 
@@ -20,20 +20,20 @@ from zsim.cluster.links import (
 from zsim_des.network.edge_routes import EdgeRoutes
 
 Direction = tuple[tuple[str, ...], LinkClass]
-"""One direction of equal links: the names of the hops that they are, and the links."""
+"""One direction of equal links: the names of their hops, and the link class."""
 
 
 def directions(cluster: Cluster) -> list[Direction]:
-    """Return the directions of all links, in the order in which they are numbered."""
+    """Return the directions of all links, in the order of their numbers."""
     classes = *link_classes(cluster), *host_links(cluster)
     return [(names, links) for links in classes for names in links.hops]
 
 
 class Wiring:
-    """Numbers of links: where those of each direction begin.
+    """Numbers of links: the first number of each direction.
 
-    A GPU's links have its rank's number on top, those between boards twice the node's and 1 for
-    the way back, NICs their node's times the rails and their rail.
+    The link of a GPU adds its rank. A link between boards adds twice its node, plus 1 for the
+    opposite direction. A NIC adds its node times the number of rails, plus its rail.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -60,29 +60,29 @@ class Wiring:
         self._edges = nics + 2 + 2 * tiers
 
     def first(self, name: str) -> int:
-        """Return the number of the first link of a name."""
+        """Return the number of the first link with this name."""
         return self._first_of[name]
 
     def has_rails(self, tier: int) -> bool:
-        """Return whether a group of `tier` is one switch for each rail."""
+        """Return True if a group of `tier` has one switch per rail."""
         return has_rails(self.cluster, tier)
 
     def routes(self, dead: Collection[tuple[str, str]]) -> EdgeRoutes | None:
-        """Return routes through an explicit fabric without its dead edges; None for any other."""
+        """Return routes through an explicit fabric without `dead` edges; None for other fabrics."""
         if not self.cluster.fabric.edges:
             return None
         return EdgeRoutes(edges_in_use(self.cluster), self.firsts[self._edges], dead)
 
     def gpu_links(self, rank: int) -> tuple[int, int]:
-        """Both directions of the link of a rank to its switch."""
+        """Return both directions of the link between a rank and its switch."""
         return self.up + rank, self.down + rank
 
     def nic_links(self, node: int, rail: int) -> tuple[int, int]:
-        """Both directions of the NICs of a rail."""
+        """Return both directions of the NICs of a rail."""
         return self.out + node * self.rails + rail, self.into + node * self.rails + rail
 
     def uplinks(self, tier: int, group: int, rails: range) -> tuple[int, ...]:
-        """Both directions of uplinks of a group of a tier."""
+        """Return both directions of the uplinks of a group of a tier."""
         width = self.rails if self.has_rails(tier) else 1
         return tuple(
             first + group * width + rail
@@ -91,5 +91,5 @@ class Wiring:
         )
 
     def edge_links(self, source: str, target: str) -> tuple[int, int]:
-        """Both directions of an edge."""
+        """Return both directions of an edge."""
         return self._first_of[f"{source}->{target}"], self._first_of[f"{target}->{source}"]

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 Shape = tuple[tuple[int, Fraction], ...]
-"""What an activity takes: pairs of link number and bytes on it for each byte of progress."""
+"""Load of an activity: pairs of link number and bytes on it for each byte of progress."""
 
 
 def fair_rates(
     shapes: Sequence[Shape], capacities: Sequence[int | Fraction]
 ) -> tuple[Fraction, ...]:
-    """Bytes of progress per second of each activity, max-min fair (progressive filling).
+    """Return the bytes of progress per second of each activity, max-min fair.
 
-    All rates rise together until a link is full; the activities on it stay where they are, the
-    others rise on. So no rate can be raised without lowering one that is no larger. Source:
-    Bertsekas and Gallager 1992, "Data Networks", section 6.5.2.
+    Progressive filling: all rates rise together until a link is full. The activities on that link
+    keep their rate, the others continue to rise. So no rate can rise without lowering one that is
+    not larger. Source: Bertsekas and Gallager 1992, "Data Networks", section 6.5.2.
 
-    Every activity uses at least one link.
+    Every activity must use at least one link.
     """
     if len(shapes) == 1:
         return (min(Fraction(capacities[link]) / taken for link, taken in shapes[0]),)

@@ -1,4 +1,4 @@
-"""Outages: what does not work at one time, and when that changes."""
+"""Outages: the dead hardware at one time, and the times of its changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from zsim.cluster.links import has_rails, rail_count
 class Outage:
     """Dead bundles of NICs (node, rail), links of ranks, uplinks (tier, group, rail) and edges.
 
-    Of a tier without rails all uplinks of a group are on rail 0.
+    In a tier without rails, all uplinks of a group are on rail 0.
     """
 
     nics: frozenset[tuple[int, int]] = frozenset()
@@ -33,7 +33,7 @@ NOTHING_DEAD = Outage()
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """NICs of a bundle that still work, as a part of its `of`, in a window."""
+    """A bundle of NICs with `dead` of them dead, and others working, in a window."""
 
     node: int
     rail: int
@@ -42,10 +42,10 @@ class Lasting:
 
 
 class Outages:
-    """The outages of a run: `states` has each once, `turns` when which of them begins.
+    """The outages of a run: `states` lists each one once, `turns` the time each one starts.
 
-    Times count from the start of the first step; what is dead then is dead in setup. A bundle in
-    which some NICs work is slow, not dead: `thinned` has these.
+    Times count from the start of the first step; outages at that time also hold in setup. A bundle
+    with some working NICs is slow, not dead: `thinned` lists these.
     """
 
     def __init__(self, faults: Sequence[Dead], cluster: Cluster) -> None:
@@ -84,17 +84,17 @@ class Outages:
         )
 
     def rails(self, tier: int, rail: int | None) -> range:
-        """Return the switches of a group of `tier` that a fault of `rail` is about."""
+        """Return the switches of a group of `tier` that a fault of `rail` affects."""
         if not has_rails(self._cluster, tier):
             return range(1)
         return range(self._rails) if rail is None else range(rail, rail + 1)
 
     def bundle(self, nic: int) -> int:
-        """Return the bundle of a NIC: its load is spread evenly, so its slowest NIC limits it."""
+        """Return the bundle of a NIC. Its load is spread evenly, so its slowest NIC limits it."""
         return nic * self._rails // self._cluster.nics_per_node
 
     def _bundles(self, nics: set[tuple[int, int]], window: Window) -> list[tuple[int, int]]:
-        """Bundles of which no NIC is left; of others it is noted how many are dead."""
+        """Return the bundles without a working NIC; add the others to `thinned`."""
         counts: dict[tuple[int, int], int] = {}
         for node, nic in sorted(nics):
             key = (node, self.bundle(nic))

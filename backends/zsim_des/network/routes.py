@@ -1,13 +1,13 @@
-"""Routes of bytes from GPU to GPU, past what is dead.
+"""Routes of bytes from GPU to GPU around dead hardware.
 
-Within a domain: over the switch, and the link between boards where it is crossed. To another one:
-to a NIC, up the fabric as far as needed and down to a NIC. NICs that serve the same GPUs are one
-bundle; bundle j of a node is its rail j. Where the fabric has rails, bytes leave on the rail that
-the target is on; elsewhere each end uses its own.
+Within a domain: over the switch, and over the link between boards if source and target are on
+different ones. To another domain: to a NIC, up the fabric as far as needed, and down to a NIC. NICs
+that serve the same GPUs form one bundle; bundle j of a node is its rail j. In a fabric with rails,
+bytes leave on the target's rail; otherwise each end uses its own rail.
 
-A NIC hangs on a PCIe switch, or where no PCIe is described on the node's switch. GPUs on its PCIe
-switch reach it there; others go through these over the node's switch, in equal parts (NCCL calls it
-PXN: the release notes of NCCL 2.12).
+A NIC is attached to a PCIe switch, or to the node's switch if no PCIe is described. GPUs on the
+same PCIe switch reach it directly. Others go over the node's switch through these GPUs, in equal
+parts (NCCL calls this PXN; see the release notes of NCCL 2.12).
 """
 
 from collections.abc import Collection, Iterator
@@ -26,20 +26,20 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Hops:
-    """Links that flows take: entry i is 1 / `divisor[i]` of flow number `flow[i]` on `link[i]`."""
+    """Links of flows: entry i puts 1 / `divisor[i]` of flow number `flow[i]` on `link[i]`."""
 
     link: list[Ints] = field(default_factory=list[Ints])
     flow: list[Ints] = field(default_factory=list[Ints])
     divisor: list[Ints] = field(default_factory=list[Ints])
 
     def add(self, link: Ints, flow: Ints, divisor: Ints | None = None) -> None:
-        """Flows on links, all of them or parts."""
+        """Add flows to links, whole or divided by `divisor`."""
         self.link.append(link)
         self.flow.append(flow)
         self.divisor.append(np.ones_like(link) if divisor is None else divisor)
 
     def joined(self) -> tuple[Ints, Ints, Ints]:
-        """Links, flows and divisors of all entries."""
+        """Return links, flows and divisors of all entries."""
         none = [np.zeros(0, np.int64)]
         link, flow, divisor = (
             np.concatenate(none + parts) for parts in (self.link, self.flow, self.divisor)
@@ -48,7 +48,7 @@ class Hops:
 
 
 class Routes:
-    """Ways over the links of a cluster, of which those in `outage` are dead."""
+    """Routes over the links of a cluster, around the dead ones in `outage`."""
 
     def __init__(self, wiring: Wiring, outage: Outage = NOTHING_DEAD) -> None:
         self._wiring = wiring
@@ -62,10 +62,10 @@ class Routes:
         self._is_whole = outage == NOTHING_DEAD
 
     def near(self, source: Ints, target: Ints) -> Hops:
-        """Links from GPU to GPU of a domain.
+        """Return the links from GPU to GPU within a domain.
 
         Raises:
-            CutError: no way is left between two of them.
+            CutError: no route is left between two of them.
         """
         hops, flow = Hops(), np.arange(len(source))
         if self._outage.ranks:
@@ -80,12 +80,12 @@ class Routes:
         return hops
 
     def far(self, source: Ints, target: Ints, *, ports: bool) -> Hops:
-        """Links from GPU to GPU of different domains.
+        """Return the links from GPU to GPU of different domains.
 
-        Without `ports` a GPU's own link to its switch is left out where NICs hang on the switch.
+        Without `ports`, omit a GPU's own link to its switch if NICs are attached to the switch.
 
         Raises:
-            CutError: no way is left between two of them.
+            CutError: no route is left between two of them.
         """
         hops, flow = Hops(), np.arange(len(source))
         per_node = self._cluster.gpus_per_node
@@ -100,13 +100,13 @@ class Routes:
         return hops
 
     def above(self, source: Ints, target: Ints, rail: Ints) -> Hops:
-        """Links above the NICs of a rail from node to node."""
+        """Return the links above the NICs of a rail, from node to node."""
         hops = Hops()
         self._climb(hops, source, target, rail)
         return hops
 
     def climb_ps(self, source: Ints, target: Ints) -> Ints:
-        """Picoseconds that the way from node to node above the NICs takes longer."""
+        """Return the latency between nodes above their NICs, in picoseconds."""
         if self._routes is not None:
             return self._routes.latency_ps(source, target)
         total = np.zeros(len(source), np.int64)
@@ -116,12 +116,12 @@ class Routes:
         return total
 
     def cross(self, hops: Hops, source: Ints, target: Ints) -> None:
-        """Return the link between boards, for flows within a domain that change them."""
+        """Add the links between boards to `hops`, for flows within a domain that change boards."""
         boards = self._board(source), self._board(target)
         self._cross(hops, np.arange(len(source)), source, boards)
 
     def crossings(self, source: Ints, target: Ints) -> Flags:
-        """Return the flows within a domain that change boards."""
+        """Return True for each flow within a domain that changes boards."""
         return np.not_equal(self._board(source), self._board(target))
 
     def _board(self, rank: Ints) -> Ints:
@@ -131,7 +131,7 @@ class Routes:
         return place * 2 // self._cluster.gpus_per_node
 
     def _cross(self, hops: Hops, flow: Ints, rank: Ints, boards: tuple[Ints, Ints]) -> None:
-        """Return the link between boards of the node of `rank`, for flows that change boards."""
+        """Add the link between boards on the node of `rank`, for flows that change boards."""
         if self._cluster.board_link is None:
             return
         board, other = boards
@@ -140,14 +140,14 @@ class Routes:
         hops.add(self._wiring.board + 2 * node + board[which], flow[which])
 
     def _pcie(self, rank: Ints) -> Ints:
-        """Return the PCIe switch of its node that a rank is on."""
+        """Return the PCIe switch of each rank, by its number in the node."""
         return rank % self._cluster.gpus_per_node // self._cluster.gpus_per_pcie_switch
 
     def _pcie_of_rail(self, rail: Ints) -> Ints:
         return rail * self._cluster.pcie_switches // self._rails
 
     def _beside(self, node: Ints, switch: Ints) -> Iterator[tuple[Ints, Flags]]:
-        """Return the GPUs on each PCIe switch of the nodes, and where there is one."""
+        """Yield by position the GPUs on one PCIe switch per node, and which of them are usable."""
         per_node, per_switch = self._cluster.gpus_per_node, self._cluster.gpus_per_pcie_switch
         for each in range(per_switch):
             place = switch * per_switch + each
@@ -155,7 +155,7 @@ class Routes:
             yield rank, (place < per_node) & self._ports[rank]
 
     def _nic(self, hops: Hops, rank: Ints, rail: Ints, *, outward: bool, ports: bool) -> None:
-        """Links between GPUs and NICs of their nodes."""
+        """Add the links between GPUs and NICs of their nodes."""
         wiring, flow = self._wiring, np.arange(len(rank))
         to_switch, from_switch = (wiring.up, wiring.down) if outward else (wiring.down, wiring.up)
         board, other = self._board(rank), rail * 2 // self._rails
@@ -212,7 +212,7 @@ class Routes:
         return rank % per_node * self._rails // per_node
 
     def _usable(self, rank: Ints) -> Flags:
-        """By rank and rail whether the rank reaches a NIC there."""
+        """Return by rank and rail whether the rank reaches a NIC there."""
         node = rank // self._cluster.gpus_per_node
         found = self._nics[node]
         if not self._outage.ranks:
@@ -230,7 +230,7 @@ class Routes:
         return found
 
     def _next(self, usable: Flags, near: Ints, rank: Ints) -> Ints:
-        """By row of `usable` the first rail from `near` on that is."""
+        """Return by row of `usable` the first usable rail, starting at `near`."""
         steps = (near[:, None] + np.arange(self._rails)) % self._rails
         found = np.take_along_axis(usable, steps, axis=1)
         cut = np.flatnonzero(~found.any(axis=1))
@@ -243,14 +243,14 @@ class Routes:
         return np.take_along_axis(steps, found.argmax(axis=1)[:, None], axis=1)[:, 0]
 
     def _uplinks(self, tier: int) -> Flags:
-        """By group and rail of a tier whether its way up works."""
+        """Return by group and rail of a tier whether its uplink works."""
         groups = -(-self._cluster.nodes // self._cluster.fabric.tiers[tier].nodes_below)
         width = self._rails if self._wiring.has_rails(tier) else 1
         dead = {(group, rail) for number, group, rail in self._outage.uplinks if number == tier}
         return _alive((groups, width), dead)
 
     def _climb(self, hops: Hops, source: Ints, target: Ints, rail: Ints, *, first: int = 0) -> None:
-        """Links above the NICs of a rail from node to node, from tier number `first` on."""
+        """Add the links above the NICs of a rail, from node to node and from tier `first` up."""
         if self._routes is not None:
             hops.add(*self._routes.links(source, target))
             return
@@ -275,7 +275,7 @@ class Routes:
             raise CutError(f"{name} {int(groups[dead[0]])}: no uplink is left")
 
     def _around(self, hops: Hops, flow: int, source: int, target: int) -> None:
-        """Route a flow within a domain of which an end has no link to the switch."""
+        """Route a flow within a domain if one of its ends has no link to the switch."""
         if self._cluster.pcie_link is None:
             self._cut(source, target)
         ends = np.array([source]), np.array([target])
@@ -296,14 +296,14 @@ class Routes:
                 hops.add(np.array(links), *entry)
 
     def _doors(self, end: Ints, node: Ints) -> list[int]:
-        """Ranks by which one gets to the switch: itself, or those on its PCIe switch."""
+        """Return the ranks via which `end` reaches the switch: itself, or its PCIe neighbours."""
         if self._ports[end[0]]:
             return [int(end[0])]
         beside = self._beside(node, self._pcie(end))
         return [int(rank[0]) for rank, there in beside if there[0]]
 
     def _through(self, source: int, out: int, into: int, target: int) -> list[int]:
-        """Links from `source` over its door to the switch, and over the other door to `target`."""
+        """Return the links from `source` via rank `out` over the switch to `into` and `target`."""
         wiring = self._wiring
         links = [wiring.up + out, wiring.down + into]
         if out != source:
@@ -316,7 +316,7 @@ class Routes:
         return links
 
     def _outside(self, hops: Hops, flow: int, source: int, target: int) -> None:
-        """Route a flow that has to leave its domain: through the NICs of both ends."""
+        """Route a flow that has to leave its domain, through the NICs of both ends."""
         ends = np.array([source]), np.array([target])
         rails = [int(self._nearest(end)[0]) for end in ends]
         alive = [self._usable(end)[0, rail] for end, rail in zip(ends, rails, strict=True)]
@@ -335,7 +335,7 @@ class Routes:
         hops.add(link, np.full(len(link), flow), divisor)
 
     def _change(self, hops: Hops, nodes: list[Ints], rails: list[int]) -> None:
-        """Links above the NICs between two rails, which need not be the same."""
+        """Add the links above the NICs between two rails, which may differ."""
         if not self._on_rails or rails[0] == rails[1]:
             self._climb(hops, nodes[0], nodes[1], np.array([rails[1]]))
             return
@@ -359,7 +359,7 @@ class Routes:
 
 
 def _alive(shape: tuple[int, ...], dead: Collection[tuple[int, ...]]) -> Flags:
-    """Return True but where something is dead."""
+    """Return an array that is True except at `dead` indices."""
     found = np.ones(shape, bool)
     for where in dead:
         found[where] = False

@@ -1,1 +1,1 @@
-"""Ranks and links that no one can tell apart, simulated once."""
+"""Equivalent ranks and links, which are simulated once."""

@@ -9,17 +9,17 @@ from zsim.schedule.schedule import Program
 SendKey = tuple[int, str, int]
 """A rank class, a group and an offset: the Sends of all ranks of the class.
 
-Or a host flow instead of the group: what all of them move on the host side of their nodes.
+Host-side traffic has its flow in place of the group.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorClass:
-    """Communicators of one group that no one can tell apart.
+    """Equivalent communicators of one group.
 
-    `classes` are the rank classes in them; each communicator has `ranks` ranks in `domains`
-    NVSwitch domains, and once around its ring it takes `climb_ps` beyond these and the NICs, by
-    state.
+    `classes` are the rank classes of their members. Each communicator has `ranks` ranks in
+    `domains` NVSwitch domains. `climb_ps` is, by state, the latency once around its ring beyond the
+    domains and their NICs.
     """
 
     index: int
@@ -33,9 +33,9 @@ class CommunicatorClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """The other end of a Send or Receive: its class, whether it is in another domain.
+    """The other end of a Send or Receive: its class, and whether it is in another domain.
 
-    The way there takes `climb_ps` beyond the NICs, or between boards, by state.
+    `climb_ps` is, by state, the latency of the route beyond the NICs, or between boards.
     """
 
     rank_class: int
@@ -57,7 +57,7 @@ class RankClass:
 
 @dataclass(slots=True)
 class Taken:
-    """Load of one link: per byte of each communicator class, of near bytes and far ones.
+    """Load of one link, per near byte and per far byte of each communicator class.
 
     `sends` is per byte that each rank of a class sends, `neighbours` per byte that a NIC of each
     neighbour sends.
@@ -71,9 +71,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedLink:
-    """`count` links of a kind that carry the same, as `states` say; `number` is one of them.
+    """`count` links of a kind with equal loads, given by `states`; `number` is one of them.
 
-    `slow` says by how much their bandwidth is divided, and when.
+    `slow` has the divisors of their bandwidth, each with its window.
     """
 
     number: int
@@ -87,7 +87,7 @@ class FoldedLink:
 class Fold:
     """All classes of a schedule on a cluster.
 
-    `cuts` has the states in which ranks have no way to each other, and which.
+    `cuts` maps states in which ranks cannot reach each other to a description.
     """
 
     ranks: tuple[RankClass, ...]

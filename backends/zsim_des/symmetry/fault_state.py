@@ -1,4 +1,4 @@
-"""Faults and neighbours as the simulation meets them: by rank, by link, at a time."""
+"""Faults and neighbours as the simulation uses them: by rank, by link, by time."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Pace:
         ]
 
     def end_ps(self, start_ps: int, time_ps: int, which: int) -> int:
-        """Return when a kernel of `time_ps` from `start_ps` ends; `which` tells draws apart."""
+        """Return the end of a kernel of `time_ps` from `start_ps`; `which` selects its jitter."""
         left: int | Fraction = time_ps
         for number, jitter in enumerate(self._jitter):
             if jitter.window.holds(start_ps):
@@ -75,7 +75,7 @@ class Pace:
 
 
 def _ceiling(now: int, left: int | Fraction, factor: Fraction) -> int:
-    """`now` and `factor` times what is left, rounded up."""
+    """Return `now` plus `factor` times `left`, rounded up."""
     over, under = left.numerator * factor.numerator, left.denominator * factor.denominator
     return now - (-over // under)
 
@@ -84,7 +84,7 @@ class Trouble:
     """Faults and neighbours of one run on a cluster.
 
     Raises:
-        RefusedError: one of them names something that the cluster does not have.
+        RefusedError: one of them names hardware that the cluster does not have.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Trouble:
         self.outages = Outages([fault for fault in faults if isinstance(fault, Dead)], cluster)
 
     def shape(self) -> tuple[object, ...]:
-        """Equal where ranks and links fold alike: all but the bandwidths, and what nobody asks."""
+        """Return a key of everything that affects folding; equal keys have equal classes."""
         cluster, fabric = self.cluster, self.cluster.fabric
         board = cluster.board_link
         return (
@@ -124,7 +124,7 @@ class Trouble:
         )
 
     def rank_marks(self, count: int) -> Ints:
-        """By rank a number; ranks with different faults have different ones."""
+        """Return a number per rank; ranks with different faults have different numbers."""
         if self.jitters:
             return np.arange(count)
         marks = np.zeros(count, np.int64)
@@ -134,7 +134,7 @@ class Trouble:
         return marks
 
     def pace(self, rank: int) -> Pace | None:
-        """Return how long kernels of `rank` take; None if as long as they should."""
+        """Return the pace of kernels of `rank`; None if no fault changes it."""
         slow = tuple(f for f in self._faults if isinstance(f, SlowGpu) and f.rank == rank)
         jitter = tuple(fault for fault in self._faults if isinstance(fault, Jitter))
         if not slow and not jitter:
@@ -142,7 +142,7 @@ class Trouble:
         return Pace(slow, jitter, int(mixed(np.array([rank]), self._seed)[0]) >> 8)
 
     def links(self, wiring: Wiring) -> dict[int, list[tuple[Fraction, Window]]]:
-        """By number the links that are slow: how, and when."""
+        """Return the slow links by number, each with its divisors and their windows."""
         found: dict[int, list[tuple[Fraction, Window]]] = {}
         for fault in self._faults:
             if isinstance(fault, Slow):
@@ -156,7 +156,7 @@ class Trouble:
         return found
 
     def _slow(self, fault: Slow, wiring: Wiring) -> tuple[int, ...]:
-        """Numbers of the links that a fault is about."""
+        """Return the numbers of the links that a fault affects."""
         match fault:
             case SlowNic(node=node, nic=nic):
                 return wiring.nic_links(node, self.outages.bundle(nic))

@@ -1,10 +1,10 @@
-"""Ranks that no one can tell apart, and the links that their groups use.
+"""Classes of equivalent ranks, and the links that their groups use.
 
-Two ranks are of one class if they run the same program on equal hardware, their communicators look
-alike (ranks, domains, what they put on which links), and the ranks that they meet in communicators,
-by Send and Receive and on links are of the same classes. So one rank stands exactly for its class,
-one collective of a class of communicators for all of them, and one link for its class. Where links
-die during the run, like must be alike before and after.
+Two ranks are in one class if they run the same program on equal hardware and their communicators
+are equivalent (ranks, domains, loads on links). The ranks that they meet in communicators, by Send
+and Receive and on links must also be in the same classes. So one rank represents its class exactly,
+and one link its class; one collective represents the collectives of all communicators of a class.
+If links die during the run, classes must hold before and after.
 """
 
 from collections.abc import Sequence
@@ -40,13 +40,13 @@ Key = TypeVar("Key")
 def fold(
     schedule: Schedule, trouble: Trouble, *, unfold: bool = False, used: Used | None = None
 ) -> Fold:
-    """Return the classes of `schedule` on a cluster; a rank with a fault is apart from others.
+    """Return the classes of `schedule` on a cluster; a rank with a fault is in a separate class.
 
-    With `unfold` every rank and link is its own. `used` is what of the schedule is in use, if that
-    is known.
+    With `unfold`, every rank and link is its own class. `used` is the traffic of the schedule, if
+    already known.
 
     Raises:
-        CutError: ranks that have to exchange bytes have no way to each other, with nothing dead.
+        CutError: ranks that exchange bytes cannot reach each other even with nothing dead.
     """
     known = used_of(schedule) if used is None else used
     return _Folding(schedule, trouble, known, unfold=unfold).fold()
@@ -54,7 +54,7 @@ def fold(
 
 @dataclass(slots=True)
 class _State:
-    """Loads on links, and durations of laps, while one outage lasts."""
+    """Loads on links, and durations of laps, during one outage."""
 
     ways: Routes
     rings: list[RingTable]
@@ -63,13 +63,13 @@ class _State:
     laps_ps: list[Ints]
 
     def tables(self) -> list[LoadTable]:
-        """All of them."""
+        """Return all load tables."""
         rings = [table for ring in self.rings for table in (ring.near, ring.far)]
         return rings + [table for _, _, table in self.sends] + self.neighbours
 
 
 class _Folding:
-    """Facts by rank, by communicator and by link, on the way to classes."""
+    """Properties of ranks, communicators and links, from which the classes are computed."""
 
     def __init__(self, schedule: Schedule, trouble: Trouble, used: Used, *, unfold: bool) -> None:
         cluster = trouble.cluster
@@ -147,7 +147,7 @@ class _Folding:
             return self._state(index, NOTHING_DEAD)
 
     def _number_links(self) -> Ints:
-        """Links that some rank uses, by their numbers from now on; the tables say these."""
+        """Return the links that some rank uses; renumber the tables to indices of this array."""
         is_used = np.zeros(self._wiring.link_count, bool)
         for table in self._host_flows.values():
             is_used[table.link] = True
@@ -165,7 +165,7 @@ class _Folding:
         return np.flatnonzero(is_used)
 
     def _traits(self, places: dict[str, Ints]) -> list[Ints]:
-        """Return what tells ranks apart before anyone is met."""
+        """Return the initial properties that distinguish ranks."""
         mesh, roles = self._schedule.mesh, self._schedule.roles
         role = np.zeros(mesh.size, np.int64)
         if len(roles) > 1:
@@ -185,7 +185,7 @@ class _Folding:
         return found
 
     def _marks(self) -> Mixes:
-        """Return what tells links apart before anyone is met."""
+        """Return the initial marks that distinguish links."""
         kind = np.searchsorted(self._wiring.firsts, self._used, side="right")
         total = mixed(kind, 0)
         for salt, state in enumerate(self._states):
@@ -264,7 +264,7 @@ class _Folding:
         return board.latency_ps
 
     def _links(self, numbers: Sequence[list[int]]) -> tuple[FoldedLink, ...]:
-        """Classes of links, each with what one of them carries."""
+        """Return the classes of links, each with the load of one of them."""
         _, firsts, counts = _by_first(self._colours.links)
         index = np.full(len(self._used), -1)
         index[firsts] = np.arange(len(firsts))
@@ -287,7 +287,7 @@ class _Folding:
     def _taken(
         self, state: _State, numbers: Sequence[list[int]], index: Ints, count: int
     ) -> list[Taken]:
-        """Return what each chosen link carries in a state; `index` has them by number, else -1."""
+        """Return the load of each chosen link in a state; `index` is -1 for other links."""
         found = [Taken({}, {}, {}, {}) for _ in range(count)]
         for ring, class_of in zip(state.rings, numbers, strict=True):
             for owner, link, share in _entries(ring.near, index):
@@ -311,7 +311,7 @@ def _add(total: dict[Key, Fraction], key: Key, share: Fraction) -> None:
 
 
 def _entries(table: LoadTable, index: Ints) -> list[tuple[int, int, Fraction]]:
-    """Entries on chosen links: the owner, the link's index among them, and the share."""
+    """Return entries on chosen links: the owner, the link's index among them, and the share."""
     which = np.flatnonzero(index[table.link] >= 0)
     owners, links = table.owner[which].tolist(), index[table.link[which]].tolist()
     divisors = table.divisor[which].tolist()
@@ -323,7 +323,7 @@ def _entries(table: LoadTable, index: Ints) -> list[tuple[int, int, Fraction]]:
 
 
 def _by_first(colour: Mixes) -> tuple[Ints, list[int], list[int]]:
-    """Class of each, and by class the first that is in it and how many; numbered by the first."""
+    """Return the class of each, and by class its first member and size; numbered by the first."""
     if len(colour) and (colour == colour[0]).all():
         return np.zeros(len(colour), np.int64), [0], [len(colour)]
     _, firsts, inverse, counts = np.unique(

@@ -1,4 +1,4 @@
-"""Link classes of a folded cluster, and what each communicator puts on them."""
+"""Link classes of a folded cluster, and the loads of each communicator on them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -30,15 +30,15 @@ from zsim_des.symmetry.classes import CommunicatorClass, Fold, RankClass, SendKe
 from zsim_des.symmetry.fault_state import Trouble
 
 Loads = dict[int, Fraction]
-"""Bytes on one link of each class, by its number, for each byte that neighbours exchange."""
+"""Bytes on one link of each class, by its number, per byte that ring neighbours exchange."""
 
 States = tuple[Loads, ...]
-"""Loads by the state of what is dead."""
+"""Loads by state (the set of dead links)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedLinks:
-    """`count` links that carry the same: `names` are the hops that they are."""
+    """`count` links with equal loads; `names` are the names of their hops."""
 
     names: tuple[str, ...]
     count: Fraction
@@ -47,10 +47,10 @@ class FoldedLinks:
 
 
 class FoldedLinkTable:
-    """Numbers link classes and says what rings and Sends load them with.
+    """Numbers link classes and returns the loads of rings and Sends on them.
 
-    `slow` are link classes with what divides them and when, `neighbours` what each neighbour puts
-    on links, one of them its own that holds what it wants.
+    `slow` lists link classes with a divisor of their bandwidth and its window. `neighbours` has the
+    loads of each neighbour, which include a private link that limits it to its demand.
     """
 
     def __init__(self, fold: Fold, trouble: Trouble, decision: Decision | None = None) -> None:
@@ -95,9 +95,9 @@ class FoldedLinkTable:
     def _add_between(
         self, groups: Iterable[int], senders: Mapping[SendKey, Fraction], state: int
     ) -> None:
-        """Add what GPUs without a switch have to each other alone, for each group and sender.
+        """Add the direct links between GPUs without a switch, for each group and each sender.
 
-        It limits one group, or one sender, and carries what their own links do.
+        Such a link limits one group or one sender; it carries the bytes of the GPUs' own links.
         """
         link = self._cluster.switch_link
         own = FoldedLinks(
@@ -125,7 +125,7 @@ class FoldedLinkTable:
         ring_bytes: int,
         state: int,
     ) -> LinkLoad | None:
-        """Return the demand of a collective that is no plain ring of so many bytes; else None."""
+        """Return the loads of a collective; None if it is a plain ring."""
         shape = GroupShape(ranks=communicator.ranks, nodes=communicator.domains)
         found = self._demands.of(operation, ring_bytes, shape)
         if found is None or shape.nodes == 1:
@@ -133,7 +133,7 @@ class FoldedLinkTable:
         return replace(found, latency_ps=found.latency_ps + communicator.climb_ps[state])
 
     def ring(self, communicator: CommunicatorClass, demand: LinkLoad | None = None) -> States:
-        """Return loads of a ring in every communicator of the class, or of `demand`."""
+        """Return the loads of a ring, or of `demand`, in every communicator of the class."""
         near, far = (demand.near, demand.far) if demand else (Fraction(1), Fraction(1))
         found: list[Loads] = []
         for parts in self._rings.get(communicator.index, [{}] * self._count):
@@ -145,13 +145,13 @@ class FoldedLinkTable:
         return tuple(found)
 
     def send(self, source: RankClass, group: str, offset: int) -> States:
-        """Return loads when every rank of `source` sends a byte per byte of progress."""
+        """Return the loads of one byte sent by every rank of `source`."""
         return self._sends.get((source.index, group, offset), ({},) * self._count)
 
     def carried(self, rank_class: RankClass, what: Carried) -> States | None:
-        """Return loads when every rank of the class moves a byte on the host side of its node.
+        """Return the loads of one byte moved on the host side by every rank of the class.
 
-        None where no links are described that carry it.
+        None if no links that carry it are described.
         """
         states = self._sends.get((rank_class.index, what.flow, 0))
         if states is None:
@@ -166,10 +166,10 @@ class FoldedLinkTable:
         )
 
     def _own_loads(self, what: Carried) -> dict[str, Fraction]:
-        """Return by link what takes more or less than a byte for each byte of `what`."""
+        """Return by link name the load per byte of `what`, where it is not its `share`."""
         cluster = self._cluster
         found = {DRIVES_BUSY: load_of(cluster, what.flow, DRIVES_BUSY)}
-        if what.share < 1:  # one rank is no faster than the slowest link on its way
+        if what.share < 1:  # the slowest link of its route limits one rank
             speeds = {each.names[0]: each.bytes_per_s for each in self.classes}
             hops = path(cluster, what.flow)
             slowest = min(speeds[name] for name, _ in hops)
@@ -187,7 +187,7 @@ class FoldedLinkTable:
         return found
 
     def latency_ps(self, flow: HostFlow) -> int:
-        """Picoseconds before the bytes of a host flow move."""
+        """Return the delay before the bytes of a host-side flow move, in picoseconds."""
         copies, drives = self._cluster.copies, self._cluster.drives
         match flow:
             case HostFlow.COPY_OUT | HostFlow.COPY_IN:
@@ -198,24 +198,24 @@ class FoldedLinkTable:
                 return 0 if drives is None else drives.latency_ps
 
     def lap_ps(self, communicator: CommunicatorClass, state: int) -> int:
-        """Picoseconds in which the first byte goes once around the ring."""
+        """Return the time of the first byte once around the ring, in picoseconds."""
         shape = RingShape(ranks=communicator.ranks, nodes=communicator.domains)
         return shape.lap_ps(self._cluster) + communicator.climb_ps[state]
 
     def send_latency_ps(self, source: RankClass, group: str, offset: int, state: int) -> int:
-        """Picoseconds of the way to the peer."""
+        """Return the latency to the peer, in picoseconds."""
         peer = source.peers[group, offset]
         way_ps = far_ps(self._cluster) if peer.is_far else near_ps(self._cluster)
         return way_ps + peer.climb_ps[state]
 
 
 def shapes(loads: States) -> tuple[Shape, ...]:
-    """Return loads as the network takes them, by state."""
+    """Return loads in the network's format, by state."""
     return tuple(tuple(each.items()) for each in loads)
 
 
 def joined(parts: list[tuple[States, int]]) -> tuple[tuple[Shape, ...], int]:
-    """One activity that moves all of `parts` (loads and bytes) together: its shapes and bytes.
+    """Return shapes and bytes of one activity that moves all `parts` (loads, bytes) together.
 
     Progress is counted in bytes of the largest part.
     """

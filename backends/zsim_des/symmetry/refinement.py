@@ -1,8 +1,9 @@
-"""Colours: numbers by which ranks, communicators and links that look alike are found.
+"""Colours: numbers that are equal for equivalent ranks, communicators and links.
 
-The coarsest partition in which like meets like, by refining colours until nothing changes
-(Weisfeiler and Leman 1968). What something meets is a multiset of colours, kept as a sum of 64-bit
-mixes; two different ones have the same sum with a probability of about 2^-64.
+Compute the coarsest partition in which members of a class meet the same classes, by refining
+colours until nothing changes (Weisfeiler and Leman 1968). The neighbourhood of an element is a
+multiset of colours, kept as a sum of 64-bit mixes; two different ones have the same sum with a
+probability of about 2^-64.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,11 @@ from zsim_des.network.link_loads import LoadTable
 Mixes = npt.NDArray[np.uint64]
 
 OWN, LINK, MEMBER, MEETS = range(1, 5)
-"""Salts: what one colour says about another."""
+"""Salts, one for each relation between colours."""
 
 
 def mixed(values: Ints | Mixes, salt: int) -> Mixes:
-    """64-bit numbers that look random, one for each different value (splitmix64)."""
+    """Return a pseudorandom 64-bit number for each different value (splitmix64)."""
     found = values.astype(np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
     found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -28,17 +29,17 @@ def mixed(values: Ints | Mixes, salt: int) -> Mixes:
 
 
 def sums(owner: Ints, values: Mixes, count: int) -> Mixes:
-    """By owner the sum of its values, modulo 2^64."""
+    """Return by owner the sum of its values, modulo 2^64."""
     found = np.zeros(count, np.uint64)
     np.add.at(found, owner, values)
     return found
 
 
 class Colours:
-    """Colours of ranks, links, and by group of communicators.
+    """Colours of ranks, of links, and by group of communicators.
 
-    By spread there are several tables of what its rings put on links, each told from the others;
-    `host_flows` are of ranks alone.
+    Each spread has several load tables of its rings, with a different salt each. `host_flows`
+    connect only ranks and links.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Colours:
         sends: Sequence[tuple[Spread, int, LoadTable]],
         host_flows: Sequence[LoadTable] = (),
     ) -> None:
-        """Begin with what tells ranks (`traits`) and links (`marks`) apart before they meet."""
+        """Start with the initial properties of ranks (`traits`) and of links (`marks`)."""
         self.ranks = np.zeros(len(traits[0]), np.uint64)
         for salt, trait in enumerate(traits):
             self.ranks += mixed(trait, 100 + salt)
@@ -69,7 +70,7 @@ class Colours:
         self.communicators = self._communicators()
 
     def refine(self, *, keep_ranks: bool = False) -> None:
-        """Split until like meets like; with `keep_ranks` only the links and communicators."""
+        """Refine until stable; with `keep_ranks`, only the links and communicators."""
         count = 0
         while count < (count := len(np.unique(self.ranks)) + len(np.unique(self.links))):
             self.links = self._links()

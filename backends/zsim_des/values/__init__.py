@@ -1,4 +1,4 @@
-"""Values that a simulated run carries: the same schedule, and what it really computes."""
+"""Exact values in a simulated run: the same schedule, with the numbers that it computes."""
 
 from zsim.backend.values import Seat, Values
 from zsim_des.values.carried_run import carry

@@ -1,10 +1,10 @@
-"""Carries values through a simulated run: memory on every rank, and what is done to it when.
+"""Carries values through a simulated run: the memory of every rank, and its accesses over time.
 
-An operation reads when it begins and writes when it is complete; in between nobody may have changed
-what it reads, and what it writes is nobody's: it is spoiled. A collective is complete for all its
-members at once. Buffers are bound to blocks of memory when the host issues what uses them, and a
-free spoils its block on the home stream, after what was issued there before: so a reuse that comes
-too early really overlaps.
+An operation reads at its start and writes at its end. In between, its inputs must not change, and
+its outputs hold no valid value: they are spoiled. A collective completes for all its members at
+once. Buffers are bound to blocks of memory when the host issues an operation that uses them. A free
+spoils its block on the home stream, after all that was issued there before, so memory reused too
+early really overlaps.
 """
 
 from collections import Counter
@@ -36,20 +36,20 @@ from zsim_des.values.truth import given
 from zsim_des.values.value_memory import BlockMemory, MemoryBlock
 
 FAULTS_MAX = 20
-"""Faults that are noted: a run that goes wrong soon has thousands."""
+"""Maximum number of faults to record; an incorrect run soon has thousands."""
 
 STATE = "state of its generator"
-"""Name of the state that an operation draws with, among the numbers of the host that it reads."""
+"""Key of the generator state of an operation that draws, among the host scalars it reads."""
 
 Touch = tuple[str, int, int, bool, bool]
-"""Buffer, start and size on a rank, whether it is read, whether it is written."""
+"""Buffer, start and size on a rank, whether it is read, and whether it is written."""
 
 
 class Carrier(Generic[A]):
-    """A `Watcher` that applies `values` to a run in which every rank is simulated.
+    """A `RunWatcher` that applies `values` to a run in which every rank is simulated.
 
-    What it was told is applied by `settle`, in the order of time: call it when the run is over.
-    `given` says what the caller gives in a host scalar before a step.
+    `settle` applies the recorded events in order of time; call it after the run. `given` returns
+    the value that the caller sets in a host scalar before a step.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Carrier(Generic[A]):
         self._behind: list[tuple[int, A]] = []
 
     def act(self, rank: int, step: int, operation: Operation, host_ps: int) -> None:
-        """Let the host allocate, free, set a scalar or take a branch."""
+        """Record a host action: allocate, free, set a scalar or take a branch."""
         self._give(rank, step)
         match operation:
             case Allocate(buffer=name):
@@ -105,7 +105,7 @@ class Carrier(Generic[A]):
                 raise AssertionError(operation)
 
     def put(self, rank: int, step: int, entry: Enqueue, host_ps: int) -> None:
-        """Put an operation on its stream: names are bound to the memory they have now."""
+        """Record an operation put on its stream; bind its buffers to their current memory."""
         self._give(rank, step)
         seat, operation = self.seats[rank], entry.operation
         stream = self._schedule.streams[entry.stream]
@@ -129,10 +129,11 @@ class Carrier(Generic[A]):
         self._tails[rank, stream] = running
 
     def end(self, rank: int, step: int, slot: int, span_ps: tuple[int, int]) -> None:
-        """Note when an entry runs: what it does to memory has a time.
+        """Record when an entry runs, and schedule its accesses to memory.
 
-        Members of a collective end together, one after the other: what frees spoil comes after all.
-        A message is there with the earlier of its ends.
+        Members of a collective end at one time, though their calls come in some order. Blocks that
+        their frees spoil are spoiled after all of them. A message arrives at the earlier end of its
+        two operations.
         """
         running, meetings = self._running.pop((rank, step, slot))
         start_ps, end_ps = span_ps
@@ -156,7 +157,7 @@ class Carrier(Generic[A]):
             self._tails[rank, running.stream] = end_ps
 
     def settle(self) -> None:
-        """Everything that is known has happened. What was known first is first, at one time."""
+        """Apply all events in order of time; at equal times, in order of recording."""
         for _, _, happen in sorted(self._events, key=lambda event: event[:2]):
             for fault in happen() or ():
                 self._blame(fault)
@@ -173,7 +174,7 @@ class Carrier(Generic[A]):
         return self.seats[rank].program.by_name[name]
 
     def _give(self, rank: int, step: int) -> None:
-        """Give the host what the caller gives for a step that it begins."""
+        """Set the scalars that the caller gives before a step, when the host begins it."""
         if self._given_for[rank] != step:
             self._given_for[rank] = step
             for scalar in self._schedule.scalars:
@@ -181,7 +182,7 @@ class Carrier(Generic[A]):
                     self.scalars[rank][scalar.name] = self._given(scalar.name, step)
 
     def _read_scalars(self, rank: int, operation: Compute | Fill | Copy) -> dict[str, float]:
-        """Return the host's scalars that the operation reads now, and what it draws with."""
+        """Return the host scalars that the operation reads now, and its generator state."""
         if isinstance(operation, Compute) and operation.draw is not None:
             return {STATE: self._state(rank, operation.id, operation.draw)}
         reads = isinstance(operation, Compute) and bool(operation.scalars or operation.rule)
@@ -189,7 +190,7 @@ class Carrier(Generic[A]):
         return dict(self.scalars[rank]) if reads else {}
 
     def _state(self, rank: int, name: str, draw: Draw) -> int:
-        """Return the number of the state that an operation draws with: counted on, or restored."""
+        """Return the state number that an operation draws with: the next, or a restored one."""
         counts, states = self._counts[rank], self._states[rank]
         if draw.restores is None:
             counts[draw.generator] += 1
@@ -203,7 +204,7 @@ class Carrier(Generic[A]):
         touches = self._touches.get(key)
         if touches is None:
             at, extent = self.seats[rank].coordinates, self._schedule.extent
-            # A copy by parameter leaves what its source does not hold as it was.
+            # A copy by parameter leaves target elements unchanged that its source does not hold.
             leaves_some = isinstance(operation, Copy) and operation.by_parameter
             touches = self._touches[key] = [
                 (view.buffer, *extent(view, at), reads or (leaves_some and writes), writes)
@@ -236,7 +237,7 @@ class Carrier(Generic[A]):
                 self._spoil_behind(rank, buffer.home, block, host_ps)
 
     def _return_deferred(self, rank: int, host_ps: int) -> None:
-        """Deferred frees whose uses have finished by now give their blocks back."""
+        """Free the blocks of deferred frees whose uses have finished by now."""
         waiting: list[tuple[int, Free, MemoryBlock[A]]] = []
         for step, free, block in self._deferred[rank]:
             ends = [self._ends.get((rank, step, use), host_ps + 1) for use in free.uses]
@@ -249,7 +250,7 @@ class Carrier(Generic[A]):
         self._deferred[rank] = waiting
 
     def _spoil_behind(self, rank: int, home: str, block: MemoryBlock[A], host_ps: int) -> None:
-        """Spoil a block behind what its home stream holds now, and not before the host says so."""
+        """Spoil a block after all current work of its home stream, and not before `host_ps`."""
         tail = self._tails.get((rank, home), 0)
         if isinstance(tail, int):
             self._add(max(tail, host_ps), partial(self._values.spoil, block.memory))
@@ -257,7 +258,7 @@ class Carrier(Generic[A]):
             tail.frees.append((host_ps, block.memory))
 
     def _branch(self, rank: int, step: int, name: str, window: BlockAccess[A]) -> Iterable[Fault]:
-        """Check that the number takes the branch that this host was told to take."""
+        """Yield a fault unless the window's value selects the branch that this host took."""
         if self._values.is_spoiled(window.now):
             yield Fault(rank, step, name, window.buffer, "reads what nobody wrote")
         elif self._values.is_zero(window.now) is (step in self._overflow_steps):
@@ -265,7 +266,7 @@ class Carrier(Generic[A]):
 
 
 def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
-    """Apply what a host does to its numbers."""
+    """Apply `change` to the host scalars."""
     if change.counter is not None and scalars[change.counter] % change.every != 0:
         return
     value = scalars[change.scalar] * change.multiply + change.add

@@ -1,4 +1,4 @@
-"""Differences between what a run left on its ranks and hosts and plain data parallelism."""
+"""Differences between the final state of a run and that of plain data parallelism."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,11 +21,11 @@ Mask = NDArray[np.bool_]
 
 
 def differences(carrier: Carrier[Numbers], values: Modular, expected: PlainState) -> Iterator[str]:
-    """Find what is not as expected when a run is over.
+    """Yield the differences between the end of a run and `expected`.
 
-    Compared are what is updated with its moments, what the next step reads of parameters and
-    masters before it writes them, and the scalars of every host. What nobody updates is named too;
-    of what is not trained, what nobody has, and what is updated all the same.
+    Compared are updated values and their moments, parameters and masters that the next step reads
+    before it writes them, and the scalars of every host. Also yield trained parameters that no rank
+    updates, untrained ones that no rank has, and untrained ones that a rank updates.
     """
     found = _Comparison(carrier, values, expected)
     for seat in carrier.seats:
@@ -40,7 +40,7 @@ def differences(carrier: Carrier[Numbers], values: Modular, expected: PlainState
 
 
 class _Comparison:
-    """Memory at the end of a run, and what should be there."""
+    """The memory at the end of a run, and the expected state."""
 
     def __init__(self, carrier: Carrier[Numbers], values: Modular, expected: PlainState) -> None:
         self._carrier = carrier
@@ -53,7 +53,7 @@ class _Comparison:
         ]
 
     def left_out(self) -> Iterator[str]:
-        """Parameters of which some element was not seen among what is updated, or is nowhere."""
+        """Yield parameters with elements that no rank updates, or that no rank has."""
         for place, own in enumerate(self._missing):
             for name in own:
                 if own[name].any():
@@ -61,7 +61,7 @@ class _Comparison:
                     yield f"nobody {verb} all of {name}, {place}"
 
     def updated(self, seat: Seat) -> Iterator[str]:
-        """Return what the rank updates, and the moments of it."""
+        """Yield differences in the values that the rank updates, and in their moments."""
         place = seat.coordinates.get(TENSOR, 0)
         kept_at = _homes(seat.program)
         for update in _updates(seat.program):
@@ -91,7 +91,7 @@ class _Comparison:
                         yield f"rank {seat.rank}: {name} in {moments[number].view.buffer}"
 
     def read_next(self, seat: Seat) -> Iterator[str]:
-        """Parameters and masters that the next step would read."""
+        """Yield differences in parameters and masters that the next step would read."""
         place = seat.coordinates.get(TENSOR, 0)
         for name, read in _read_next(self._values.schedule, seat.program, seat.coordinates).items():
             block = self._carrier.memory[seat.rank].blocks.get(name)
@@ -115,7 +115,7 @@ class _Comparison:
         return None if block is None else block.memory[start : start + size]
 
     def _pieces(self, seat: Seat, operand: Operand) -> Iterator[tuple[str, slice, slice]]:
-        """Parameters in an operand: where in it, and which part of the parameter that is."""
+        """Yield name, operand slice and parameter slice for each parameter in an operand."""
         start, size = self._values.schedule.extent(operand.view, seat.coordinates)
         for each in self._values.fragments(seat.program.by_name[operand.view.buffer], seat):
             low, high = max(start, each.position), min(start + size, each.position + each.size)
@@ -138,12 +138,12 @@ def _updates(program: Program) -> Iterator[Compute]:
 
 
 def _homes(program: Program) -> dict[View, View]:
-    """Return where what is read from a file stays in it, by the view that it is read into."""
+    """Return the file view of each value read from a file, by the view it is read into."""
     return {each.target: each.source for each in program.by_id.values() if isinstance(each, Read)}
 
 
 def _read_next(schedule: Schedule, program: Program, at: Coordinates) -> dict[str, Mask]:
-    """Elements of persistent parameters and masters that a step reads before it writes them."""
+    """Return the elements of parameters and masters that a step reads before it writes them."""
     kinds = (Kind.PARAMETER, Kind.MASTER)
     kept = [program.by_name[name] for name in program.persistent]
     read = {each.name: np.zeros(each.elements, bool) for each in kept if each.kind in kinds}

@@ -1,4 +1,4 @@
-"""Random numbers in a run with exact values: which mask each state of a generator draws."""
+"""Random numbers in a run with exact values: the mask that each generator state draws."""
 
 from zsim.model.generator import Draws
 from zsim.model.model import Model
@@ -9,11 +9,11 @@ from zsim_des.values.plain import TENSOR
 from zsim_des.values.truth import mask, replica_of
 
 Segments = frozenset[tuple[str, int]]
-"""Unit and number of segments."""
+"""Segments by unit name and number."""
 
 
 def drawn_apart(model: Model) -> Segments:
-    """Segments in which ranks of the tensor axis draw different masks."""
+    """Return the segments in which ranks of the tensor axis draw different masks."""
     return frozenset(
         (unit.name, place)
         for unit in model.units
@@ -23,11 +23,11 @@ def drawn_apart(model: Model) -> Segments:
 
 
 class Masks:
-    """Masks by the states that draw them.
+    """Masks by the generator states that draw them.
 
-    A state that draws for the first time draws what plain training draws there, if nothing else
-    has. A state that has drawn draws the same again, wherever it is; what has been drawn is not
-    drawn by another state.
+    A state that draws for the first time draws the mask of plain training at that place, unless
+    another state already drew it. Later draws of the same state repeat its first mask, wherever
+    they occur. No other state draws that mask.
     """
 
     def __init__(self, schedule: Schedule, apart: Segments) -> None:
@@ -37,7 +37,7 @@ class Masks:
         self._drawn: dict[str, object] = {}
 
     def draw(self, compute: Compute, coordinates: Coordinates, step: int, number: float) -> str:
-        """Return the mask that state `number` of a rank's generator draws; none without one."""
+        """Return the mask that state `number` of a rank's generator draws; "" if none is drawn."""
         if compute.draw is None:
             return ""
         generators = {each.name: each for each in self._schedule.generators}

@@ -1,4 +1,4 @@
-"""Collectives on numbers: each member's result, from what all of them bring."""
+"""Collectives on numbers: the result of each member, from the inputs of all members."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar, assert_never
@@ -28,9 +28,12 @@ def received(
     sources: Sequence[Array[Scalar]],
     combine: Callable[[Reduction, Sequence[Array[Scalar]]], Array[Scalar]],
 ) -> Array[Scalar]:
-    """Return what the member at `place` of a communicator gets.
+    """Return the result of the member at `place` of a communicator.
 
-    `combine` combines what members bring; elements lie along the first axis.
+    `combine` reduces the inputs of the members; elements lie along the first axis.
+
+    Raises:
+        TypeError: the values of this kind of communication are not defined.
     """
 
     def own(source: Array[Scalar]) -> Array[Scalar]:
@@ -53,7 +56,7 @@ def received(
 
 
 def reduced_by(reduction: Reduction, parts: Sequence[Numbers]) -> Numbers:
-    """Reduce what the ranks bring."""
+    """Return the reduction of the ranks' inputs."""
     match reduction:
         case Reduction.SUM:
             return reduced(np.sum(parts, axis=0))

@@ -1,9 +1,9 @@
-"""Exact arithmetic: whole numbers modulo a prime, in float64, with two marks that are no numbers.
+"""Exact arithmetic: whole numbers modulo a prime, in float64, plus NaN and infinity as marks.
 
-Below 2**26 a product of two numbers, plus a third, is exact in float64 (53 bits); products are
-reduced one by one, since a third factor would overflow. NaN is what nobody wrote: what touches it
-is NaN. Infinity is a number that did not fit its format: what is made of it, even times zero, is
-infinity, unless a NaN is in it too.
+Below 2**26 a product of two numbers, plus a third, is exact in float64 (53 bits). Products are
+reduced one by one, since a third factor would overflow. NaN marks an element that was never
+written; any result of it is NaN. Infinity marks a number that overflowed its format; any result of
+it, even times zero, is infinity, unless it also involves a NaN.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ PRIME = 67_108_859
 """The largest prime below 2**26; a test divides it by all smaller primes."""
 
 NOT_FINITE = inf
-"""The mark of a number that did not fit its format."""
+"""Marks a number that overflowed its format."""
 
 
 @lru_cache(maxsize=4096)
 def number(value: float) -> int:
-    """`value`, a fraction with a power of two below it, in the field.
+    """Return `value`, a fraction whose denominator is a power of two, as a field element.
 
     Raises:
         ValueError: `value` is not finite.
@@ -36,20 +36,20 @@ def number(value: float) -> int:
 
 
 def inverse(value: int) -> int:
-    """Return the number whose product with `value` is 1; of 0 it is 0."""
+    """Return the multiplicative inverse of `value`; 0 for 0."""
     return pow(value, PRIME - 2, PRIME)
 
 
 def reduced(numbers: Numbers) -> Numbers:
-    """`numbers` modulo the prime."""
+    """Return `numbers` modulo the prime."""
     large = np.isinf(numbers)
-    if np.count_nonzero(large):  # a third of the time of `any`, which is a function of Python
+    if np.count_nonzero(large):  # a third of the time of `any`, which is a Python function
         return np.where(large, NOT_FINITE, np.remainder(np.where(large, 0, numbers), PRIME))
     return np.remainder(numbers, PRIME)
 
 
 def product(one: Numbers, other: Numbers | float) -> Numbers:
-    """Element by element."""
+    """Return the product element by element."""
     large = np.isinf(one) | np.isinf(other)
     if np.count_nonzero(large):
         undefined = np.isnan(one) | np.isnan(other)
@@ -60,7 +60,7 @@ def product(one: Numbers, other: Numbers | float) -> Numbers:
 
 
 def dot(one: Numbers, other: Numbers) -> float:
-    """Sum of the products: exact up to 2**27 of them."""
+    """Return the sum of the products; exact for up to 2**27 elements."""
     return modulo(float(product(one, other).sum()))
 
 
@@ -70,7 +70,7 @@ def modulo(value: float) -> float:
 
 
 def times(*factors: float) -> float:
-    """Product of single numbers."""
+    """Return the product of single numbers."""
     found = 1.0
     for factor in factors:
         either = isinf(found) or isinf(factor)
@@ -81,7 +81,7 @@ def times(*factors: float) -> float:
 
 @lru_cache(maxsize=4096)
 def constants(key: str, size: int) -> Numbers:
-    """`size` numbers from 1 up that belong to `key` alone, always the same."""
+    """Return `size` numbers from 1 up, always the same for `key`."""
     drawn = np.random.default_rng([crc32(key.encode()), len(key), size])
     found = drawn.integers(1, PRIME, size).astype(np.float64)
     found.flags.writeable = False
@@ -89,7 +89,7 @@ def constants(key: str, size: int) -> Numbers:
 
 
 def joined(parts: Sequence[Numbers]) -> Numbers:
-    """One after the other."""
+    """Return the parts concatenated."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0)

@@ -1,7 +1,7 @@
-"""Marks that follow gradients that are not finite, for all places where one could come up, at once.
+"""Marks for gradients that are not finite, followed for all possible origins in one run.
 
-A number is the set of the places that it would not be finite for, as bits; nothing else is known of
-it. A flag that a branch reads has to have all of them.
+A number is represented by the set of origins that would make it not finite, one bit each; its value
+is not known. A flag that a branch reads must depend on every origin.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,11 +33,11 @@ from zsim_des.values.noted_memory import NotedMemory
 from zsim_des.values.planted import Planted
 
 Marks = NDArray[np.uint8]
-"""Elements by bytes of places."""
+"""Elements by bytes of origins."""
 
 
 class MarkValues(NotedMemory):
-    """Implements `Values`; `unseen` holds the places that some branch did not see."""
+    """Implements `Values`; `unseen` lists the origins that some branch did not see."""
 
     def __init__(self, job: Job, places: Sequence[Planted]) -> None:
         self._modular = Modular(job.schedule)
@@ -53,7 +53,7 @@ class MarkValues(NotedMemory):
 
     @property
     def unseen(self) -> list[Planted]:
-        """Places that a branch did not see."""
+        """Return the origins that a branch did not see."""
         bits = np.unpackbits(self.missed, bitorder="little")
         return [place for place, bit in zip(self._places, bits, strict=False) if bit]
 
@@ -63,7 +63,7 @@ class MarkValues(NotedMemory):
         return np.zeros((elements, self._bytes), np.uint8)
 
     def is_zero(self, window: Marks) -> bool:
-        """Note what a branch does not see."""
+        """Record the origins that a branch does not see."""
         self.missed |= self._all & ~window[0]
         return True
 
@@ -76,7 +76,7 @@ class MarkValues(NotedMemory):
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[Marks | None]:
-        """Return what `operation` writes: see `Values.apply`."""
+        """Return the outputs of `operation`; see `Values.apply`."""
         del scalars
         match operation:
             case Fill():
@@ -133,7 +133,7 @@ class MarkValues(NotedMemory):
                     gradient[place.element, number // 8] |= 1 << number % 8
 
     def meet(self, members: Sequence[Communication], sources: Sequence[Marks]) -> Sequence[Marks]:
-        """Return what each member of a communicator gets: see `Values.meet`."""
+        """Return the result of each member of a communicator; see `Values.meet`."""
         return [received(member, place, sources, _combined) for place, member in enumerate(members)]
 
 
@@ -146,11 +146,11 @@ def _combined(reduction: Reduction, parts: Sequence[Marks]) -> Marks:
 
 
 def unseen(job: Job, places: Sequence[Planted]) -> list[Planted]:
-    """Places of `places` in the first step that a branch does not see.
+    """Return the `places` in the first step that a branch does not see.
 
     Raises:
-        RefusedError: the schedule cannot be simulated at all.
-        RunFailedError: it began and could not end.
+        RefusedError: the schedule cannot be simulated.
+        RunFailedError: the run began and could not end.
     """
     values = MarkValues(job, places)
     carry(replace(job, steps=1), Carrier(job.schedule, values))

@@ -1,4 +1,4 @@
-"""Members of communicators meet: in every group by the order in which their hosts issue them."""
+"""Matches the members of communicators: in every group by the order in which hosts issue them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from zsim_des.values.running import BlockAccess, Fault, Running
 
 @dataclass(slots=True, eq=False)
 class Seated(Generic[A]):
-    """A member, and the window that it reads and the one that it writes, if it does."""
+    """A member, with the windows that it reads and writes, if any."""
 
     member: Communication
     running: Running[A]
@@ -31,30 +31,30 @@ class Meeting(Generic[A]):
         self._is_complete = False
 
     def take_seat(self, place: int, seated: Seated[A]) -> None:
-        """Note that a member was issued."""
+        """Add a member that was issued."""
         self._seated[place] = seated
 
     @property
     def is_message(self) -> bool:
-        """Return whether it is a Send and its Receive.
+        """Return True if it is a Send and its Receive.
 
-        What is issued with either may hold that one up: then it ends after the other.
+        Operations issued together with one of them can delay that one, so its end can be later.
         """
         return all(isinstance(one.member, PointToPoint) for one in self._seated.values())
 
     def ends(self) -> bool:
-        """Note that one more member has ended; return True if it may be the one that completes.
+        """Record that one more member has ended; return True if this end may complete the meeting.
 
-        Of a collective that is the last. Of a message it is the end with the earlier time, which
-        may be known after the other one.
+        A collective completes at its last end. A message completes at the earlier of its two ends,
+        which may become known after the other one.
         """
         self._ended += 1
         return self.is_message or self._ended == self._needed
 
     def complete(self, values: Values[A]) -> Iterator[Fault]:
-        """Give every member its data; no other access may be running.
+        """Write every member's result; yield a fault for each conflicting access of others.
 
-        Nothing happens if that was so before.
+        Later calls do nothing.
         """
         if self._is_complete:
             return
@@ -76,11 +76,11 @@ class Meeting(Generic[A]):
 
 
 Spot = tuple[int, str, int, int]
-"""Where members meet: the first rank of the communicator, the group, and of a pair who and whom."""
+"""Where members meet: first rank of the communicator, group, and for a pair source and target."""
 
 
 class Meetings(Generic[A]):
-    """Gives every member that is issued its place in a meeting."""
+    """Assigns every issued member its place in a meeting."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -89,7 +89,7 @@ class Meetings(Generic[A]):
         self._members: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def seat(self, running: Running[A], members: Iterable[Communication]) -> list[Meeting[A]]:
-        """Members of one entry take their seats; its windows are theirs, one after the other."""
+        """Add the members of one entry to their meetings; its windows are in order of members."""
         found: list[Meeting[A]] = []
         windows = iter(running.windows)
         for member in members:
@@ -107,7 +107,7 @@ class Meetings(Generic[A]):
         return found
 
     def _spot(self, seat: Seat, member: Communication) -> tuple[Spot, int, int]:
-        """Return where `member` meets others, its place there, and how many meet."""
+        """Return the meeting point of `member`, its place there, and the number of members."""
         ranks = self._ranks(seat, member.group)
         own = ranks.index(seat.rank)
         if not isinstance(member, Send | Receive):

@@ -1,4 +1,4 @@
-"""Values of exact arithmetic: a model, its optimizer and collectives, modulo a prime, on numpy."""
+"""Exact values on numpy: a model, its optimizer and collectives, modulo a prime."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import assert_never
@@ -33,10 +33,10 @@ from zsim_des.values.truth import data, initial, is_counted, part_of, replica_of
 
 
 class Modular:
-    """Implements `Values`. Gradients are not finite where `planted` says.
+    """Implements `Values`. `planted` gradients are not finite.
 
-    In those of `overflow_steps` in which it says nothing, they are in the first micro-batch of the
-    first replica.
+    In steps of `overflow_steps` without planted gradients, those of the first micro-batch of the
+    first replica are not finite.
     """
 
     def __init__(
@@ -57,40 +57,40 @@ class Modular:
         self._fragments: dict[tuple[str, int], tuple[Fragment, ...]] = {}
 
     def memory(self, elements: int, dtype: DType) -> Numbers:
-        """Return new memory, spoiled; one number for an element of any format."""
+        """Return new memory, spoiled; one number per element for every format."""
         del dtype
         return np.full(elements, np.nan)
 
     def window(self, memory: Numbers, start: int, size: int) -> Numbers:
-        """Elements `start` on of `memory`."""
+        """Return `size` elements of `memory` from `start` on."""
         return memory[start : start + size]
 
     def spoil(self, window: Numbers) -> None:
-        """Nothing in `window` is a number."""
+        """Make every element of `window` invalid (NaN)."""
         window.fill(np.nan)
 
     def is_spoiled(self, window: Numbers) -> bool:
-        """Return whether nothing in `window` is a number."""
+        """Return True if every element of `window` is NaN."""
         return bool(np.count_nonzero(np.isnan(window)) == len(window))
 
     def taken(self, window: Numbers) -> Numbers:
-        """Return a copy."""
+        """Return a copy of `window`."""
         return window.copy()
 
     def same(self, one: Numbers, other: Numbers) -> bool:
-        """Return whether both hold the same bits."""
+        """Return True if both hold the same bits."""
         return one.tobytes() == other.tobytes()
 
     def store(self, window: Numbers, value: Numbers) -> None:
-        """`window` becomes `value`."""
+        """Store `value` in `window`."""
         window[:] = value
 
     def is_zero(self, window: Numbers) -> bool:
-        """Return whether the only element is zero."""
+        """Return True if the only element is zero."""
         return bool(window[0] == 0)
 
     def fragments(self, buffer: Buffer, seat: Seat) -> tuple[Fragment, ...]:
-        """Return what parts of which parameters lie where in `buffer` on a rank."""
+        """Return the parts of parameters in `buffer` on a rank, with their positions."""
         key = (buffer.name, seat.rank)
         found = self._fragments.get(key)
         if found is None:
@@ -114,7 +114,7 @@ class Modular:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[Numbers | None]:
-        """Return what `operation` writes: see `Values.apply`."""
+        """Return the outputs of `operation`; see `Values.apply`."""
         match operation:
             case Fill(value=value, scalar=scalar):
                 scale = 1 if scalar is None else number(scalars[scalar])
@@ -159,7 +159,7 @@ class Modular:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[Numbers]:
-        """Return new values of what `compute` writes, in the order of its operands."""
+        """Return the outputs of `compute`, in the order of its operands."""
 
         def of(role: Role) -> list[Numbers]:
             pairs = zip(compute.operands, views, strict=True)
@@ -203,7 +203,7 @@ class Modular:
                 assert_never(compute.action)
 
     def _trained(self, compute: Compute, seat: Seat) -> list[bool]:
-        """Of the parameters that a backward reads, in their order, whether each has a gradient."""
+        """Return whether each parameter that a backward reads, in order, has a gradient."""
         found: list[bool] = []
         for operand in compute.operands:
             if operand.role is Role.PARAMETER:
@@ -220,7 +220,7 @@ class Modular:
     def _overflown(
         self, compute: Compute, made: Sequence[Numbers], seat: Seat, step: int
     ) -> Sequence[Numbers]:
-        """Return what a backward made, with what is planted in it."""
+        """Return the outputs of a backward with planted and overflowed gradients."""
         first = replica_of(self.schedule, seat.coordinates) == 0
         if step in self._overflow_steps and compute.micro_batch == 0 and first:
             return [np.where(np.isnan(each), each, NOT_FINITE) for each in made]
@@ -237,7 +237,7 @@ class Modular:
         return made
 
     def _squares(self, compute: Compute, gradients: Sequence[Numbers], seat: Seat) -> Numbers:
-        """Return the sum of squares, each logical element counted once."""
+        """Return the sum of squares, with each logical element counted once."""
         total = 0.0
         views = (each.view for each in compute.operands if each.role is Role.GRADIENT)
         for view, gradient in zip(views, gradients, strict=True):
@@ -245,7 +245,7 @@ class Modular:
         return reduced(np.array([total]))
 
     def _counts(self, view: View, seat: Seat) -> Numbers:
-        """1 for each element of `view` that a norm counts on this rank, else 0."""
+        """Return 1 for each element of `view` that a norm counts on this rank, else 0."""
         key = (view, seat.rank)
         found = self._counted.get(key)
         if found is None:
@@ -270,7 +270,7 @@ class Modular:
         return whole[start : start + size]
 
     def whole_initial(self, buffer: Buffer, seat: Seat) -> Numbers:
-        """Return initial values of everything in `buffer`, zero in the padding."""
+        """Return the initial values of all of `buffer`, with zeros in the padding."""
         whole = np.zeros(buffer.elements)
         if buffer.layout is None:
             return whole
@@ -288,7 +288,7 @@ class Modular:
     def meet(
         self, members: Sequence[Communication], sources: Sequence[Numbers]
     ) -> Sequence[Numbers]:
-        """Return what each member gets: see `Values.meet`."""
+        """Return the result of each member; see `Values.meet`."""
         return [
             received(member, place, sources, reduced_by) for place, member in enumerate(members)
         ]
@@ -297,7 +297,7 @@ class Modular:
 def shared(
     source: Sequence[Fragment], target: Sequence[Fragment]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield where what both hold of a parameter lies in source and target, and its size."""
+    """Yield positions in source and target, and sizes, of parameter parts that both hold."""
     for there in target:
         for here in source:
             low = max(here.offset, there.offset)
@@ -308,7 +308,7 @@ def shared(
 
 
 def _is_bad(gradients: Sequence[Numbers]) -> float:
-    """1 where one is not finite, else 0; undefined where one is."""
+    """Return 1 if a gradient is infinite, 0 if none is, and NaN if one contains NaN."""
     if any(np.count_nonzero(np.isnan(each)) for each in gradients):
         return float("nan")
     return float(any(np.count_nonzero(np.isinf(each)) for each in gradients))

@@ -1,36 +1,36 @@
-"""Memory of notes about numbers, instead of the numbers: what marks and other notes share."""
+"""Memory that holds notes about numbers in place of the numbers, such as `marks`."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 Notes = NDArray[np.uint8]
-"""A row for each element."""
+"""One row per element."""
 
 
 class NotedMemory:
-    """The memory of `Values` that carry notes: whether it is read in time is for others to say."""
+    """The memory of `Values` that hold notes. It does not detect reads at the wrong time."""
 
     def window(self, memory: Notes, start: int, size: int) -> Notes:
-        """Return elements `start` on of `memory`."""
+        """Return `size` elements of `memory` from `start` on."""
         return memory[start : start + size]
 
     def spoil(self, window: Notes) -> None:
         """Do nothing."""
 
     def is_spoiled(self, window: Notes) -> bool:
-        """Return false: it is not known."""
+        """Return False: spoiled memory is not tracked."""
         del window
         return False
 
     def taken(self, window: Notes) -> Notes:
-        """Return a copy."""
+        """Return a copy of `window`."""
         return window.copy()
 
     def same(self, one: Notes, other: Notes) -> bool:
-        """Return true: it is not known."""
+        """Return True: changes are not tracked."""
         del one, other
         return True
 
     def store(self, window: Notes, value: Notes) -> None:
-        """`window` becomes `value`."""
+        """Store `value` in `window`."""
         window[:] = value

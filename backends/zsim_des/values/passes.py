@@ -1,4 +1,4 @@
-"""Forward and backward of segments as the stand-ins have them, by operands."""
+"""Forward and backward of segments, computed by the stand-ins from operands."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +14,7 @@ def _name(compute: Compute) -> str:
 
 
 def forward(compute: Compute, of: Callable[[Role], list[Numbers]], drawn: str) -> Sequence[Numbers]:
-    """Return what a forward writes, in the order of its operands, with random numbers `drawn`."""
+    """Return the outputs of a forward, in the order of its operands, with random mask `drawn`."""
     sizes = [len(each) for each in of(Role.OUTPUT)]
     made = stand_in.forward(f"{_name(compute)}{drawn}", of(Role.INPUT), of(Role.PARAMETER), sizes)
     saved = [np.full(len(each), made.saved) for each in of(Role.SAVED)]
@@ -25,12 +25,12 @@ def forward(compute: Compute, of: Callable[[Role], list[Numbers]], drawn: str) -
 def backward(
     compute: Compute, of: Callable[[Role], list[Numbers]], trained: Sequence[bool]
 ) -> Sequence[Numbers]:
-    """Return what a backward writes, in the order of its operands: as a whole, or one part of it.
+    """Return the outputs of a backward, or of one of its two parts, in the order of its operands.
 
-    The first part leaves what the gradients of the outputs come to for the second.
+    The first part passes the reduced gradient of the outputs (the slope) to the second.
 
     Raises:
-        ValueError: it has room for other gradients than of the parameters that are `trained`.
+        ValueError: its gradient operands do not match the parameters that are `trained`.
     """
     left = of(Role.INTERMEDIATE_GRADIENT)
     if compute.action is Action.BACKWARD_WEIGHT:
@@ -57,7 +57,7 @@ def backward(
 
 
 def _in_places(compute: Compute, gradients: Sequence[Numbers]) -> list[Numbers]:
-    """Gradients where a backward has room for them; those without elements are not told apart."""
+    """Return gradients for each gradient operand; empty operands get empty gradients."""
     made = [each for each in gradients if each.size]
     sizes = [each.view.size for each in compute.operands if each.role is Role.GRADIENT]
     if sum(map(bool, sizes)) != len(made):
@@ -68,15 +68,15 @@ def _in_places(compute: Compute, gradients: Sequence[Numbers]) -> list[Numbers]:
 
 
 def _nothing(of: Callable[[Role], list[Numbers]]) -> list[Numbers]:
-    """Return what a kernel leaves in its workspace: nothing that can be read."""
+    """Return the contents of the workspace: NaN, which no operation may read."""
     return [np.full(len(each), np.nan) for each in of(Role.WORKSPACE)]
 
 
 def _in_order(compute: Compute, made: Mapping[Role, Sequence[Numbers]]) -> Sequence[Numbers]:
-    """Return what was made, by role, in the order of the operands.
+    """Return outputs by role in the order of the operands.
 
     Raises:
-        ValueError: it writes another number of tensors of a role than the kernel makes.
+        ValueError: the number of operands of a role differs from the number of outputs.
     """
     left = {role: list(values) for role, values in made.items()}
     for role, values in left.items():

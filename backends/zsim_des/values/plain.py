@@ -1,8 +1,8 @@
-"""Plain data parallelism, computed directly: what every schedule has to arrive at.
+"""Plain data parallelism, computed directly: the result that every schedule must reproduce.
 
-No schedule is read here: every replica runs every unit forward and backward on its micro-batches,
-gradients are averaged over all of them, and the optimizer is applied to whole parameters. Frozen
-ones stay as they were in the beginning, and there is nothing that could be a gradient of them.
+This module reads no schedule: every replica runs every unit forward and backward on its
+micro-batches, gradients are averaged over all of them, and the optimizer is applied to whole
+parameters. Frozen parameters keep their initial values and have no gradient.
 """
 
 from copy import deepcopy
@@ -24,15 +24,15 @@ from zsim_des.values.truth import Part, given, initial
 
 TENSOR = "tensor"
 LARGEST_SCALE = 2.0**53
-"""Beyond it a host does not count: whole numbers have gaps."""
+"""Largest loss scale: above it float64 cannot represent every whole number."""
 
 
 @dataclass(slots=True)
 class PlainState:
-    """Parameters on each rank of the tensor axis, and the optimizer's moments of them.
+    """Parameters on each rank of the tensor axis, with their optimizer moments.
 
-    `scalars` are what the host of every rank has counted, by name. Where updates are delayed,
-    `late` is the state with the last gradients applied, which no step has computed with.
+    `scalars` are the host scalars by name, equal on every rank. If updates are delayed, `late` is
+    the state after applying the last gradients, with which no step has computed.
     """
 
     parameters: Tensors
@@ -47,8 +47,8 @@ def train(
 ) -> PlainState:
     """Return the state after `steps` steps; those in `overflow_steps` change nothing.
 
-    Where updates are delayed, a step that is not of the warm-up leaves its gradients to the end of
-    the next one (Ren et al. 2021, section 5.2).
+    If updates are delayed, a step after the warm-up applies its gradients at the end of the next
+    step (Ren et al. 2021, section 5.2).
     """
     state = _begin(model, strategy)
     late: list[tuple[int, float, Tensors]] = []
@@ -76,7 +76,7 @@ def _apply(
 
 
 def scalars(strategy: Strategy) -> dict[str, float]:
-    """Return what hosts know before the first step."""
+    """Return the host scalars before the first step."""
     found = {STEP: 0.0}
     if strategy.offload.warm_up_steps:
         found[WARM_UP] = float(strategy.offload.warm_up_steps)
@@ -90,7 +90,7 @@ def scalars(strategy: Strategy) -> dict[str, float]:
 
 
 def count(strategy: Strategy, known: dict[str, float], *, overflows: bool) -> None:
-    """Count a step, as Micikevicius et al. 2018, section 3.2, have it with a loss scale."""
+    """Update the host scalars after a step; loss scale as in Micikevicius et al. 2018, sec. 3.2."""
     rule = strategy.train.loss_scale
     known[STEP] += not overflows
     if WARM_UP in known:
@@ -108,7 +108,7 @@ def count(strategy: Strategy, known: dict[str, float], *, overflows: bool) -> No
 
 
 def part_of(model: Model, parameter: Parameter, place: int) -> Part:
-    """Return which part of `parameter` rank number `place` of the tensor axis has."""
+    """Return the part of `parameter` that rank number `place` of the tensor axis holds."""
     shared = model.tensor == 1 or not parameter.tensor_sharded
     return () if shared else ((TENSOR, place),)
 
@@ -133,7 +133,7 @@ def _begin(model: Model, strategy: Strategy) -> PlainState:
 
 
 def _rule(strategy: Strategy, name: str) -> Adam | SGD:
-    """Return what updates a parameter: the first group that has its name, or the optimizer."""
+    """Return the rule that updates a parameter: of the first matching group, or the default."""
     for group in strategy.train.groups:
         for pattern in group.parameters:
             if fnmatchcase(name, pattern):
@@ -142,7 +142,7 @@ def _rule(strategy: Strategy, name: str) -> Adam | SGD:
 
 
 def _kept(optimizer: Adam | SGD) -> int:
-    """Return how many numbers beside each parameter an optimizer needs from step to step."""
+    """Return the number of moments per parameter that an optimizer keeps between steps."""
     match optimizer:
         case Adam():
             return 2
@@ -153,7 +153,7 @@ def _kept(optimizer: Adam | SGD) -> int:
 
 
 def _mean_gradients(model: Model, strategy: Strategy, state: PlainState, step: int) -> Tensors:
-    """Averaged over all replicas and micro-batches."""
+    """Return the gradients averaged over all replicas and micro-batches."""
     trains = trainable(model)
     total: Tensors = [
         {name: np.zeros(len(value)) for name, value in own.items() if name in trains}
@@ -185,7 +185,7 @@ def _update(
     step: int,
     number: float,
 ) -> None:
-    """Update with the gradients of a step, whose update has a number."""
+    """Update with the gradients of `step`; `number` is the number of this update."""
     squares = 0.0
     trains = trainable(model)
     for parameter in model.parameters:

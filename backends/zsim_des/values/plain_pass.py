@@ -1,6 +1,7 @@
-"""One micro-batch forward and backward, computed directly on all ranks that exchange something.
+"""One micro-batch forward and backward, computed directly on all ranks that exchange data.
 
-No schedule is read here: ranks of the tensor axis, and those that share sequences, run in step.
+This module reads no schedule: ranks of the tensor axis, and ranks that share sequences, run in
+lockstep.
 """
 
 from collections.abc import Sequence
@@ -14,18 +15,18 @@ from zsim_des.values.field import Numbers, reduced
 from zsim_des.values.truth import data, mask
 
 Tensors = list[dict[str, Numbers]]
-"""By rank of the tensor axis, tensors by name."""
+"""Tensors by name, for each rank of the tensor axis."""
 
 
 def trainable(model: Model) -> frozenset[str]:
-    """Names of the parameters that an optimizer is given."""
+    """Return the names of the parameters that are not frozen."""
     return frozenset(each.name for each in model.parameters if not each.frozen)
 
 
 class PlainPass:
     """One micro-batch on one replica: forward through all units, and backward.
 
-    Of replicas that share sequences all run as one. Their places are those of the tensor axis, for
+    Replicas that share sequences run together: there is one place per rank of the tensor axis for
     each replica in `which`.
     """
 
@@ -57,12 +58,12 @@ class PlainPass:
             self._add_up_copies()
 
     def _is_differentiated(self, segment: Segment) -> bool:
-        """Return whether autograd goes through a segment: to what it trains, or further back."""
+        """Return True if a segment has a backward: it trains parameters or passes a gradient on."""
         asked = any(value.requires_gradient for value in segment.outputs)
         return asked or not self._trainable.isdisjoint(segment.parameters)
 
     def _add_up_copies(self) -> None:
-        """Of parameters that all places have, each has the gradient of its own tokens."""
+        """Sum the gradients of replicated parameters, each from its own tokens, over the axis."""
         for parameter in self._model.parameters:
             name = parameter.name
             if not parameter.tensor_sharded and name in self._trainable:
@@ -78,16 +79,16 @@ class PlainPass:
         return range(place - place % ranks, place - place % ranks + ranks)
 
     def _sharing(self, place: int) -> range:
-        """Return the places with the same parts of parameters, whose replicas share sequences."""
+        """Return the places with the same parameter parts whose replicas share sequences."""
         return self._places[place % self._model.tensor :: self._model.tensor]
 
     def _cut(self, name: str) -> bool:
         return self._model.values[name].tensor_sharded
 
     def _inputs(self, place: int, segment: Segment) -> list[Numbers]:
-        """Return what a segment reads: its own part, or all where ranks make the same or sum.
+        """Return the inputs of a segment: the rank's own parts, gathered if read whole.
 
-        The last input may be that of all who share the sequences.
+        The last input may be gathered from all places that share the sequences.
         """
         whole = segment.reduces_input_gradient or segment.gathers_input
         read = [
@@ -113,7 +114,7 @@ class PlainPass:
         ]
 
     def _own(self, made: list[list[Numbers]], names: Sequence[str]) -> list[list[Numbers]]:
-        """Sum over places beside each other; each keeps its own tokens where they are cut."""
+        """Sum over the tensor axis; each place keeps its own tokens of values that are sharded."""
         ranks = self._model.tensor
         sums = [_sum([made[each] for each in self._beside(place)]) for place in self._places]
         for place, own in enumerate(sums):
@@ -123,7 +124,7 @@ class PlainPass:
         return sums
 
     def _own_tokens(self, made: Sequence[Sequence[Numbers]]) -> list[Numbers]:
-        """Sum the last gradients over all who share sequences; each keeps that of its own."""
+        """Sum the last gradients over places that share sequences; each keeps its own tokens."""
         found: list[Numbers] = []
         for place in self._places:
             sharing = self._sharing(place)
@@ -191,13 +192,13 @@ class PlainPass:
                 slopes[name] = reduced(slopes[name] + gradient) if name in slopes else gradient
 
     def _passing(self, place: int, segment: Segment, way: int = -1) -> int:
-        """Return the place from which a segment has its last input, or the other way to which."""
+        """Return the place that sends a segment its last input; with `way=1`, the receiving one."""
         sharing = self._sharing(place)
         other = sharing.index(place) + way * (segment.context_offset or 0)
         return sharing[other % len(sharing)]
 
     def _wants_shared(self, segment: Segment, wanted: Sequence[str]) -> bool:
-        """Return whether the last gradient is of what all who share sequences have."""
+        """Return True if the last gradient covers the tokens of all that share sequences."""
         return segment.gathers_context and segment.inputs[-1] in wanted
 
     def _backward_on(
@@ -231,5 +232,5 @@ class PlainPass:
 
 
 def _sum(made: Sequence[Sequence[Numbers]]) -> list[Numbers]:
-    """Add up what several places made."""
+    """Sum the outputs of several places."""
     return [reduced(np.sum(parts, axis=0)) for parts in zip(*made, strict=True)]

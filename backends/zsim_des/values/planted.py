@@ -1,7 +1,7 @@
-"""Places where a gradient that is not finite can come up: every one of a schedule on its own.
+"""Possible origins of a gradient that is not finite: each one of a schedule separately.
 
-A place is a parameter's gradient, or one element of it, of one micro-batch, on one rank. Ranks of
-the tensor axis that make the same gradient make it together.
+An origin is a parameter's gradient, or one element of it, of one micro-batch on one rank. Ranks of
+the tensor axis that compute the same gradient form one origin.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from zsim_des.values.plain import TENSOR
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """In `step`, on every one of `ranks`, backward makes a gradient that is not finite.
+    """In `step`, on every one of `ranks`, backward produces a gradient that is not finite.
 
-    `gradient` is its place among the gradients of the segment, `element` its place in it; None is
-    all of them.
+    `gradient` is its index among the gradients of the segment, `element` the index in it; None
+    means all of them.
     """
 
     step: int
@@ -30,7 +30,7 @@ class Planted:
     element: int | None = None
 
     def meets(self, rank: int, step: int, compute: Compute) -> bool:
-        """Return whether it comes up in what `compute` makes on `rank` in `step`."""
+        """Return True if `compute` on `rank` in `step` produces this gradient."""
         return (
             step == self.step
             and rank in self.ranks
@@ -41,7 +41,7 @@ class Planted:
 
 
 def plantable(schedule: Schedule, model: Model, step: int = 0) -> Iterator[Planted]:
-    """Every element of every gradient that a backward of `schedule` makes, each on its own."""
+    """Yield one origin for every element of every gradient that a backward produces."""
     cut = any(value.tensor_sharded for value in model.values.values())
     whole = frozenset(each.name for each in model.parameters if not each.tensor_sharded)
     for ranks in _alike(schedule):
@@ -65,7 +65,7 @@ def plantable(schedule: Schedule, model: Model, step: int = 0) -> Iterator[Plant
 
 
 def _alike(schedule: Schedule) -> Iterator[frozenset[int]]:
-    """Ranks that differ along the tensor axis alone."""
+    """Yield sets of ranks that differ only along the tensor axis."""
     found: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank in range(schedule.mesh.size):
         at = schedule.mesh.coordinates(rank)

@@ -1,4 +1,4 @@
-"""An operation on its way: what it reads when it begins, and what it may find when it is done."""
+"""An operation in progress: its inputs at the start, and faults that it finds at the end."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from zsim_des.values.value_memory import MemoryBlock
 
 
 class Fault(NamedTuple):
-    """Something that no right schedule does, whatever it computes."""
+    """A memory access that no correct schedule makes, whatever it computes."""
 
     rank: int
     step: int
@@ -23,8 +23,8 @@ class Fault(NamedTuple):
 class BlockAccess(Generic[A]):
     """An operation's access to a block.
 
-    `before` is what was there when it began, `expected` what a window that is only read still has
-    to hold when it is done.
+    `before` is the content at the start. `expected` is the content that a read-only window must
+    still have at the end.
     """
 
     buffer: str
@@ -38,7 +38,7 @@ class BlockAccess(Generic[A]):
     expected: A | None = None
 
     def meets(self, other: "BlockAccess[A]") -> bool:
-        """Return whether both have elements in common."""
+        """Return True if both have elements in common."""
         return (
             self.block is other.block
             and self.start < other.start + other.size
@@ -48,10 +48,10 @@ class BlockAccess(Generic[A]):
 
 @dataclass(slots=True, eq=False)
 class Running(Generic[A]):
-    """An entry of a stream, from when it was put there until it is complete.
+    """An entry of a stream, from when the host issues it until it completes.
 
-    `operation` is what it computes by itself; a collective is its meeting's matter. `frees` is what
-    is spoiled behind it, each block with the host's time at the free.
+    `operation` is None for collectives, which their meeting computes. `frees` are blocks to spoil
+    after the entry, each with the host time of the free.
     """
 
     seat: Seat
@@ -65,7 +65,7 @@ class Running(Generic[A]):
     has_begun: bool = False
 
     def begin(self, values: Values[A]) -> None:
-        """Take what is read, once; what will be written belongs to nobody."""
+        """Copy the inputs, once, and spoil the windows that will be written."""
         if self.has_begun:
             return
         self.has_begun = True
@@ -83,7 +83,7 @@ class Running(Generic[A]):
                     window.expected = values.taken(window.now)
 
     def complete(self, values: Values[A]) -> Iterator[Fault]:
-        """Store what the operation made; faults are of others that came between."""
+        """Store the outputs; yield faults for accesses of others in between."""
         assert self.operation is not None
         yield from self.intruders(values, self.windows)
         made = values.apply(
@@ -95,11 +95,11 @@ class Running(Generic[A]):
 
     @property
     def views(self) -> Sequence[A]:
-        """Return what each window held at first; of one that is only written, the window."""
+        """Return the initial content of each window; for one that is only written, the window."""
         return [window.now if window.before is None else window.before for window in self.windows]
 
     def intruders(self, values: Values[A], windows: Iterable[BlockAccess[A]]) -> Iterator[Fault]:
-        """Return what others did to windows of this operation since the beginning."""
+        """Yield faults for changes that others made to `windows` since the start."""
         for window in windows:
             if window.writes:
                 if not values.is_spoiled(window.now):

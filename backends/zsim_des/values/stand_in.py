@@ -1,9 +1,9 @@
-"""Stand-ins of a model and its optimizer: functions of whole numbers modulo a prime.
+"""Stand-ins for a model and its optimizer: functions of whole numbers modulo a prime.
 
-They depend on what the real ones depend on, and are linear where those are: gradients in the output
-gradient (so a loss scale comes out again), nothing else. Everything read enters with a factor of
-its own place and squared, so a term that is stale, missing, doubled or out of place changes what is
-made of it.
+They depend on the same inputs as the real functions, and are linear in the same ones: a gradient is
+linear in the output gradient (so a loss scale cancels), and in nothing else. Every input element
+enters squared and with a factor of its position, so a term that is stale, missing, doubled or out
+of place changes the result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from zsim_des.values.field import (
 
 
 def _digest(name: str, parts: Sequence[Numbers]) -> float:
-    """One number of everything in `parts`."""
+    """Return one number that depends on every element of `parts`."""
     whole = joined(parts)
     if not whole.size:
         return 0.0
@@ -37,7 +37,7 @@ def _digest(name: str, parts: Sequence[Numbers]) -> float:
 
 
 def alike(numbers: Numbers) -> float:
-    """Return the number that all of `numbers` are; NaN if they differ."""
+    """Return the common value of `numbers`; NaN if they differ, 0 if there are none."""
     if not numbers.size:
         return 0.0
     first = float(numbers[0])
@@ -46,7 +46,7 @@ def alike(numbers: Numbers) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Results of a segment: outputs, and the number that fills all that it saves."""
+    """Results of a segment: its outputs, and the number that fills its saved tensors."""
 
     outputs: list[Numbers]
     saved: float
@@ -55,7 +55,7 @@ class Forward:
 def forward(
     name: str, inputs: Sequence[Numbers], parameters: Sequence[Numbers], sizes: Sequence[int]
 ) -> Forward:
-    """Run the segment called `name`; `sizes` are those of its outputs."""
+    """Run the forward of segment `name`; `sizes` are the sizes of its outputs."""
     seen = (_digest(f"{name}/input", inputs) + _digest(f"{name}/parameter", parameters)) % PRIME
     square = times(seen, seen)
     outputs: list[Numbers] = []
@@ -66,7 +66,7 @@ def forward(
 
 
 def slope_of(name: str, slopes: Sequence[Numbers]) -> float:
-    """Return what the gradients of a segment's outputs come to: one number, linear in each."""
+    """Reduce the gradients of a segment's outputs to one number, linear in each of them."""
     incoming = joined(slopes)
     return dot(incoming, constants(f"{name}/slope", incoming.size))
 
@@ -91,11 +91,11 @@ def backward(
     """Run the segment called `name` backward.
 
     Args:
-        name: of the unit and segment.
-        inputs: of its forward, as far as they were kept.
-        saved: what its forward saved.
+        name: name of the unit and segment.
+        inputs: kept inputs of its forward.
+        saved: tensors that its forward saved.
         parameters: in the order of the segment.
-        slope: what the gradients of its outputs come to.
+        slope: the reduced gradient of its outputs; see `slope_of`.
         sizes: elements of the inputs whose gradient is wanted.
     """
     seen = _digest(f"{name}/kept", inputs) + _digest(f"{name}/parameter", parameters)
@@ -115,7 +115,7 @@ def backward(
 
 
 def said(rule: Adam | SGD, scalars: Mapping[str, float]) -> float:
-    """Return the learning rate that a rule has, or that a host says in the scalar that it names."""
+    """Return the learning rate of a rule, or the value of the host scalar that it names."""
     rate = rule.learning_rate
     return scalars[rate] if isinstance(rate, str) else rate
 
@@ -129,10 +129,10 @@ def adam(
     rate: float,
     step: float,
 ) -> list[Numbers]:
-    """Return new values of what is trained and of both moments.
+    """Return new values of the parameter and of both moments.
 
-    As Adam the step grows with the first moment and depends on the second and on the number of the
-    step; where all is zero, as in padding, it stays zero.
+    Like Adam's, the step is linear in the first moment and depends on the second and on the step
+    number. Zeros, as in padding, stay zero.
     """
     first, second = moments
     keeps = number(rule.beta1), number(rule.beta2)
@@ -148,7 +148,7 @@ def adam(
 def sgd(
     rule: SGD, gradient: Numbers, trained: Numbers, buffers: Sequence[Numbers], *, rate: float
 ) -> list[Numbers]:
-    """Return new values of what is trained, and of the momentum buffer if there is one."""
+    """Return new values of the parameter, and of the momentum buffer if there is one."""
     change = reduced(gradient + product(trained, number(rule.weight_decay)))
     made: list[Numbers] = []
     for before in buffers:
@@ -160,7 +160,7 @@ def sgd(
 
 
 def clipped(rule: ClipNorm, squares: float, gradient: Numbers, scale: float) -> Numbers:
-    """Return the clipped gradient; `squares` are of gradients times `scale`."""
+    """Return the clipped gradient; `squares` is the squared norm of gradients times `scale`."""
     below = inverse(number(scale))
     constant = number(rule.maximum) + times(5.0, number(rule.epsilon))
     return product(gradient, modulo(times(squares, below, below) + constant))

@@ -1,4 +1,4 @@
-"""Runs a schedule with exact values, and holds what it trained against plain data parallelism."""
+"""Runs a schedule with exact values, and compares the result with plain data parallelism."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from zsim_des.values.running import Fault
 class Result:
     """The result of a run.
 
-    `failure` is the first line of why it did not end, or empty; `faults` are operations that were
-    disturbed; `differences` what of the state of training is not as it should be.
+    `failure` is the reason why it did not end, or empty; `faults` are invalid memory accesses;
+    `differences` are differences between the final and the expected training state.
     """
 
     failure: str = ""
@@ -30,7 +30,7 @@ class Result:
 
     @property
     def is_right(self) -> bool:
-        """Return whether the run did what it should."""
+        """Return True if the run ended without a fault or difference."""
         return not (self.failure or self.faults or self.differences)
 
 
@@ -42,12 +42,12 @@ def train_by_schedule(
     overflow_steps: frozenset[int] = NO_OVERFLOW,
     planted: Sequence[Planted] = (),
 ) -> Result:
-    """Run the job with values; what it trained is held against `expected`.
+    """Run the job with values and compare the result with `expected`.
 
-    Gradients are not finite where `planted` says, and in `overflow_steps` of which it says nothing.
+    Gradients are not finite at `planted` places, and in other steps of `overflow_steps`.
 
     Raises:
-        RefusedError: the schedule cannot be simulated at all.
+        RefusedError: the schedule cannot be simulated.
     """
     steps = overflow_steps | {each.step for each in planted}
     values = Modular(job.schedule, overflow_steps, planted, apart=drawn_apart(job.model))

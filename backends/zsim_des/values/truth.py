@@ -9,7 +9,7 @@ from zsim.zero.names import PIPELINE
 from zsim_des.values.field import Numbers, constants
 
 Part = tuple[tuple[str, int], ...]
-"""Which part of a parameter: coordinates along the axes whose ranks hold different parts."""
+"""A part of a parameter: coordinates along the axes whose ranks hold different parts."""
 
 
 def initial(parameter: str, elements: int, part: Part) -> Numbers:
@@ -23,27 +23,27 @@ def data(replica: int, step: int, micro_batch: int, elements: int) -> Numbers:
 
 
 def given(scalar: str, step: int) -> float:
-    """Return what a caller gives in a host scalar before a step."""
+    """Return the value that a caller gives in a host scalar before a step."""
     return float(constants(f"given {scalar} {step}", 1)[0])
 
 
 def mask(which: tuple[int, int, int], segment: str, place: int | None) -> str:
-    """Return what a segment draws on a replica in a step and micro-batch.
+    """Return the name of the mask of a segment on a replica in a step and micro-batch.
 
-    `place` is that of the rank on the tensor axis, where each draws its own.
+    `place` is the rank's place on the tensor axis if each rank draws a different mask, else None.
     """
     return f"{segment} of {which} at {place}"
 
 
 def part_of(schedule: Schedule, piece: Piece, coordinates: Coordinates) -> Part:
-    """Return which part of the parameter in `piece` the rank at `coordinates` has."""
+    """Return the part of the parameter in `piece` that the rank at `coordinates` holds."""
     return tuple(
         (axis.name, coordinates[axis.name])
         for axis in schedule.mesh.axes
         if axis.size > 1
         and axis.name not in schedule.contract.data_axes
         and axis.name not in piece.copies
-        and axis.name != PIPELINE  # its stages have other parameters, no parts of the same
+        and axis.name != PIPELINE  # stages hold different parameters, not parts of one
     )
 
 
@@ -57,7 +57,7 @@ def replica_of(schedule: Schedule, coordinates: Coordinates) -> int:
 
 
 def is_counted(piece: Piece, coordinates: Coordinates) -> bool:
-    """Return whether a norm counts `piece` on this rank: of copies, the first alone counts."""
+    """Return True if a norm counts `piece` on this rank: the first of several copies."""
     return _all_zero(coordinates[axis] for axis in piece.copies)
 
 

@@ -1,4 +1,4 @@
-"""The memory of one rank: blocks that buffers take and give back, as a caching allocator's do."""
+"""The memory of one rank: blocks that are reused between buffers, as in a caching allocator."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -10,7 +10,7 @@ from zsim.schedule.schedule import Buffer
 
 @dataclass(slots=True, eq=False)
 class MemoryBlock(Generic[A]):
-    """Memory of `elements`; one buffer after the other lies in it."""
+    """Memory of `elements`, used by one buffer at a time."""
 
     elements: int
     memory: A
@@ -19,9 +19,9 @@ class MemoryBlock(Generic[A]):
 class BlockMemory(Generic[A]):
     """Buffers of one rank by name, each in a block.
 
-    A freed block goes to the next buffer of its pool, home stream and format that fits: the
-    smallest that does, and of those the one freed last. That is as soon as reuse is allowed, so a
-    free that comes too early is met.
+    A freed block goes to the next buffer of the same pool, home stream and format that fits. The
+    smallest such block is used, and among equal ones the one freed last. This is the earliest
+    possible reuse, so a free that comes too early corrupts values.
     """
 
     def __init__(self, values: Values[A]) -> None:
@@ -30,7 +30,7 @@ class BlockMemory(Generic[A]):
         self._free: dict[tuple[str, str, DType], list[MemoryBlock[A]]] = {}
 
     def allocate(self, buffer: Buffer) -> bool:
-        """`buffer` has a block; False if it had one already, which is lost."""
+        """Assign `buffer` a block; return False if it had one already, which is then lost."""
         free = self._free.setdefault((buffer.pool, buffer.home, buffer.dtype), [])
         fits = [block for block in free if block.elements >= buffer.elements]
         if fits:
@@ -43,9 +43,9 @@ class BlockMemory(Generic[A]):
         return was_free
 
     def give_back(self, buffer: Buffer, block: MemoryBlock[A]) -> None:
-        """`block`, in which `buffer` was, can be taken again."""
+        """Make `block`, which held `buffer`, available for reuse."""
         self._free.setdefault((buffer.pool, buffer.home, buffer.dtype), []).append(block)
 
     def block(self, buffer: Buffer) -> MemoryBlock[A] | None:
-        """Return the block that `buffer` has now."""
+        """Return the current block of `buffer`, or None."""
         return self.blocks.get(buffer.name)

@@ -1,9 +1,9 @@
-"""The `Model` of a transformer, from its shape alone.
+"""Builds the `Model` of a transformer from its shape.
 
-FLOPs count matrix products alone, 2 per multiply-add, attention of all pairs of tokens (Narayanan
-et al. 2021, section 3.1 and appendix); how many of them causal masking leaves out follows from
-`Model.attention_flops`. Saved activations are what autograd saves of the modules in `zsim_torch`,
-which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same tensors.
+FLOPs count only matrix products, 2 per multiply-add, with attention of all pairs of tokens
+(Narayanan et al. 2021, section 3.1 and appendix); `Model.attention_flops` tells how many of them
+causal masking skips. Saved activations are those that autograd saves for the modules in
+`zsim_torch`, which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same tensors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,8 +33,8 @@ def transformer(
 ) -> Model:
     """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
-    The vocabulary is padded to a multiple of `tensor`, as Megatron-LM does. What `sequence`,
-    `keeps_whole` and `in_place_loss` say stands at `Size`; without a tensor axis nothing is cut.
+    The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. See `Size` for
+    `sequence`, `keeps_whole` and `in_place_loss`; `sequence` has no effect without a tensor axis.
 
     Raises:
         ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
@@ -60,7 +60,7 @@ def transformer(
     units = _units(size, batch)
     parts = [part for unit in units for part in unit.segments]
     forward = [kernel for part in parts for kernel in part.forward]
-    # What is computed again is no gradient.
+    # Recomputed kernels do not count as backward.
     backward = [kernel for part in parts for kernel in part.backward if kernel.backward]
     model = Model(
         name=f"{type(shape).__name__.lower()}-{shape.layers}x{shape.hidden_size}",
@@ -81,14 +81,14 @@ def transformer(
 
 
 def _products(kernels: Sequence[Kernel]) -> int:
-    """FLOPs of matrix products."""
+    """Return the FLOPs of matrix products."""
     return sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
 
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
-    """All units of all blocks: those that see as much and have gradients alike are made once."""
+    """Yield all units of all blocks; equivalent blocks are built once and renamed."""
     cut = tiled_block if size.shape.execution.tiles > 1 else _as_one
-    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}  # by what has a gradient, what is seen
+    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}  # by window and gradients
     names = [
         parameter.name.removeprefix("block0")
         for unit in cut(size, "block0", source)
@@ -104,7 +104,7 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
             *(size.is_frozen(f"{own}{each}") for each in names),
         )
         if kind not in alike:
-            given = replace(source, name="given")  # not what the block of this name makes
+            given = replace(source, name="given")  # a name that no block computes
             made = cut(size, own, given, local=local)
             alike[kind] = like(made, own, "block", given)
         calls = own if module != layer else None
@@ -118,7 +118,7 @@ def _as_one(size: Size, name: str, source: Value, *, local: bool = False) -> tup
 
 
 def _need_matching(shape: Architecture, model: Model) -> None:
-    """Return if each pattern of frozen parameters has some, and something is trained."""
+    """Raise ModelError unless each frozen pattern matches, and some parameter is trained."""
     names = [parameter.name for parameter in model.parameters]
     for pattern in shape.frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -132,7 +132,7 @@ def _need_matching(shape: Architecture, model: Model) -> None:
 
 
 def _units(size: Size, batch: Value) -> list[Unit]:
-    """Return the embedding, the blocks and the head, each of which reads the one before."""
+    """Return the embedding, the blocks and the head; each reads the output of the previous one."""
     units = [embedding(size, batch)]
     units += _blocks(size, units[-1].segments[-1].outputs[-1])
     return [*units, head(size, units[-1].segments[-1].outputs[-1])]
@@ -141,7 +141,7 @@ def _units(size: Size, batch: Value) -> list[Unit]:
 def _need_dividing(
     shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
 ) -> None:
-    """Return if `tensor` ranks divide what they share, and there is a sequence."""
+    """Raise ModelError unless `tensor` divides the heads, MLP width and tokens, among others."""
     if shape.execution.tiles > 1:
         for name, differs in (
             ("lora", shape.lora is not None),

@@ -25,10 +25,10 @@ from zsim.model.transformer.size import Size
 def attention(
     size: Size, source: Value, target: Value, name: str, *, local: bool = False
 ) -> tuple[Stretch, ...]:
-    """Attention of the block `name`; the bias of its output stands in the residual sum.
+    """Return attention of the block `name`; the residual sum adds the bias of its output.
 
-    One that is `local` sees the window alone. Plain attention masks the rest and computes it. Where
-    ranks share a sequence it is cut where they exchange keys and values.
+    If `local`, tokens see only the window; plain attention computes and masks the rest. If ranks
+    share a sequence, attention is cut where they exchange keys and values.
     """
     attended = size.rows(f"{name}/attended", size.query_width)
     layers = _projections(size, source, name)
@@ -64,7 +64,7 @@ def attention(
 def attend(
     size: Size, projected: Mapping[str, Tensor], target: Tensor, name: str, *, local: bool = False
 ) -> tuple[Operator, ...]:
-    """Return what makes `target` of what linear layers made, by the names of these."""
+    """Return the operators that compute `target` from `projected` linear layers, by name."""
     rotary, turned = _turned(size, projected)
     if size.shape.attention is Attention.PLAIN:
         return (*rotary, _plain(size, turned, target, name))
@@ -75,7 +75,7 @@ def attend(
 def _turned(
     size: Size, projected: Mapping[str, Tensor]
 ) -> tuple[tuple[Operator, ...], tuple[Tensor, ...]]:
-    """Return what turns queries and keys by position, if it is so, and what attention reads."""
+    """Return the rotary operators, if positions are rotary, and the tensors attention reads."""
     if size.shape.positions is not Positions.ROTARY:
         return (), tuple(projected.values())
     rotary = tuple(_rotary(size, each) for part, each in projected.items() if part != "v")
@@ -92,7 +92,7 @@ def projections(size: Size) -> dict[str, int]:
 
 
 def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operator, ...]]:
-    """Return the linear layers before attention by name; the last operator makes the output."""
+    """Return the linear layers before attention by name; the last operator gives the output."""
     found: dict[str, tuple[Operator, ...]] = {}
     whole, kept, biased = size.whole(source), size.kept_in_block(source), size.shape.biased_qkv
     for part, width in projections(size).items():
@@ -107,10 +107,10 @@ def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operat
 
 
 def _rotary(size: Size, source: Tensor) -> Operator:
-    """Turn pairs of elements by an angle that follows from position.
+    """Return the rotation of pairs of elements by an angle that depends on the position.
 
-    Several kernels, unless it is compiled. Of queries, keys and values in one all is turned: what
-    is no query or key moves along.
+    It is several kernels, unless compiled. If queries, keys and values are one tensor, all of it
+    moves through the kernels.
     """
     shape = (size.tokens, source.elements // size.tokens)
     target = Tensor(name=f"{source.name}/turned", elements=source.elements, dtype=source.dtype)
@@ -126,7 +126,7 @@ def _rotary(size: Size, source: Tensor) -> Operator:
 def _flash(
     size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str, *, window: int
 ) -> Operator:
-    """Return flash attention: it keeps inputs, outputs, and one number a row of scores."""
+    """Return flash attention: it saves inputs, outputs, and one number per row of scores."""
     shape = (
         size.sequences,
         size.heads,
@@ -136,7 +136,7 @@ def _flash(
         size.shape.head_width,
     )
     saved = [Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)]
-    if size.shape.dropout:  # the mask is drawn again in backward, with the state that is kept
+    if size.shape.dropout:  # backward draws the mask again, from the saved state
         saved.append(Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64))
     version = size.shape.attention.version
     forward, backward = (
@@ -154,9 +154,9 @@ def _flash(
 
 
 def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
-    """Two batched products with the softmax of all scores between them, which is kept.
+    """Return two batched products with the softmax of all scores in between, which is saved.
 
-    With selective recomputation it is not: backward begins by running attention again.
+    With selective recomputation it is not saved: backward starts by recomputing attention.
     """
     count = size.tokens * size.heads * size.length
     weights = Tensor(name=f"{name}/weights", elements=count, dtype=size.dtype)
@@ -184,8 +184,8 @@ def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
         *_copies_of_heads(size, backward=True),
     )
     again = size.shape.recompute_attention
-    # Scores and their softmax have a gradient each; run again, the softmax and a copy of the keys
-    # are there as well.
+    # Scores and their softmax have one gradient each. With recomputation, the softmax and a copy of
+    # the keys exist as well.
     keys = size.key_width * size.tokens * size.dtype.size_bytes
     made_again = weights.size_bytes + keys if again else 0
     return Operator(
@@ -201,7 +201,7 @@ def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
 
 
 def _copies_of_heads(size: Size, *, backward: bool = False) -> tuple[Kernel, ...]:
-    """Not fused: queries, keys, values and the result are put head by head, and back."""
+    """Return the copies of queries, keys, values and result by head; none if fused."""
     if size.shape.fused:
         return ()
     widths = (size.query_width, size.key_width, size.key_width, size.query_width)
@@ -216,9 +216,9 @@ def _copies_of_heads(size: Size, *, backward: bool = False) -> tuple[Kernel, ...
 def _scaled_and_masked(
     size: Size, area: tuple[int, ...], *, backward: bool = False
 ) -> tuple[Kernel, ...]:
-    """Not fused: scores over the root of a head's size, times the mask, less what it hides.
+    """Return scale, mask and masked fill of scores; none if fused.
 
-    The last has no gradient to change.
+    The masked fill needs no kernel in backward.
     """
     if size.shape.fused:
         return ()
@@ -227,12 +227,12 @@ def _scaled_and_masked(
 
 
 def _dropped(size: Size, area: tuple[int, ...], *, backward: bool = False) -> tuple[Kernel, ...]:
-    """Not fused: dropout of the softmax."""
+    """Return dropout of the softmax; none if fused."""
     return () if size.shape.fused else (dropout(area, size.dtype, backward=backward),)
 
 
 def _product(size: Size, layout: OperandLayout, *, inner: bool, backward: bool = False) -> Kernel:
-    """Scores from two tensors of heads, or with `inner` a tensor of heads from scores."""
+    """Return the product of scores from heads, or with `inner` of heads from scores."""
     queries = size.heads // size.shared_heads * size.length
     width, keys = size.shape.head_width, size.length
     return matmul(

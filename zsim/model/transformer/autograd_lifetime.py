@@ -1,11 +1,11 @@
-"""Lifetimes of a stretch's tensors, in forward and in backward: as autograd holds them.
+"""Lifetimes of a stretch's tensors in forward and backward, as autograd holds them.
 
-Forward holds a tensor until it was read for the last time, and what is saved until backward has
-used it. Backward holds a gradient until the operator before it has made its own of it; those of
-outputs belong to who runs it, and stay. Numbers of buffers are those of
-`zsim.model.tensor_lifetime`: 1 is what is saved, then the gradients of each parameter and of each
-input. Of a backward in two parts 2 is what the first leaves for the second, the gradients of what
-operators with parameters have made; then come those of inputs, or of parameters.
+Forward holds a tensor until its last read, and a saved tensor until backward has used it. Backward
+holds a gradient until the operator before it has used it; gradients of outputs belong to the
+caller and stay. Buffer numbers are those of `zsim.model.tensor_lifetime`: 1 is saved tensors, then
+the gradients of each parameter and of each input. In a backward of two parts, 2 is the gradients
+that the first part leaves for the second: of the outputs of operators with parameters. After it
+come the gradients of inputs, or of parameters.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ INTERMEDIATE = 2
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """Memory of one tensor, or of what several tensors are views of: it goes with the last."""
+    """Memory of one tensor, or shared by several views; freed by its last holder."""
 
     buffer: int
     number: int
@@ -30,7 +30,7 @@ class _Piece:
 
 
 class _Turns:
-    """Turns so far; tensors of the workspace are numbered as they come."""
+    """Allocations and frees so far; workspace tensors are numbered as they appear."""
 
     def __init__(self) -> None:
         self.all: list[AllocationEvent] = []
@@ -55,11 +55,11 @@ def _last_reads(operators: Sequence[Operator]) -> dict[str, int]:
 
 
 def forward_course(stretch: Stretch, kept: Mapping[str, Tensor]) -> tuple[AllocationEvent, ...]:
-    """Return the allocations of forward, which leaves its outputs and what is `kept`."""
+    """Return the allocations of forward; at its end, outputs and `kept` tensors remain."""
     turns, numbers = _Turns(), {name: number for number, name in enumerate(kept)}
     last_read = _last_reads(stretch.operators)
     known = {*stretch.inputs, *(value.name for value in stretch.outputs)}
-    known -= set(kept)  # an output that is kept is there twice: it is summed over ranks in place
+    known -= set(kept)  # a kept output exists twice: it is summed over ranks in place
     held: dict[str, _Piece] = {}
     for index, each in enumerate(stretch.operators):
         scratch = turns.take_own(each.forward_scratch) if each.forward_scratch else None
@@ -91,15 +91,15 @@ def backward_course(
     again: Sequence[Operator] = (),
     chosen: Collection[Operator] = (),
 ) -> tuple[AllocationEvent, ...]:
-    """Return the allocations of backward, which first runs `again` what was not `chosen`.
+    """Return the allocations of backward, which first recomputes `again` except `chosen`.
 
-    It makes the gradients that are `needed`.
+    It computes the gradients of the tensors in `needed`.
     """
     return _Backward(stretch, kept, needed).turns(again, chosen)
 
 
 class _Backward:
-    """Backward of a stretch in the making."""
+    """Builds the allocations of the backward of a stretch."""
 
     def __init__(
         self, stretch: Stretch, kept: Mapping[str, Tensor], needed: Container[str]
@@ -117,7 +117,7 @@ class _Backward:
         self._parameter = {each.name: SAVED + 1 + n for n, each in enumerate(parameters)}
         first = SAVED + 1 + len(parameters)
         self._input = {name: first + n for n, name in enumerate(stretch.inputs)}
-        lent = 2  # one holder more than there are here: it is never given back
+        lent = 2  # one more holder than here, so it is never freed here
         self._slopes = {
             value.name: _Piece(buffer=OWN, number=0, size=value.size_bytes, holders=lent)
             for value in stretch.outputs
@@ -133,7 +133,7 @@ class _Backward:
             self._pass(each)
         for name, piece in self._slopes.items():
             if name not in self._made and name in self._input:
-                # What the outputs' gradient was is the input's: it has a buffer of its own here.
+                # The outputs' gradient is also the input's, which has a separate buffer here.
                 self._turns.take(self._input[name], piece.size)
             if name not in self._made:
                 self._turns.give(piece)
@@ -152,7 +152,7 @@ class _Backward:
                     self._turns.give(self._saved.pop(name))
 
     def _pass(self, each: Operator) -> None:
-        """Gradients of what an operator reads, from that of what it makes."""
+        """Compute the gradients of an operator's inputs from the gradient of its output."""
         turns, slope = self._turns, self._slopes.pop(each.makes.name, None)
         passing = [turns.take_own(each.backward_scratch)] if each.backward_scratch else []
         self._train(each)
@@ -170,13 +170,13 @@ class _Backward:
             turns.give(piece)
 
     def _train(self, each: Operator) -> None:
-        """Take memory for the gradients of an operator's parameters."""
+        """Allocate memory for the gradients of an operator's parameters."""
         for parameter in each.trained:
             size = parameter.elements * each.makes.element_bytes
             self._turns.take(self._parameter[parameter.name], size)
 
     def _used_up(self, each: Operator) -> list[_Piece]:
-        """Return what was saved that no other operator reads after this one."""
+        """Return saved tensors that no later operator of backward reads."""
         found: list[_Piece] = []
         for tensor in each.saves:
             self._users[tensor.name] -= 1
@@ -185,9 +185,10 @@ class _Backward:
         return found
 
     def _add(self, tensor: Tensor) -> list[_Piece]:
-        """One more gradient of a tensor, added to those before; what is then no longer needed.
+        """Add one more gradient of a tensor to the earlier ones; return pieces to free.
 
-        A sum takes the place of what came before, unless that is the gradient of others too.
+        A sum replaces the earlier gradient in place, unless that is also the gradient of other
+        tensors.
         """
         turns, name = self._turns, tensor.name
         before = self._slopes.get(name)
@@ -206,13 +207,13 @@ class _Backward:
 
 
 def input_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEvent, ...]:
-    """Return the allocations of the part of backward that makes gradients of inputs."""
+    """Return the allocations of the part of backward that computes gradients of inputs."""
     return _InputPart(stretch, needed).turns((), ())
 
 
 def weight_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEvent, ...]:
-    """Return the allocations of the other part, which goes through operators in their order."""
-    # stage_backward_weight of torch 2.13 goes through `param_groups`, in the order of parameters
+    """Return the allocations of the part for weights, which visits operators in order."""
+    # stage_backward_weight of torch 2.13 visits `param_groups`, in the order of parameters
     turns = _Turns()
     numbers = _numbers(stretch)
     for place, each in enumerate(intermediates(stretch, needed)):
@@ -230,14 +231,14 @@ def _numbers(stretch: Stretch) -> dict[str, int]:
 
 
 def intermediates(stretch: Stretch, needed: Container[str]) -> list[Operator]:
-    """Return the operators with parameters, of which what they make has a gradient."""
+    """Return the operators with trained parameters whose output has a gradient."""
     return [each for each in stretch.operators if each.trained and each.makes.name in needed]
 
 
 class _InputPart(_Backward):
-    """The first part: gradients of what trains stay, and so does all that was saved.
+    """The first part: output gradients of operators with parameters stay, and all saved tensors.
 
-    One that is the gradient of something else as well is there twice until the part has ended.
+    A gradient that also belongs to another tensor is stored twice until the part has ended.
     """
 
     def __init__(self, stretch: Stretch, needed: Container[str]) -> None:

@@ -1,4 +1,4 @@
-"""A block: attention and an MLP, each behind a norm and beside a residual."""
+"""A block: attention and an MLP, each with norms and a residual."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,17 +22,17 @@ from zsim.model.transformer.segment import segments, until_saved
 from zsim.model.transformer.size import Size
 
 SCRIPTED = (8, 9)
-"""Tensors that an activation moves each way if not fused: of 0.5 x (1 + tanh(a x (1 + b x x)))
-in one kernel for each direction, six of the steps between are written for backward, and read."""
+"""Tensors that an unfused activation moves in each direction: 0.5 x (1 + tanh(a x (1 + b x x)))
+is one kernel per direction, which writes six intermediate results for backward, and reads them."""
 
 
 def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
-    """Return the block called `name`, which reads `source`; one that is `local` sees a window.
+    """Return the block called `name`, which reads `source`; if `local`, tokens see a window.
 
-    With one rank on the tensor axis it is one segment. With more it is cut where Megatron-LM's
-    all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input,
-    keep a part of the hidden units on each rank, and make summands of their output. It is cut as
-    well where ranks that share a sequence exchange keys and values.
+    With one rank on the tensor axis it is one segment. With more it is cut at Megatron-LM's
+    all-reduces (Shoeybi et al. 2019, section 3): attention and MLP read a replicated input, hold
+    part of the hidden units on each rank, and compute partial sums of their output. It is also cut
+    where ranks that share a sequence exchange keys and values.
     """
     if size.shape.parallel_residual:
         stretches = _side_by_side(size, name, source, local=local)
@@ -48,7 +48,7 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
 
 
 def _between_exchanges(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
-    """Join the stretches before each exchange of keys and values, and those from the last on."""
+    """Join the stretches between exchanges of keys and values."""
     parts: list[list[Stretch]] = [[]]
     for each in stretches:
         if each.exchanges:
@@ -63,7 +63,7 @@ def _between_exchanges(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
 
 
 def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple[Stretch, ...]:
-    """Return attention and MLP that read the same hidden state, behind a norm each or one."""
+    """Return attention and MLP that read the same hidden state, with one norm each or shared."""
     parts = ("ln1", "ln2", "proj", "down", "output")
     normed, normed2, attended, transformed, output = (size.value(f"{name}/{p}") for p in parts)
     shared = size.shape.shared_norm
@@ -80,7 +80,7 @@ def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple
 def _one_after_the_other(
     size: Size, name: str, source: Value, *, local: bool
 ) -> tuple[Stretch, ...]:
-    """Return attention and MLP, each with its norms and added to what it reads."""
+    """Return attention and MLP, each with its norms and added to its input."""
     attended, transformed = size.value(f"{name}/proj"), size.value(f"{name}/down")
     middle, output = size.value(f"{name}/sum"), size.value(f"{name}/output")
     before, read = _before(size, source, f"{name}.ln1")
@@ -100,7 +100,7 @@ def _one_after_the_other(
 
 
 def _before(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], Value]:
-    """Return the norm of what attention or MLP reads, if there is one, and what it then reads."""
+    """Return the norm before attention or MLP, if any, and the value that they then read."""
     if size.shape.norm_placement is NormPlacement.AFTER:
         return (), source
     normed = size.value(name.replace(".", "/"))
@@ -108,7 +108,7 @@ def _before(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], 
 
 
 def _after(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], Value]:
-    """Return the norm of what attention or MLP makes, if there is one, and what is added."""
+    """Return the norm after attention or MLP, if any, and the value to add."""
     if size.shape.norm_placement is NormPlacement.BEFORE:
         return (), source
     normed = size.value(name.replace(".", "/"))
@@ -120,8 +120,8 @@ def like(
 ) -> tuple[Unit, ...]:
     """Return the block called `name`, which reads `source`: the units of block `old`, renamed.
 
-    A deep model is one block many times, with the same kernels. One that `calls` an earlier block
-    again has its parameters.
+    A deep model repeats one block, with the same kernels. If it `calls` an earlier block again, it
+    shares that block's parameters.
     """
     names = {units[0].segments[0].inputs[0]: source.name}
 
@@ -157,7 +157,7 @@ def like(
 
 
 def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
-    """Return the MLP of the block `name`; its output's bias stands in the residual sum."""
+    """Return the MLP of the block `name`; the residual sum adds the bias of its output."""
     wide = size.inner_width
     normed, kept = size.whole(source), size.kept_in_block(source)
     gated = size.shape.gated
@@ -190,7 +190,7 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Str
 
 
 def activate(size: Size, gate: Tensor | None, up: Tensor, name: str) -> tuple[Operator, ...]:
-    """Return what makes of `up`, and of what gates it, the input of the layer behind them."""
+    """Return the operators from `up`, and its `gate` if any, to the input of the last layer."""
     wide = size.inner_width
     product = size.rows(f"{name}/product", wide)
     if gate is not None and size.shape.execution.compiled:
@@ -202,7 +202,7 @@ def activate(size: Size, gate: Tensor | None, up: Tensor, name: str) -> tuple[Op
 
 
 def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
-    """Apply the activation function; the gradient of ReLU follows from what it makes."""
+    """Return the activation function; ReLU computes its gradient from its output."""
     rectified = size.shape.activation is Activation.RELU
     streams = (2, 3) if size.shape.fused or rectified else SCRIPTED
     return Operator(
@@ -215,7 +215,7 @@ def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
 
 
 def _times(size: Size, left: Tensor, right: Tensor, target: Tensor) -> Operator:
-    """One times the other."""
+    """Return the product of two tensors."""
     kind = KernelKind.ELEMENTWISE
     return Operator(
         reads=(left, right),
@@ -230,7 +230,7 @@ def _times(size: Size, left: Tensor, right: Tensor, target: Tensor) -> Operator:
 
 
 def _gate(size: Size, gate: Tensor, up: Tensor, target: Tensor) -> Operator:
-    """Apply the activation function of one times the other, in one kernel each way."""
+    """Return activation and product in one kernel per direction."""
     return Operator(
         reads=(gate, up),
         makes=target,
@@ -243,7 +243,7 @@ def _gate(size: Size, gate: Tensor, up: Tensor, target: Tensor) -> Operator:
 def _over(
     size: Size, tensor: Tensor, kind: KernelKind, streams: int, *, backward: bool = False
 ) -> Kernel:
-    """Return a kernel over `tensor` and others of its extents."""
+    """Return a kernel over `streams` tensors of the shape of `tensor`."""
     shape = (size.tokens, tensor.elements // size.tokens)
     return streaming(kind, shape, size.dtype, streams=streams, backward=backward)
 
@@ -258,14 +258,14 @@ def norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
 
 
 def add(size: Size, sources: Sequence[Value], target: Value, names: tuple[str, ...]) -> Stretch:
-    """Add to the residual, with biases that were held back until the summands were summed."""
+    """Return the residual sum, with the biases that the summed layers left out."""
     biases = tuple(size.copied(f"{name}.bias", size.hidden) for name in names)
     shape, dtype = (size.own_tokens, size.hidden), size.dtype
-    # Compiled, the norm behind it reads the sum on the way.
+    # If compiled, the norm after it reads the sum in the same kernel.
     streams = 2 if size.shape.execution.compiled else 3
     adds: tuple[Kernel, ...] = ()
     for _ in sources[1:]:
-        if not size.shape.fused:  # of each summand the bias is added and elements are dropped first
+        if not size.shape.fused:  # first add the bias of each term, and drop elements
             adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=2),)
             adds += (dropout(shape, dtype),)
         adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams),)

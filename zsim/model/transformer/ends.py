@@ -14,20 +14,20 @@ from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Loss
 
 LOSS_CHUNKS = 8
-"""Parts of the tokens of a micro-batch in a chunked loss (torchtitan, `num_chunks`)."""
+"""Number of chunks of tokens of a micro-batch in a chunked loss (torchtitan, `num_chunks`)."""
 
 TOKENS = "embedding.token.weight"
 PLACES = "embedding.position.weight"
 
 
 def embedding(size: Size, batch: Value) -> Unit:
-    """Rows of the token embedding, with those of the places where positions are learned.
+    """Return the token embedding, plus that of positions if these are learned.
 
-    With a tensor axis each rank looks up the tokens that it has, and the sum over ranks is all; or
-    each has the whole embedding, of which kernels read and write rows of all tokens, keeps those of
-    its own tokens, and makes a gradient of these, which are summed. DTensor makes the same sum of
-    gradients of hidden states that it gathers first. Ranks that share sequences take their tokens
-    of the batch first, and keep these.
+    With a tensor axis, each rank looks up the tokens of its rows, and the result is summed over
+    ranks. Alternatively each rank has the whole embedding: kernels read rows of all tokens, the
+    rank keeps those of its own tokens, and the gradients are summed over ranks. DTensor computes
+    the same sum from hidden state gradients that it gathers first. Ranks that share sequences
+    first copy their own tokens out of the batch, and save the copy.
     """
     is_whole = size.whole_embedding
     made = size.copied if is_whole else size.part
@@ -82,20 +82,20 @@ def embedding(size: Size, batch: Value) -> Unit:
 
 
 def _tokens(size: Size, batch: Value) -> Tensor:
-    """Return the tokens that are looked up: those of the batch, or a copy of a rank's own."""
+    """Return the tokens to look up: those of the batch, or a copy of a rank's own tokens."""
     if size.shape.execution.context == 1:
         return tensor_of(batch)
     return Tensor(name="embedding/tokens", elements=size.tokens, dtype=batch.dtype)
 
 
 def head(size: Size, source: Value) -> Unit:
-    """Return the head: final norm, logits over the own part of the vocabulary, cross entropy.
+    """Return the head: final norm, logits over the rank's part of the vocabulary, cross entropy.
 
-    As PyTorch does it, the logits are cast to the format of the loss, in which the logarithm of
-    their softmax is kept beside the targets. With a tensor axis the maximum, the sum of
-    exponentials and the target's logit of each token are combined over the ranks (Shoeybi et al.
-    2019, section 3): three numbers for each token; kept are the softmax, and for each token whether
-    its target is on this rank, and which it is.
+    As in PyTorch, logits are cast to the format of the loss, in which the log-softmax is saved
+    along with the targets. With a tensor axis, the maximum, the sum of exponentials and the
+    target's logit of each token are combined over the ranks (Shoeybi et al. 2019, section 3): three
+    numbers per token. Saved are the softmax, and for each token its target and whether it is on
+    this rank.
     """
     if size.in_place_loss:
         return _vocabulary_parallel(size, source)
@@ -136,10 +136,10 @@ def head(size: Size, source: Value) -> Unit:
 
 
 def _apart(size: Size, whole: Stretch) -> tuple[Stretch, Stretch]:
-    """Return the head up to the logits, and the loss: it needs not keep anything for weights.
+    """Return the head up to the logits, and the loss, which saves nothing for weight gradients.
 
-    Autograd's graph lives from the last operator with parameters on (`stage_backward_input`, torch
-    2.13, which detaches the loss).
+    Autograd's graph of weight gradients lives from the last operator with parameters on
+    (`stage_backward_input`, torch 2.13, which detaches the loss).
     """
     operators = whole.operators
     place = next(n for n, each in enumerate(operators) if each.makes.name == "head/logits") + 1
@@ -161,7 +161,7 @@ def _projection(size: Size) -> tuple[Parameter, Parameter | None]:
 def _scores(
     size: Size, normed: Value, projection: tuple[Parameter, Parameter | None], target: Tensor
 ) -> tuple[Operator, ...]:
-    """Return logits and their cross entropy, as the execution says."""
+    """Return logits and their cross entropy, in the variant that the execution selects."""
     (weight, bias), logits = projection, size.rows("head/logits", size.vocabulary)
     project = linear(size, size.whole(normed), logits, weight, bias=bias, kept=size.kept(normed))
     way = size.shape.execution.loss
@@ -171,7 +171,7 @@ def _scores(
 
 
 def _reporting(size: Size, project: Operator) -> Operator:
-    """Return the projection with cross entropies that are reported.
+    """Return the projection with the kernels of cross entropies computed for metrics.
 
     They read logits twice and write, as PyTorch's does.
     """
@@ -187,7 +187,7 @@ def _area(size: Size, logits: Tensor) -> tuple[int, int]:
 def _entropy(
     size: Size, logits: Tensor, target: Tensor, *, whole: bool = False
 ) -> tuple[Operator, ...]:
-    """Return the cross entropy of logits that are there, those of the `whole` vocabulary or not."""
+    """Return the cross entropy of given logits, those of the `whole` vocabulary or a part."""
     way = size.shape.execution.loss
     if way is Loss.CHUNKED:
         return (_chunked_cross_entropy(size, logits, target, whole=whole),)
@@ -195,16 +195,16 @@ def _entropy(
         return (_fused_cross_entropy(size, logits, target),)
     if size.dtype is size.wide or way is Loss.NARROW:
         return (_cross_entropy(size, logits, target, whole=whole),)
-    # Kernels of the cast are those of the cross entropy.
+    # The kernels of the cross entropy include the cast.
     wide = replace(logits, name="head/wide", dtype=size.wide)
     cast = Operator(reads=(logits,), makes=wide)
     return cast, _cross_entropy(size, wide, target, whole=whole)
 
 
 def _whole_vocabulary(size: Size, source: Value) -> Unit:
-    """Return the head whose logits are gathered: every rank computes the loss of all of them.
+    """Return the head with gathered logits: every rank computes the loss over all of them.
 
-    What is gathered along the last dimension is put in order by a copy (`all_gather_tensor` of
+    A copy orders logits gathered along the last dimension (`all_gather_tensor` of
     `torch.distributed._functional_collectives`), and a rank keeps its own part of the gradient.
     """
     normed = size.value("head/ln")
@@ -246,10 +246,10 @@ def _whole_vocabulary(size: Size, source: Value) -> Unit:
 
 
 def _fused_cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
-    """Cross entropy that keeps logits as they are, and the logarithm of each token's sum.
+    """Return cross entropy that saves logits unchanged, and the log-sum-exp of each token.
 
     Forward reads the logits for their maximum and again for their sum; backward reads them and
-    writes their gradient beside them (`inplace_backward` is off by default in
+    writes their gradient to a new tensor (`inplace_backward` is off by default in
     `flash_attn.losses.cross_entropy`).
     """
     area = _area(size, logits)
@@ -268,9 +268,9 @@ def _fused_cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator
 def _chunked_cross_entropy(
     size: Size, logits: Tensor, target: Tensor, *, whole: bool = False
 ) -> Operator:
-    """Cross entropy chunk by chunk: of one there are its logits cast, in backward two gradients.
+    """Return cross entropy by chunks; only one chunk's logits are cast, with two gradients.
 
-    What is kept of the chunks is taken and given back as one.
+    The saved tensors of all chunks are allocated and freed as one.
     """
     entropy = _cross_entropy(size, logits, target, whole=whole)
     chunk = logits.elements // LOSS_CHUNKS * size.wide.size_bytes
@@ -278,12 +278,12 @@ def _chunked_cross_entropy(
 
 
 def _chunked_head(size: Size, project: Operator, target: Tensor) -> tuple[Operator, Operator]:
-    """Projection and cross entropy, chunk by chunk, forward and then backward of each.
+    """Return projection and cross entropy by chunks: forward and then backward of each.
 
-    Of a chunk there are at once: logits and, in the format of the loss, the logarithm of their
-    softmax with its gradient and that of the logits. What is kept is the gradient of the hidden
-    state, in the format of the loss. Kernels stand where autograd has them: the loss is the last
-    of forward, so that those of backward follow at once in either way.
+    A chunk needs at once its logits and, in the format of the loss, the log-softmax with its
+    gradient and that of the logits. Only the gradient of the hidden state is saved, in the format
+    of the loss. Kernels are listed as for autograd; since the loss ends forward, those of backward
+    follow it directly in both cases.
     """
     (hidden,) = project.reads
     whole = _cross_entropy(size, project.makes, target)
@@ -314,10 +314,10 @@ def _end(size: Size, statistics: Value, loss: Value) -> Stretch:
 
 
 def _vocabulary_parallel(size: Size, source: Value) -> Unit:
-    """Return the head as modules of their own: norm, logits, their cast, loss.
+    """Return the head as separate modules: norm, logits, their cast, loss.
 
-    Each makes a tensor that its caller holds while the next one runs, so memory is taken for each;
-    with one rank they are the same, and nothing is summed.
+    The caller holds the output of each module while the next one runs, so each is allocated. With
+    one rank it is the same without sums.
     """
     normed = size.value("head/ln")
     count = size.tokens * size.vocabulary
@@ -365,15 +365,15 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
 
 
 def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = False) -> Operator:
-    """Cross entropy from logits; forward reads them twice and writes, backward reads and writes.
+    """Return cross entropy; forward reads logits twice and writes, backward reads and writes.
 
-    Backward holds two gradients: of the logarithm of the softmax, and of the logits, which are in
-    the wide format, unless the loss is narrow. In place, the gradient takes the place of the
-    softmax (Megatron-LM, `vocab_parallel_cross_entropy`). Logits that a caller holds are there as
-    if they were saved. Composed, forward writes logits in the wide format, reads them for their
-    maximum, subtracts, exponentiates, sums and subtracts (`_log_softmax`, torch 2.13,
-    torch/distributed/tensor/parallel/loss.py), and backward fills, exponentiates, adds, multiplies
-    and casts (`_nll_loss_and_log_softmax_backward`): each holds one tensor more than a kernel does.
+    Backward holds two gradients: of the log-softmax, and of the logits, in the wide format unless
+    the loss is narrow. In place, the gradient replaces the softmax (Megatron-LM,
+    `vocab_parallel_cross_entropy`). Logits that a caller holds count as saved. If composed, forward
+    writes logits in the wide format, reads them for their maximum, subtracts, exponentiates, sums
+    and subtracts (`_log_softmax`, torch 2.13, torch/distributed/tensor/parallel/loss.py), and
+    backward fills, exponentiates, adds, multiplies and casts
+    (`_nll_loss_and_log_softmax_backward`): each holds one tensor more than a single kernel.
     """
     own = _area(size, logits)
     dtype = size.dtype if size.shape.execution.loss is Loss.NARROW else size.wide

@@ -1,14 +1,14 @@
-"""Linear layers that gather what they read, and copies around collectives along tokens.
+"""Linear layers that gather their input, and copies around collectives along tokens.
 
-With hidden states cut by tokens, either attention and MLP gather what they read, once for all their
-linear layers, or each of these does: DTensor's `ColwiseParallel` gathers the input of its module,
-and scatters the gradient of it, by itself (torch 2.13, `_prepare_input_fn`,
-torch/distributed/tensor/parallel/style.py). Where a block is compiled, equal gathers are one
+With hidden states sharded by tokens, either attention and MLP gather their input once for all
+linear layers that read it, or each layer gathers it: DTensor's `ColwiseParallel` gathers the input
+of its module, and scatters its gradient, for each module (torch 2.13, `_prepare_input_fn`,
+torch/distributed/tensor/parallel/style.py). If a block is compiled, equal gathers are merged
 (`fx_graph_cse`, torch/_functorch/compile_utils.py); gradients differ, and each is scattered.
 
-Collectives work along the first axis, and tokens are the second, behind sequences. What was
-gathered of several sequences is put in order by a copy, and so is what is to be scattered, of any
-number (`all_gather_single`, `_maybe_view_chunk_cat` and `reduce_scatter_single`, torch 2.13,
+Collectives work along the first axis, and tokens are the second, after sequences. A copy reorders a
+tensor gathered from several sequences, and any tensor that is to be scattered
+(`all_gather_single`, `_maybe_view_chunk_cat` and `reduce_scatter_single`, torch 2.13,
 torch/distributed/_functional_collectives.py).
 """
 
@@ -26,15 +26,15 @@ from zsim.strategy.execution import TokenFusion
 def each_gathered(
     size: Size, source: Value, layers: Collection[Sequence[Operator]]
 ) -> tuple[Stretch, ...]:
-    """Return a stretch of the operators of each layer, which gathers `source` for it.
+    """Return one stretch per layer, which gathers `source` for the layer's operators.
 
-    The last operator makes what the layer hands on.
+    The last operator computes the output of the layer.
     """
     kept, found = size.kept_in_block(source), list[Stretch]()
     shares = size.shape.execution.compiled
     for number, operators in enumerate(layers):
         own = tuple(operators)
-        if shares and number:  # the first has saved it for all
+        if shares and number:  # the first layer has saved it for all
             own = tuple(
                 replace(each, saves=tuple(saved for saved in each.saves if saved != kept))
                 for each in own
@@ -75,7 +75,7 @@ def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
     several = size.sequences > 1
     gathered = DType.FP8 if stretch.casts_tokens else size.dtype
     before = [_copy(size, gathered)] * (stretch.reduces_input_gradient and several and not is_left)
-    # of the gradient; and of the input, where it was not kept whole
+    # of the gradient; and of the input, if it was not kept whole
     after = [_copy(size, size.dtype, backward=True)] * stretch.reduces_input_gradient
     saved = {tensor.name for each in stretch.operators for tensor in each.saves}
     if several and stretch.reduces_input_gradient and stretch.inputs[0] in saved:
@@ -98,14 +98,14 @@ def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
 
 
 def _fused(size: Size, stretch: Stretch) -> Stretch:
-    """Return a stretch whose products are fused with its collectives, with what these copy.
+    """Return a stretch whose products are fused with its collectives, including their copies.
 
-    A gather in parts puts a rank's own tokens where those of others come, if more than the product
-    reads them (`ag_out_needed` of `_pipelined_multi_all_gather_and_consume`). Summands lie rank by
-    rank as they come, and are added up in one kernel (`_fused_matmul_reduce_scatter_impl`). What
-    else reads the tokens of several sequences, the product of a weight's gradient, has them put in
-    order; and so has attention its result, where the product behind it takes them rank by rank
-    (`restride_A_for_fused_matmul_reduce_scatter`, all torch 2.13,
+    A gather in parts copies a rank's own tokens next to those of other ranks, if other operators
+    than the product read them (`ag_out_needed` of `_pipelined_multi_all_gather_and_consume`).
+    Received terms are stored by rank, and summed in one kernel
+    (`_fused_matmul_reduce_scatter_impl`). With several sequences, the weight gradient product needs
+    tokens in order, so they are copied. The attention output is copied too, since the product after
+    it reads it by rank (`restride_A_for_fused_matmul_reduce_scatter`, all torch 2.13,
     torch/distributed/_symmetric_memory/__init__.py).
     """
     gathered = DType.FP8 if stretch.casts_tokens else size.dtype

@@ -1,4 +1,4 @@
-"""Linear layers and norms: what every part of a transformer is made of."""
+"""Linear layers and norms, used by every part of a transformer."""
 
 from collections.abc import Container, Iterable
 from dataclasses import replace
@@ -20,19 +20,19 @@ from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Float8, TokenFusion
 
 SOURCE, SAVED, GRADIENT = "source", "saved", "gradient"
-"""Operands that may come in 8-bit floats: what a layer reads, what it kept of that, the gradient
-of what it makes."""
+"""Operands that may be in 8-bit floats: the input of a layer, the saved input, the gradient of
+the output."""
 
 _CAST_BEFORE = {False: frozenset({SOURCE, SAVED}), True: frozenset({SAVED, GRADIENT})}
-"""Those that are cast before they are gathered over the tensor axis, or are kept so, by whether a
-layer scatters what it makes."""
+"""Operands that are cast before they are gathered over the tensor axis, or are saved so, by
+whether a layer scatters its output."""
 
 _PARTS = {False: (FusedPart.GATHERED, None), True: (FusedPart.SCATTERED, FusedPart.GRADIENT)}
-"""Parts of the products of a layer that are fused with collectives of tokens, forward and for the
-gradient of what it reads, by whether it scatters what it makes.
+"""Parts of a layer's products that are fused with collectives of tokens, in forward and in the
+input gradient, by whether it scatters its output.
 
-The latter of layers that gather what they read is one of several summands, of which no product is
-what is scattered (`_find_producer_matmul`, torch 2.13).
+The input gradient of layers that gather their input is one of several terms of a sum, so no single
+product computes the scattered tensor (`_find_producer_matmul`, torch 2.13).
 """
 
 
@@ -46,10 +46,10 @@ def layer(
     kept: Tensor | None = None,
     scatters: bool = False,
 ) -> tuple[Operator, ...]:
-    """Return the linear layer `name` of a block, and its adapter where it has one (Hu et al. 2021).
+    """Return the linear layer `name` of a block, with its adapter if any (Hu et al. 2021).
 
-    One that does not make summands which the tensor axis `scatters` reads what it gathered. The
-    adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, what they make is
+    A layer that does not `scatter` its output over the tensor axis reads gathered input. The
+    adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, whose output is
     scaled and added.
     """
     rows, columns = (each.elements // size.tokens for each in (target, source))
@@ -58,7 +58,7 @@ def layer(
     bias = size.part(f"{name}.bias", rows) if biased else None
     adapted = name.rpartition(".")[2] in size.shape.adapted
     base = size.rows(f"{target.name}/base", rows) if adapted else target
-    if size.float8_tokens and scatters:  # saved as it is cast (Float8RowwiseParallel)
+    if size.float8_tokens and scatters:  # saved in 8 bits (Float8RowwiseParallel)
         kept = Tensor(name=f"{source.name}/narrow", elements=source.elements, dtype=DType.FP8)
     came = _CAST_BEFORE[scatters] if size.float8_tokens else frozenset[str]()
     frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8, came=came)
@@ -82,7 +82,7 @@ def layer(
         shares_gradient=True,
         forward=(streaming(kind, area, size.dtype, streams=3),),
     )
-    if size.shape.execution.compiled:  # scaled on the way
+    if size.shape.execution.compiled:  # scaled in the same kernel
         return (frozen, *adapter, added)
     scaled = size.rows(f"{name}/lora_scaled", rows)
     scale = Operator(
@@ -105,20 +105,20 @@ def linear(
     narrow: Float8 | None = None,
     came: Container[str] = (),
 ) -> Operator:
-    """`source` times the transpose of `weight` (rows x columns), plus `bias` of so many rows.
+    """Return `source` times the transpose of `weight` (rows x columns), plus `bias` (rows).
 
-    Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
-    the bias's gradient is a sum over tokens. A frozen weight has no product, and keeps no source.
-    With `narrow` products are in 8-bit floats, to which operands are cast first, unless they came
-    in them: the weight, what of `SOURCE`, `SAVED` and `GRADIENT` is in `came`. Such an operand is
-    copied by columns where a product needs it so. A bias that is not fused is written to the target
-    and added to by the product.
+    Backward is two products, one per operand, and reads the source or its saved form `kept`; the
+    gradient of the bias is a sum over tokens. A frozen weight has no product and saves no source.
+    With `narrow`, products are in 8-bit floats. Operands are cast first, unless they already are in
+    8 bits: the weight, and those of `SOURCE`, `SAVED` and `GRADIENT` in `came`. Such an operand is
+    transposed for a product that needs it by columns. A bias that is not fused is written to the
+    target, to which the product is added.
     """
     rows, columns = weight.shape
     tokens = size.tokens
     dtype = size.dtype if narrow is None else DType.FP8
-    # Of odd rows of 8-bit floats nothing was published; torch.compile pads others (`shape_padding`
-    # of torch/_inductor/config.py, on in PyTorch 2.13).
+    # No rates of 8-bit products with odd rows were published; torch.compile pads other formats
+    # (`shape_padding` of torch/_inductor/config.py, on in PyTorch 2.13).
     rounds = narrow is not None or size.shape.execution.compiled
     nt, nn, tn = (None, None, None) if rounds else tuple(OperandLayout)
     forward: tuple[Kernel, ...] = (matmul(tokens, rows, columns, dtype, layout=nt),)
@@ -132,7 +132,7 @@ def linear(
         # preprocess_addmm (torchao 0.19, torchao/float8/float8_ops.py): by rows times by columns
         turned = _turned(*of_weight) if weight.float8 else _cast(*of_weight)
         backward = (*(() if GRADIENT in came else (gradient,)), turned, *backward)
-        # A row of the one product is a column of the other.
+        # A row of one product is a column of the other.
         again = (gradient,) if narrow is Float8.ROWWISE else ()
         if GRADIENT in came:
             again = (_turned(tokens, rows),)
@@ -157,7 +157,7 @@ def linear(
 def _in_parts(
     size: Size, kernels: tuple[Kernel, ...], part: FusedPart | None
 ) -> tuple[Kernel, ...]:
-    """Return kernels that end in a product, with a `part` one for the tokens of each rank."""
+    """Return `kernels` with the final product split by rank of its tokens, as `part`."""
     if part is None or (part is not FusedPart.SCATTERED and not size.fuses_gathers):
         return kernels
     *before, product = kernels
@@ -167,20 +167,20 @@ def _in_parts(
 
 
 def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:
-    """Return the cast of a two-byte operand: read for its maximum, and again to write bytes."""
+    """Return the cast of a two-byte operand: it is read for its maximum and to write bytes."""
     return streaming(
         KernelKind.ELEMENTWISE, (rows, columns), DType.FP8, streams=5, backward=backward
     )
 
 
 def _turned(rows: int, columns: int) -> Kernel:
-    """Return the copy of a weight in 8-bit floats by columns."""
+    """Return the transposing copy of an operand in 8-bit floats."""
     kind = KernelKind.ELEMENTWISE
     return streaming(kind, (rows, columns), DType.FP8, streams=2, backward=True)
 
 
 def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel:
-    """Return the gradient of a bias: a sum over tokens, over all of them by default."""
+    """Return the gradient of a bias: a sum over `tokens`, by default all of them."""
     shape = (size.tokens if tokens is None else tokens, columns)
     return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=1, backward=True)
 
@@ -188,13 +188,13 @@ def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel
 def normalize(
     size: Size, source: Tensor, target: Tensor, name: str, *, width: int | None = None
 ) -> Operator:
-    """Return the norm `name`: it keeps its source, and mean and deviation of rows, or RMS.
+    """Return the norm `name`: it saves its source, and mean and deviation of rows, or RMS.
 
-    Composed of PyTorch's operators it keeps its source and what is normalized, both in fp32.
+    If composed of PyTorch operators, it saves source and normalized source, both in fp32.
 
-    A row is the hidden state of a token, or `width` elements. Forward reads and writes; backward
-    reads source and gradient, writes the source's gradient, and reads both again for those of the
-    parameters, if one is trained; these are kernels of their own where the others are made before.
+    A row is the hidden state of a token, or `width` elements. Forward reads and writes. Backward
+    reads source and gradient, writes the source's gradient, and reads both again for gradients of
+    trained parameters; in a split backward, these are separate kernels.
     """
     shape, dtype, width = size.shape, size.dtype, width or size.hidden
     rows, centred = source.elements // width, shape.norm is Norm.LAYER
@@ -233,7 +233,7 @@ OF_TWO, QUOTIENT = (0, 3), (0, 1)
 FORWARD = (CAST, SQUARES, MEAN, PRODUCT, PRODUCT, CAST)
 BACKWARD = (
     *(CAST, PRODUCT),  # of the result, times the weight
-    *(OF_TWO, PRODUCT, MEAN),  # of the root: its product, its sum; and of the source beside it
+    *(OF_TWO, PRODUCT, MEAN),  # of the root: its product, its sum; and of the source with it
     *(QUOTIENT, SQUARES, PRODUCT, OF_TWO),  # of the mean and of the squares
     *(OF_TWO, CAST),  # both, in the format of the source
 )
@@ -246,7 +246,7 @@ def _composed(
     statistics: Tensor,
     parameters: list[Parameter],
 ) -> Operator:
-    """Return a norm by the root mean square, each operator a kernel."""
+    """Return a norm by the root mean square, with one kernel per operator."""
     source, target = tensors
     shape = (statistics.elements, source.elements // statistics.elements)
 

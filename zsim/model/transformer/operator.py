@@ -1,7 +1,7 @@
-"""Operators inside a segment, one after the other: their kernels, and what backward needs.
+"""Operators inside a segment, in order: their kernels, and the tensors that backward needs.
 
-An operator saves tensors, as autograd does: what two of them save is kept once, and what lives
-anyway - inputs of the segment, parameters - is not counted. A view is the tensor that it views.
+An operator saves tensors, as in autograd. A tensor that two operators save is kept once; inputs of
+the segment and parameters live anyway and are not counted. A view is the tensor that it views.
 """
 
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -28,25 +28,25 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Its bytes on one rank."""
+        """Bytes on one rank."""
         return self.elements * self.dtype.size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One step of a segment: what it reads and makes, what its backward reads, what it costs.
+    """One step of a segment: its inputs and output, its saved tensors, and its cost.
 
     Attributes:
-        reads: tensors that may have gradients, which backward makes.
-        makes: the tensor that it makes.
-        saves: tensors that its backward reads, where it has one.
-        shares_gradient: gradients of what it reads are the gradient of what it makes.
+        reads: tensors that may have gradients, which backward computes.
+        makes: the output tensor.
+        saves: tensors that its backward reads, if it has one.
+        shares_gradient: the gradient of its inputs is the gradient of its output.
         draws: how it draws random numbers, if it does.
-        forward_scratch, backward_scratch: bytes that it holds while it runs, beyond these.
-        backward: kernels of the gradients of what it reads.
-        trains: those of the gradients of its parameters, where they are kernels of their own.
-        apart: kernels of the gradients of what it reads, and of its parameters, where one is made
-            without the other; empty if they are `backward` and `trains` then, too.
+        forward_scratch, backward_scratch: bytes of temporary memory while it runs.
+        backward: kernels of the gradients of its inputs.
+        trains: kernels of the gradients of its parameters, if they are separate.
+        apart: kernels of input gradients, and of parameter gradients, if one is computed without
+            the other; empty if they are `backward` and `trains` then, too.
     """
 
     reads: tuple[Tensor, ...]
@@ -64,14 +64,14 @@ class Operator:
 
     @property
     def trained(self) -> tuple[Parameter, ...]:
-        """Parameters of which backward makes gradients."""
+        """Parameters with gradients."""
         return tuple(each for each in self.parameters if not each.frozen)
 
     def kernels_back(self, needed: Container[str]) -> tuple[Kernel, ...]:
-        """Kernels of backward, where tensors called `needed` have gradients.
+        """Return the kernels of backward if tensors in `needed` have gradients.
 
-        Before the first trained parameter nothing has: what makes a gradient of what is read is
-        left out there, unless one kernel makes those of the parameters as well.
+        Nothing before the first trained parameter has a gradient. Kernels of input gradients are
+        omitted there, unless one kernel also computes those of parameters.
         """
         if self.makes.name not in needed:
             return ()
@@ -80,27 +80,26 @@ class Operator:
         return (*self.backward, *self.trains)
 
     def kernels_of_inputs(self, needed: Container[str]) -> tuple[Kernel, ...]:
-        """Kernels of the gradients of what it reads alone, where those called `needed` have one."""
+        """Return the kernels of input gradients alone, if an input is in `needed`."""
         if not any(tensor.name in needed for tensor in self.reads):
             return ()
         return self.apart[0] if self.apart else self.backward
 
     @property
     def kernels_of_weights(self) -> tuple[Kernel, ...]:
-        """Kernels of the gradients of its parameters alone."""
+        """Kernels of parameter gradients alone."""
         return self.apart[1] if self.apart else self.trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Operators up to where a collective of the tensor axis stands, and what flows in and out.
+    """Operators up to a collective of the tensor axis, with the values that flow in and out.
 
-    `reduces_output`, `reduces_input_gradient` and `gathers_input` say that it stands there if there
-    is such an axis; `leaves_whole`, that the next stretch reads what was gathered, too, and
-    `casts_tokens`, that what is gathered there is cast to 8-bit floats. With
-    `gathers_context` the last input is gathered over ranks that share a sequence; with a
-    `context_offset` it is that of the rank so many places before. If it `adds`, backward reads all
-    inputs but the first.
+    `reduces_output`, `reduces_input_gradient` and `gathers_input` tell which collectives happen
+    there if the axis exists. With `leaves_whole`, the next stretch also reads the gathered input.
+    With `casts_tokens`, gathered tokens are cast to 8-bit floats. With `gathers_context`, the last
+    input is gathered over ranks that share a sequence; with a `context_offset`, it comes from the
+    rank this many places before. If it `adds`, backward reads all inputs but the first.
     """
 
     inputs: tuple[str, ...]
@@ -117,7 +116,7 @@ class Stretch:
 
     @property
     def exchanges(self) -> bool:
-        """Return whether ranks that share a sequence exchange the last input before it."""
+        """Return True if ranks that share a sequence exchange the last input before it."""
         return self.gathers_context or self.context_offset is not None
 
 
@@ -127,7 +126,7 @@ def tensor_of(value: Value) -> Tensor:
 
 
 def parameters_of(stretches: Iterable[Stretch]) -> tuple[Parameter, ...]:
-    """Every parameter, in the order of use."""
+    """Return every parameter once, in the order of use."""
     found = [
         parameter
         for stretch in stretches
@@ -138,10 +137,9 @@ def parameters_of(stretches: Iterable[Stretch]) -> tuple[Parameter, ...]:
 
 
 def with_gradients(stretches: Iterable[Stretch], given: Iterable[Value]) -> frozenset[str]:
-    """Names of all that has a gradient, as autograd has it, after stretches that are `given` these.
+    """Return the names of all tensors with a gradient, as in autograd, given these values.
 
-    What an operator makes has one if something that it reads has, or if it has a parameter that is
-    trained.
+    An output has a gradient if an input has one, or if the operator has a trained parameter.
     """
     needed = {value.name for value in given if value.requires_gradient}
     for stretch in stretches:
@@ -152,10 +150,10 @@ def with_gradients(stretches: Iterable[Stretch], given: Iterable[Value]) -> froz
 
 
 def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch:
-    """All of them in one, which needs no collective inside: what flowed between them is inside it.
+    """Join stretches without a collective between them; values between them become internal.
 
-    What is read `later` flows out of it, or if nothing is, what the last one makes. An input that
-    the first one gathers stays the last.
+    Outputs are the values read `later`, or else the outputs of the last stretch. An input that the
+    first stretch gathers stays the last input.
     """
     made = {value.name: value for stretch in stretches for value in stretch.outputs}
     read = dict.fromkeys(name for stretch in stretches for name in stretch.inputs)

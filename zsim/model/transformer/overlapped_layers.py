@@ -1,22 +1,23 @@
-"""Linear layers beside collectives of their tokens, as Transformer Engine and Megatron-LM run them.
+"""Linear layers that overlap collectives of tokens, as in Transformer Engine and Megatron-LM.
 
-What attention and an MLP begin with is one product there (`TELayerNormColumnParallelLinear` of
-queries, keys and values, or of gate and up), and so are its gradients. By the methods
-of `initialize_ub` (Transformer Engine 2.20, transformer_engine/pytorch/module/base.py):
+The first layers of attention and of the MLP are one product there
+(`TELayerNormColumnParallelLinear` of queries, keys and values, or of gate and up), and so are their
+gradients. The methods of `initialize_ub` (Transformer Engine 2.20,
+transformer_engine/pytorch/module/base.py) are:
 
-- `ring_exchange`: forward of these layers, and the gradient of what the last layer reads, multiply
-  the tokens of one rank after the other (`split_overlap_ag`), which copy engines bring;
-- `pipeline`: the last layer makes a quarter of its outputs after the other, each of which a kernel
-  scatters while the next is made (`split_overlap_rs`);
-- `bulk`: the gradient of what the first layers read is made while what they read is gathered, which
-  they have not kept, and that of their weights while it is scattered, both by a kernel
-  (`bulk_overlap`).
+- `ring_exchange`: forward of these layers, and the input gradient of the last layer, multiply the
+  tokens of one rank at a time (`split_overlap_ag`) while copy engines bring the next;
+- `pipeline`: the last layer computes its output in quarters; a kernel scatters each quarter while
+  the next is computed (`split_overlap_rs`);
+- `bulk` (`bulk_overlap`): a kernel gathers the input of the first layers again while their input
+  gradient is computed, and scatters that while the gradient of their weights is computed.
 
 Functions are of transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp.
 
-Without userbuffers the last two are whole collectives of NCCL, of Megatron-LM's column-parallel
-layers (`LinearWithGradAccumulationAndAsyncCommunication`, megatron/core/tensor_parallel/layers.py)
-as of Transformer Engine's (`async_op` in backward of module/layernorm_linear.py): blocks and head.
+Without userbuffers, the last two are whole collectives of NCCL, both in Megatron-LM's
+column-parallel layers (`LinearWithGradAccumulationAndAsyncCommunication`,
+megatron/core/tensor_parallel/layers.py) and in Transformer Engine (`async_op` in backward of
+module/layernorm_linear.py), in blocks and head.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,22 +33,22 @@ SPLITS = 4
 """Parts of the output of the last layer (`num_splits` of the method pipeline)."""
 
 STREAMS = 3
-"""Streams on which parts of a product are issued, at most (`_NUM_MAX_UB_STREAMS`)."""
+"""Maximum number of streams on which parts of a product are issued (`_NUM_MAX_UB_STREAMS`)."""
 
 Kernels = tuple[Kernel, ...]
-"""Kernels that one product runs as."""
+"""Kernels as which one product runs."""
 
 ROWS, OUTPUTS, SUMMANDS = 1, 2, 3
-"""Extents of products (batch, m, n, k) that are those of several layers side by side: of gradients
-of their weights, of what they make, of gradients of what they read."""
+"""Extents of products (batch, m, n, k) along which layers are joined: of weight gradients, of
+outputs, and of input gradients."""
 
 
 def overlapped(
     size: Size, stretches: Sequence[Stretch], first: str, last: str
 ) -> tuple[Stretch, ...]:
-    """Return stretches of which linear layers run beside collectives of tokens, if any do.
+    """Return stretches whose linear layers overlap collectives of tokens, if any do.
 
-    Transformer Engine calls the `first` and the `last` of them so.
+    `first` and `last` are Transformer Engine's names of the first and last layers.
     """
     if size.fused_by is TokenFusion.NCCL:
         return tuple(beside_nccl(size, each) for each in stretches)
@@ -65,7 +66,7 @@ def overlapped(
 
 
 def beside_nccl(size: Size, stretch: Stretch) -> Stretch:
-    """Return a stretch whose column-parallel layers are one, whose backward NCCL runs beside."""
+    """Return a stretch with joined column-parallel layers whose backward overlaps NCCL."""
     is_beside = size.fused_by is TokenFusion.NCCL and stretch.reduces_input_gradient
     if not is_beside or not _is_trained(stretch):
         return stretch
@@ -81,7 +82,7 @@ def beside_nccl(size: Size, stretch: Stretch) -> Stretch:
 def _first_layers(
     size: Size, source: str, operators: Sequence[Operator], name: str
 ) -> list[Operator]:
-    """Return `operators` with kernels of all layers that read `source` at the first of them."""
+    """Return `operators` with the kernels of all layers that read `source` in the first one."""
     methods = size.shape.execution.overlap_methods
     fprop: RingExchange = getattr(methods, f"{name}_fprop")
     dgrad: ByKernel = getattr(methods, f"{name}_dgrad")
@@ -100,7 +101,7 @@ def _first_layers(
 
 
 def _with(part: FusedPart | None, spared: int = 0) -> Callable[[Kernel], Kernels]:
-    """Return what makes of a product the same with a part, which leaves multiprocessors."""
+    """Return a function that gives a product a part, and the multiprocessors to spare."""
     return lambda product: (replace(product, part=part, spared=spared),)
 
 
@@ -112,9 +113,9 @@ def _one_layer(
     backward: Callable[[Kernel], Kernels],
     trains: Callable[[Kernel], Kernels],
 ) -> list[Operator]:
-    """Return `operators` with kernels of all layers that read `source` at the first of them.
+    """Return `operators` with the kernels of all layers that read `source` in the first one.
 
-    Each product is that of all of them, of which the callables make what runs.
+    The layers are joined to one product per direction; the callables return its kernels.
     """
     places = [place for place, each in enumerate(operators) if _is_layer(each, source)]
     layers = [operators[place] for place in places]
@@ -135,24 +136,24 @@ def _one_layer(
 
 
 def _is_trained(stretch: Stretch) -> bool:
-    """Tell whether all layers train: a frozen weight has no product to run beside a collective."""
+    """Return True if all layers train: a frozen weight has no product to overlap."""
     return not any(weight.frozen for each in stretch.operators for weight in each.parameters)
 
 
 def _is_layer(operator: Operator, source: str) -> bool:
-    """Tell whether an operator is a linear layer that reads `source`."""
+    """Return True if an operator is a linear layer that reads `source`."""
     return bool(operator.parameters) and any(each.name == source for each in operator.reads)
 
 
 def _last_layer(size: Size, operator: Operator, name: str) -> Operator:
-    """Return the last layer in quarters of its output, and the gradient that it gathers by rank."""
+    """Return the last layer with its output in quarters, and its gradient gathered by rank."""
     methods = size.shape.execution.overlap_methods
     fprop: ByKernel = getattr(methods, f"{name}_fprop")
     dgrad: RingExchange = getattr(methods, f"{name}_dgrad")
     product, before = _joined([operator.forward], OUTPUTS)
     inputs, others = _joined([operator.backward], SUMMANDS)
     _, tokens, rows, columns = product.shape
-    # rows that do not go round are in the last part
+    # the last part also has the remainder of the rows
     widths = [rows // SPLITS] * (SPLITS - 1)
     widths.append(rows - sum(widths))
     parts = tuple(
@@ -172,7 +173,7 @@ def _last_layer(size: Size, operator: Operator, name: str) -> Operator:
 def _by_rank(
     size: Size, product: Kernel, part: FusedPart, method: RingExchange
 ) -> tuple[Kernel, ...]:
-    """Return a product for the tokens of each rank, or of two at a time."""
+    """Return a product split by rank, or by pairs of ranks, of its tokens."""
     each = 2 if method.aggregate and size.tensor % 2 == 0 else 1
     _, _, n, k = product.shape
     own = resized(product, each * size.own_tokens, n, k)
@@ -181,7 +182,7 @@ def _by_rank(
 
 
 def _joined(lists: Iterable[Sequence[Kernel]], along: int) -> tuple[Kernel, tuple[Kernel, ...]]:
-    """Return the products in `lists` as one, joined `along` an extent, and what else is in them."""
+    """Return the products in `lists` as one, joined `along` an extent, and the other kernels."""
     every = [kernel for each in lists for kernel in each]
     products = [each for each in every if _multiplies(each)]
     rest = tuple(each for each in every if not _multiplies(each))

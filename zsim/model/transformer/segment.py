@@ -1,4 +1,4 @@
-"""The segment that runs a stretch: what it keeps for backward, holds on its way, and computes."""
+"""The segment that runs a stretch: its saved tensors, workspace and kernels."""
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
@@ -21,7 +21,7 @@ from zsim.strategy.execution import PLAIN, Execution
 def segments(
     stretches: Collection[Stretch], given: Iterable[Value], execution: Execution = PLAIN
 ) -> tuple[Segment, ...]:
-    """Return the segments that run the stretches of a unit, which is `given` these values."""
+    """Return the segments that run the stretches of a unit; `given` are the unit's inputs."""
     needed = with_gradients(stretches, given)
     shared = {name for each in stretches if each.exchanges for name in each.inputs}
     return tuple(_segment(each, needed, execution, shared) for each in stretches)
@@ -30,9 +30,9 @@ def segments(
 def _segment(
     stretch: Stretch, needed: Container[str], execution: Execution, shared: Set[str]
 ) -> Segment:
-    """Return the segment that runs `stretch` as `execution` says; `needed` has a gradient.
+    """Return the segment for `stretch` under `execution`; tensors in `needed` have a gradient.
 
-    What is `shared` is read by a segment behind an exchange of keys and values.
+    `shared` are values that a segment reads after an exchange of keys and values.
     """
     differentiated = [each for each in stretch.operators if each.makes.name in needed]
     saved = {tensor.name: tensor for each in differentiated for tensor in each.saves}
@@ -77,10 +77,10 @@ def _segment(
 
 
 def until_saved(found: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the segments of a checkpoint that stops once all is there that backward reads.
+    """Return the segments of a checkpoint that stops once all saved tensors are recomputed.
 
-    Those behind the last that keeps something are not run again, and what none of the others reads
-    is not summed over the tensor axis (`_StopRecomputationError`, torch 2.13,
+    Segments after the last one that saves something do not run again. Outputs that none of the
+    others reads are not summed over the tensor axis (`_StopRecomputationError`, torch 2.13,
     torch/utils/checkpoint.py).
     """
     end = len(found)
@@ -98,9 +98,9 @@ def until_saved(found: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def _split(stretch: Stretch, needed: Container[str]) -> SplitBackward | None:
-    """Return the backward in two parts; None without one for parameters, or without one for inputs.
+    """Return the backward in two parts; None if it lacks input or parameter gradients.
 
-    Kernels of the second are in the order of parameters (`stage_backward_weight`, torch 2.13).
+    Kernels of the second part are in the order of parameters (`stage_backward_weight`, torch 2.13).
     """
     training = intermediates(stretch, needed)
     if not training or not any(name in needed for name in stretch.inputs):
@@ -127,7 +127,7 @@ def _forward(operators: Iterable[Operator]) -> tuple[Kernel, ...]:
 
 
 def _until_saved(operators: Sequence[Operator], saved: Container[str]) -> Sequence[Operator]:
-    """Operators up to the one that makes, or keeps of its own, the last tensor that is `saved`."""
+    """Return operators up to the one that produces the last tensor in `saved`."""
     needed = [
         index
         for index, each in enumerate(operators)
@@ -138,13 +138,13 @@ def _until_saved(operators: Sequence[Operator], saved: Container[str]) -> Sequen
 
 
 def _chosen(operators: Iterable[Operator]) -> list[Operator]:
-    """Those whose results selective checkpointing by operations keeps."""
+    """Return the operators whose results selective checkpointing by operations keeps."""
     chosen: list[Operator] = []
     products = 0
     for each in operators:
         kinds = [kernel.kind for kernel in each.forward]
         if KernelKind.ATTENTION in kinds:
-            if each.forward[0].version != CUDNN:  # which the list of what is kept does not name
+            if each.forward[0].version != CUDNN:  # not in torchtitan's list of kept operations
                 chosen.append(each)
         elif KernelKind.MATMUL in kinds:
             products += 1
@@ -154,18 +154,18 @@ def _chosen(operators: Iterable[Operator]) -> list[Operator]:
 
 
 def _results(operator: Operator) -> tuple[Tensor, ...]:
-    """Return what the segment makes, and what it saves that it did not read."""
+    """Return the output, and the saved tensors that are not inputs."""
     own = (tensor for tensor in operator.saves if tensor not in operator.reads)
     return (operator.makes, *(tensor for tensor in own if tensor != operator.makes))
 
 
 def _forward_workspace(stretch: Stretch, kept: Mapping[str, Tensor]) -> int:
-    """Most that forward holds at once, less what it leaves: tensors live until they were read."""
+    """Return the peak memory of forward, less its results; tensors live until their last read."""
     left = {value.name: value.size_bytes for value in stretch.outputs}
     left |= {
         each.makes.name: each.makes.size_bytes
         for each in stretch.operators
-        if each.makes.name in left  # whole, where it will be scattered
+        if each.makes.name in left  # whole, if it will be scattered
     }
     left |= {name: tensor.size_bytes for name, tensor in kept.items()}
     last_read: dict[str, int] = {}
@@ -187,10 +187,10 @@ def _forward_workspace(stretch: Stretch, kept: Mapping[str, Tensor]) -> int:
 
 
 def _backward_workspace(course: Iterable[AllocationEvent]) -> int:
-    """Most that backward holds at once beside what has room anyway.
+    """Return the peak memory of backward beyond the buffers that exist anyway.
 
-    Room there is for the gradients of all parameters and inputs, from the beginning, and for what
-    is kept until the end, though autograd drops it as it goes.
+    The gradients of all parameters and inputs have buffers from the start. Saved tensors keep
+    theirs until the end, though autograd drops them in between.
     """
     level = most = room = 0
     for buffer, _, size in course:

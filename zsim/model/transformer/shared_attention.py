@@ -1,10 +1,10 @@
 """Attention of ranks that share a sequence, cut where they exchange keys and values.
 
-Keys and values are put one behind the other for one exchange, as PyTorch does
-(`_templated_ring_attention`, torch 2.13): those of the heads that there are of them, before each is
-read by several queries. Every rank has a part of either half of a sequence (head-tail), so that
-each has as many pairs of causal attention: of its own tokens half of all pairs, of those of another
-rank all queries with half of the keys, or half of the queries with all keys.
+Keys and values are concatenated for one exchange, as in PyTorch (`_templated_ring_attention`,
+torch 2.13), with the heads that exist before each is repeated for several queries. Every rank has
+one part of either half of a sequence (head-tail), so that each has the same number of pairs of
+causal attention: half of all pairs for its own tokens; for those of another rank all queries with
+half of the keys, or half of the queries with all keys.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,10 @@ def shared(
     *,
     turned: Sequence[Tensor],
 ) -> tuple[Stretch, ...]:
-    """Return the stretches of attention that reads the first of `ends` and makes the other.
+    """Return the stretches of attention from the first of `ends` to the second.
 
-    The first is of a rank's own tokens: `operators` make what attention reads, `turned`.
+    The first value covers a rank's own tokens. `operators` compute the inputs of attention,
+    `turned`.
     """
     source, target = ends
     queries = _flow(size, f"{name}/queries", size.query_width)
@@ -64,13 +65,13 @@ def _packed(
     turned: Sequence[Tensor],
     flows: tuple[Value, Value],
 ) -> tuple[Operator, ...]:
-    """Return operators that make queries, and keys with values behind them."""
+    """Return operators that compute queries, and keys and values in one tensor."""
     queries, keys = flows
     made, given = list(operators), list(turned)
     copied = [keys]
     if size.shape.joined_qkv:
         copied.insert(0, queries)
-    else:  # queries are a tensor of their own, which is handed on under their name
+    else:  # queries are a separate tensor, which is passed on under their name
         own = given.pop(0)
         made = [
             replace(each, makes=tensor_of(queries)) if each.makes == own else each for each in made
@@ -83,24 +84,24 @@ def _packed(
 
 
 def _flow(size: Size, name: str, width: int) -> Value:
-    """Return a value of `width` elements for each token."""
+    """Return a value of `width` elements per token."""
     return Value(name=name, elements=size.tokens * width, dtype=size.dtype)
 
 
 def _sums(size: Size, name: str) -> Tensor:
-    """Return the number for each row of scores that flash attention keeps."""
+    """Return the number per row of scores that flash attention saves."""
     return Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)
 
 
 def _state(size: Size, name: str) -> tuple[Tensor, ...]:
-    """Return the state with which a mask of scores is drawn again in backward, if one is drawn."""
+    """Return the state from which backward draws the mask of scores again, if there is one."""
     if not size.shape.dropout:
         return ()
     return (Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64),)
 
 
 def _kernel(size: Size, keys: int, *, backward: bool) -> Kernel:
-    """Return attention of a rank's queries to so many keys, half of which are masked."""
+    """Return attention of a rank's queries to `keys` keys; half of its scores are masked."""
     shape = (
         size.sequences,
         size.heads,
@@ -140,11 +141,11 @@ def _gathered(size: Size, flows: tuple[Value, Value], name: str, attended: Tenso
 
 
 def _ring(size: Size, flows: tuple[Value, Value], name: str, attended: Tensor) -> list[Stretch]:
-    """Return attention to the keys of one rank after the other, the own first.
+    """Return attention to the keys of one rank at a time, its own first.
 
-    Results are merged in fp32, with the logarithms of the sums of their rows. Backward of each part
-    reads neither the result so far nor its own, but the last (`_templated_ring_attention_backward`,
-    torch 2.13); here what that reads is kept with the last part.
+    Results are merged in fp32, with the log-sums of their rows. Backward of each part reads only
+    the final result, not the result so far or the part's own
+    (`_templated_ring_attention_backward`, torch 2.13); here the last part saves it.
     """
     queries, keys = flows
     found: list[Stretch] = []
@@ -184,10 +185,11 @@ def _ring(size: Size, flows: tuple[Value, Value], name: str, attended: Tensor) -
 
 
 def _merging(size: Size, *, merges: bool, is_last: bool) -> tuple[Kernel, ...]:
-    """Return the kernels that merge a result in fp32 into that so far (`_SDPAMerger`, torch 2.13).
+    """Return the kernels that merge a result in fp32 into the one so far.
 
-    It is cast; the difference from the result so far, its product with a weight of each row, and
-    the difference of that are a kernel each. The last casts back.
+    As in `_SDPAMerger`, torch 2.13: the result is cast. The difference from the result so far, its
+    product with a weight per row, and the subtraction of this product are one kernel each. The last
+    merge casts back.
     """
     shape = (size.tokens, size.query_width)
     streams = (2, *((3, 2, 3) if merges else ()), *((2,) if is_last else ()))

@@ -1,4 +1,4 @@
-"""The numbers that the parts of a transformer are made of, on one rank of the tensor axis."""
+"""Sizes of the parts of a transformer on one rank of the tensor axis."""
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -13,13 +13,13 @@ from zsim.strategy.execution import Float8, Norms, TokenFusion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A shape, resolved: sequences of a micro-batch, ranks of the tensor axis, formats.
+    """A resolved shape: sequences of a micro-batch, ranks of the tensor axis, formats.
 
-    `dtype` is the format of activations, `wide` that of statistics and of the loss. `sequence` says
-    that what flows between attention and MLP is cut by tokens over the tensor axis; `keeps_whole`
-    that what was gathered of it is kept for backward instead of gathered again. `in_place_loss`
-    says that the gradient of the logits is made in the place of their softmax, as a
-    vocabulary-parallel cross entropy does.
+    `dtype` is the format of activations, `wide` that of statistics and of the loss. With
+    `sequence`, values between attention and MLP are sharded by tokens over the tensor axis. With
+    `keeps_whole`, gathered values are kept for backward instead of gathered again. With
+    `in_place_loss`, the gradient of the logits replaces their softmax in memory, as in a
+    vocabulary-parallel cross entropy.
     """
 
     shape: Architecture
@@ -38,17 +38,17 @@ class Size:
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of a micro-batch whose hidden state this rank has outside attention and MLP."""
+        """Tokens of a micro-batch whose hidden state this rank holds outside attention and MLP."""
         return self.tokens // self.tensor if self.sequence else self.tokens
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence that this rank has."""
+        """Tokens of a sequence on this rank."""
         return self.shape.sequence_length // self.shape.execution.context
 
     @property
     def float8(self) -> Float8 | None:
-        """Return how linear layers inside blocks are narrower than the rest; None if not."""
+        """The 8-bit recipe of linear layers inside blocks; None if there is none."""
         return self.shape.execution.float8
 
     @property
@@ -58,12 +58,12 @@ class Size:
 
     @property
     def heads(self) -> int:
-        """Heads of queries that this rank has."""
+        """Query heads on this rank."""
         return self.shape.attention_heads // self.tensor
 
     @property
     def shared_heads(self) -> int:
-        """Heads of keys and values that this rank has."""
+        """Key and value heads on this rank."""
         return self.shape.shared_heads // self.tensor
 
     @property
@@ -83,12 +83,12 @@ class Size:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens whose logits this rank makes; padded, as Megatron-LM does, to equal parts."""
+        """Vocabulary size of this rank's logits, padded to equal parts as in Megatron-LM."""
         return -(-self.shape.vocab_size // self.tensor)
 
     @property
     def cut(self) -> bool:
-        """Return whether there is a tensor axis."""
+        """Return True if there is a tensor axis."""
         return self.tensor > 1
 
     def value(self, name: str) -> Value:
@@ -102,96 +102,97 @@ class Size:
 
     @property
     def gathers_each(self) -> bool:
-        """Return whether each linear layer of a block gathers the tokens that it reads."""
+        """Return True if each linear layer of a block gathers its input tokens."""
         return self.cut and self.sequence and self.shape.execution.gathers_each
 
     @property
     def float8_tokens(self) -> bool:
-        """Return whether tokens that linear layers of a block gather come in 8-bit floats."""
+        """Return True if linear layers of a block gather tokens in 8-bit floats."""
         return self.cut and self.sequence and self.shape.execution.float8_tokens
 
     @property
     def fused_by(self) -> TokenFusion | None:
-        """Return what fuses products of a block with collectives of its tokens, if anything."""
+        """How products of a block are fused with collectives of its tokens; None if not."""
         found = self.shape.execution.fuses_tokens
         return found if self.cut and (self.sequence or found is TokenFusion.NCCL) else None
 
     @property
     def fuses_gathers(self) -> bool:
-        """Return whether the compiler fuses them with gathers: of several sequences alone.
+        """Return True if the compiler fuses products with gathers: only for several sequences.
 
-        Of one, tokens are the first axis that has any extent, so what was gathered is viewed and
-        not put together (`_maybe_view_chunk_cat`, torch 2.13): no pattern is a gather along tokens
-        (`find_all_gather_patterns`, torch/_inductor/fx_passes/micro_pipeline_tp.py).
+        With one sequence, tokens are the first axis with more than one element. The gathered tensor
+        is then viewed and not concatenated (`_maybe_view_chunk_cat`, torch 2.13), so no pattern is
+        a gather along tokens (`find_all_gather_patterns`,
+        torch/_inductor/fx_passes/micro_pipeline_tp.py).
         """
         return self.fused_by is TokenFusion.COMPILER and self.sequences > 1
 
     @property
     def composes_norms(self) -> bool:
-        """Return whether norms are several kernels each."""
+        """Return True if each norm runs as several kernels."""
         execution, norm = self.shape.execution, self.shape.norm
         return execution.norms is Norms.COMPOSED and norm is Norm.RMS and not execution.compiled
 
     @property
     def whole_embedding(self) -> bool:
-        """Return whether each rank of the tensor axis has all of the token embedding.
+        """Return True if each rank of the tensor axis holds the whole token embedding.
 
-        One that is the head's weight, too, is cut as that is.
+        An embedding tied to the head's weight is sharded like that.
         """
         is_own = self.cut and self.sequence and not self.shape.tied_embeddings
         return is_own and self.shape.execution.whole_embedding
 
     @property
     def rearranges(self) -> bool:
-        """Return whether collectives along tokens need copies of what is whole."""
+        """Return True if collectives along tokens need copies of whole tensors."""
         return self.cut and self.sequence and self.shape.execution.rearranges
 
     @property
     def draws(self) -> Draws | None:
-        """Way in which ranks of the tensor axis drop elements of a hidden state, if they do."""
+        """How ranks of the tensor axis drop elements of a hidden state; None without dropout."""
         if not self.shape.dropout:
             return None
         return Draws.APART if self.sequence else Draws.ALIKE
 
     def masks(self, value: Value) -> tuple[Tensor, ...]:
-        """Bytes kept for backward of dropping elements of a hidden state: one for each."""
+        """Return the saved dropout mask of a hidden state, one byte per element, if any."""
         if not self.shape.dropout:
             return ()
         return (Tensor(name=f"{value.name}/mask", elements=value.elements, dtype=DType.INT8),)
 
     def whole(self, value: Value) -> Tensor:
-        """All tokens of a hidden state."""
+        """Return all tokens of a hidden state."""
         return Tensor(name=value.name, elements=self.tokens * self.hidden, dtype=self.dtype)
 
     def kept(self, value: Value) -> Tensor:
-        """Return what a linear layer that reads all tokens keeps of a hidden state for backward."""
+        """Return the tensor that a linear layer with gathered input saves for backward."""
         whole = self.whole(value)
         if not (self.sequence and self.keeps_whole):
             return whole
         return Tensor(name=f"{value.name}/whole", elements=whole.elements, dtype=whole.dtype)
 
     def kept_in_block(self, value: Value) -> Tensor:
-        """Return what a linear layer of a block, which may read 8-bit floats, keeps of it."""
+        """Return the tensor that a linear layer of a block saves, possibly in 8-bit floats."""
         kept = self.kept(value)
         is_narrow = self.float8_tokens and self.keeps_whole
         return replace(kept, dtype=DType.FP8) if is_narrow else kept
 
     def rows(self, name: str, width: int) -> Tensor:
-        """Return a tensor of `width` elements for each token."""
+        """Return a tensor of `width` elements per token."""
         return Tensor(name=name, elements=self.tokens * width, dtype=self.dtype)
 
     def part(self, name: str, *shape: int) -> Parameter:
-        """Return a parameter of which each rank of the tensor axis has a part, of this shape."""
+        """Return a parameter sharded over the tensor axis, with this shape on each rank."""
         return Parameter(
             name=name, shape=shape, tensor_sharded=self.cut, frozen=self.is_frozen(name)
         )
 
     def copied(self, name: str, *shape: int) -> Parameter:
-        """Return a parameter of which each rank of the tensor axis has a copy."""
+        """Return a parameter replicated over the tensor axis."""
         return Parameter(name=name, shape=shape, frozen=self.is_frozen(name))
 
     def is_frozen(self, name: str) -> bool:
-        """Tell whether a parameter is not trained: with adapters these alone are."""
+        """Return True if a parameter is not trained; with adapters, only these are trained."""
         if self.shape.lora is not None and ".lora_" not in name:
             return True
         return any(fnmatchcase(name, pattern) for pattern in self.shape.frozen)

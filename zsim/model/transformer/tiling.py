@@ -1,10 +1,10 @@
 """A block whose linear layers are cut into tiles, each a unit: memory-centric tiling.
 
-Rajbhandari et al. 2021, section 5.1.3: a large linear layer is a sequence of smaller ones, each of
-which stage 3 gathers, uses and frees before the next. Here layers are cut along their outputs
-(`out_splits` of DeepSpeed's `runtime/zero/tiling.py`): every tile makes some rows of the output of
-all tokens, and what follows puts them together. So the sum behind each element of an output is that
-of the layer as one; the gradient of the input is a sum over tiles.
+Rajbhandari et al. 2021, section 5.1.3: a large linear layer becomes a sequence of smaller ones;
+stage 3 gathers, uses and frees each before the next. Here layers are cut along their outputs
+(`out_splits` of DeepSpeed's `runtime/zero/tiling.py`): every tile computes some rows of the output
+for all tokens, and the next operator joins them. So each output element is the same sum as in an
+uncut layer; the gradient of the input is a sum over tiles.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def tile_rows(name: str, rows: int, tiles: int) -> tuple[int, ...]:
 def tiled_block(size: Size, name: str, source: Value, *, local: bool = False) -> tuple[Unit, ...]:
     """Return the units of the block called `name`, which reads `source`, in order.
 
-    One that is `local` sees a window.
+    If `local`, tokens see only a window.
     """
     block = _TilingBlock(size, name, local=local)
     normed = block.norm("ln1", source)
@@ -61,7 +61,7 @@ def tiled_block(size: Size, name: str, source: Value, *, local: bool = False) ->
 
 
 class _TilingBlock:
-    """Units of a block, made one after the other."""
+    """Builds the units of a block in order."""
 
     def __init__(self, size: Size, name: str, *, local: bool) -> None:
         self.size = size
@@ -103,7 +103,7 @@ class _TilingBlock:
         return self._unit("attention", _stretch(given, target, (*joins.values(), *core)), given)
 
     def activation(self, gate: Sequence[Value], up: Sequence[Value]) -> Value:
-        """Add what stands between the first layers of the MLP and its last."""
+        """Add the operators between the first layers of the MLP and its last one."""
         joins = [self._join(part, tiles) for part, tiles in (("gate", gate), ("up", up)) if tiles]
         gating = joins[0].makes if gate else None
         core = activate(self.size, gating, joins[-1].makes, self.name)
@@ -113,7 +113,7 @@ class _TilingBlock:
         return self._unit("activation", _stretch(given, target, (*joins, *made)), given)
 
     def add(self, part: str, source: Value, *summands: Sequence[Value]) -> Value:
-        """Add the sum of the residual and of what tiles made."""
+        """Add the sum of the residual and the outputs of tiles."""
         given = [tiles for tiles in summands if tiles]
         joins = [self._join(f"{part}{number}", tiles) for number, tiles in enumerate(given)]
         whole = [
@@ -126,7 +126,7 @@ class _TilingBlock:
         return self._unit(part, _stretch(read, target, (*joins, *core.operators)), read)
 
     def _join(self, part: str, tiles: Sequence[Value]) -> Operator:
-        """Return what puts the outputs of tiles one after the other, token by token."""
+        """Return the operator that concatenates the outputs of tiles, token by token."""
         tokens = self.size.tokens
         width = sum(tile.elements for tile in tiles) // tokens
         kind, dtype = KernelKind.ELEMENTWISE, self.size.dtype
@@ -142,7 +142,7 @@ class _TilingBlock:
         return Value(name=f"{self.name}/{name}", elements=size.tokens * width, dtype=size.dtype)
 
     def _unit(self, part: str, stretch: Stretch, given: Sequence[Value]) -> Value:
-        """Add a unit of one segment; return what it makes."""
+        """Add a unit of one segment; return its output."""
         made = segments((stretch,), given, self.size.shape.execution)
         self.units.append(
             Unit(

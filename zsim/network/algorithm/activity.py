@@ -1,9 +1,9 @@
-"""The answer of an algorithm for one collective: loads of links, and when bytes begin to flow.
+"""The activity of one collective: loads of links, and the latency before bytes flow.
 
-An algorithm is asked with a collective, the number of bytes S of its whole tensor (the gathered
-one of an all-gather, the unreduced one of a reduce-scatter, what one rank sends to all others
-together in an all-to-all) and the shape of the communicator. Loads are multiples of S, so that
-they fit any links; a backend turns them into loads of the links that the group really uses.
+The input of an algorithm is a collective, the number of bytes S of its whole tensor (the gathered
+tensor of an all-gather, the unreduced one of a reduce-scatter, all bytes that one rank sends in an
+all-to-all) and the shape of the communicator. Loads are multiples of S, so that they apply to any
+links; a backend converts them to loads of the links that the group uses.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Protocol(StrEnum):
 class GroupShape:
     """A communicator as algorithms see it: `ranks` over `nodes` (NVSwitch domains), evenly.
 
-    Where nodes hold unequal numbers, the mean counts.
+    If nodes hold unequal numbers of ranks, the mean counts.
     """
 
     ranks: int
@@ -49,7 +49,7 @@ class GroupShape:
 
     @property
     def ranks_per_node(self) -> Fraction:
-        """Ranks on each node."""
+        """Mean number of ranks on each node."""
         return Fraction(self.ranks, self.nodes)
 
 
@@ -64,8 +64,8 @@ class LinkBytes:
         node_bytes: bytes that the ranks of a node together send through its NICs, and receive; 0
             within one node.
         local_bytes: bytes that a rank copies or reduces while it sends nothing.
-        near_hops: hops from GPU to GPU of a node that the first bytes take one after the other.
-        far_hops: hops between nodes that they take.
+        near_hops: sequential hops of the first bytes from GPU to GPU within nodes.
+        far_hops: sequential hops of the first bytes between nodes.
     """
 
     gpu_bytes: Fraction
@@ -80,13 +80,13 @@ class Activity:
     """One collective on the links.
 
     Attributes:
-        algorithm: its name.
-        latency_ps: from the start until bytes flow at the full rate; nothing else slows it.
+        algorithm: name of the algorithm.
+        latency_ps: from the start until bytes flow at the full rate, in picoseconds.
         gpu_bytes: bytes that each GPU sends to its switch, and receives from it, per byte of S.
         node_bytes: bytes that the ranks of a node together send through its NICs, and receive, per
             byte of S; 0 within one node.
         gpu_efficiency: share of the bandwidth of a GPU's link that the bytes can use, 0 to 1.
-        nic_efficiency: the same of the NICs.
+        nic_efficiency: the same share for the NICs.
     """
 
     algorithm: str
@@ -98,10 +98,10 @@ class Activity:
     nic_efficiency: Fraction = Fraction(1)
 
     def time_ps(self, size_bytes: int, *, gpu_bytes_per_s: int, node_bytes_per_s: int) -> int:
-        """Picoseconds that S = `size_bytes` take with the links to themselves.
+        """Return the picoseconds for S = `size_bytes` without other traffic.
 
-        `gpu_bytes_per_s` is the bandwidth of a GPU's link, `node_bytes_per_s` that of the NICs
-        that the ranks of a node use, together; both per direction.
+        `gpu_bytes_per_s` is the bandwidth of a GPU's link, `node_bytes_per_s` that of all NICs that
+        the ranks of a node use together; both per direction.
         """
         seconds_per_byte = max(
             self.gpu_bytes / (self.gpu_efficiency * gpu_bytes_per_s),

@@ -1,15 +1,15 @@
-"""The base of every algorithm of collectives, with the formula for the time that one takes.
+"""The base class of algorithms of collectives, with the formula for their time.
 
 The model is that of NCCL's tuner (Hu et al. 2025, "Demystifying NCCL", and its source file
 tuning.cc): a base, plus hops times the latency of one, plus bytes over the bandwidth that the
 protocol reaches. Three terms are added that measurements show. A pipeline of chunks takes time to
 fill, more so with larger chunks, and chunks grow with the message up to a limit: `fill_s` *
-sqrt(b / (b + `fill_bytes`)) for b bytes per link. Between nodes one chunk passes at every hop, as
-long as the bytes need that cross it. A rank copies or adds its own shard while it sends nothing,
-which counts in small groups. The more nodes there are, the longer takes all that crosses between
-them (`congestion`).
+sqrt(b / (b + `fill_bytes`)) for b bytes per link. Between nodes, one chunk passes at every hop, for
+the time that its bytes need. A rank copies or adds its own shard while it sends nothing, which
+matters in small groups. Traffic between nodes takes longer the more nodes there are
+(`congestion`).
 
-Formulas take floats, or arrays of many collectives at once.
+Formulas accept floats, or arrays of many collectives at once.
 """
 
 from abc import ABC, abstractmethod
@@ -51,7 +51,7 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 
 ALL_PROTOCOLS = tuple(Protocol)
 ADDING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE})
-"""Collectives in which ranks add what they receive."""
+"""Collectives in which ranks add received data."""
 
 _PARTS_PER_ONE = 10**6  # efficiencies are rounded to a millionth, to keep fractions small
 
@@ -60,8 +60,8 @@ _PARTS_PER_ONE = 10**6  # efficiencies are rounded to a millionth, to keep fract
 class Bandwidths:
     """Nominal bytes per second, per direction: of a GPU's link, and of a node's NICs in use.
 
-    `pair` is what NICs carry between two GPUs of different nodes: those nearest to a GPU, and not
-    all of its node's.
+    `pair` is the bandwidth between two GPUs of different nodes: of the NICs nearest to a GPU, not
+    of all NICs of its node.
     """
 
     gpu: int
@@ -71,13 +71,13 @@ class Bandwidths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A collective that an algorithm is asked for.
+    """A collective for which an algorithm computes an activity.
 
     Attributes:
         size_bytes: S, see `zsim.network.algorithm.activity`.
-        near_ps: latency of a way from GPU to GPU within a node, in picoseconds; far_ps between
-            two nodes. They count where no constants are known.
-        chunks: pieces that follow each other through the stages of a hierarchical algorithm.
+        near_ps, far_ps: latency from GPU to GPU within a node, and between two nodes, in
+            picoseconds. Used only if no constants are known.
+        chunks: chunks that pass the stages of a hierarchical algorithm as a pipeline.
     """
 
     collective: Collective
@@ -91,7 +91,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms(Generic[Number]):
-    """A collective, or many, in the units of the formula.
+    """A collective, or an array of many, in the units of the formula.
 
     Attributes:
         gpu_s: bytes of each GPU over the nominal bandwidth of its link, in seconds.
@@ -99,11 +99,11 @@ class Terms(Generic[Number]):
         copy_s: bytes that a rank only copies, over the same bandwidth as gpu_s; add_s likewise.
         link_bytes: bytes of each GPU.
         ranks: ranks on a node.
-        near_hops: hops within nodes, far_hops between nodes, one after the other.
-        far_fills: far_hops, times what a node sends to others, in S.
+        near_hops: sequential hops within nodes, far_hops between nodes.
+        far_fills: far_hops, times the bytes that a node sends to others, in S.
         crosses: 1 if it crosses nodes, else 0.
-        doublings: of two nodes to those that it crosses, as a logarithm; 0 for fewer.
-        own: what one algorithm needs beside these, by name.
+        doublings: binary logarithm of half the number of nodes that it crosses; 0 for up to two.
+        own: terms that only one algorithm needs, by name.
     """
 
     gpu_s: Number
@@ -122,7 +122,7 @@ class Terms(Generic[Number]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing(Generic[Number]):
-    """Seconds before bytes flow, and that they then need on a GPU's link and a node's NICs."""
+    """Seconds before bytes flow, and seconds of the bytes on a GPU's link and a node's NICs."""
 
     latency_s: Number
     gpu_s: Number
@@ -130,15 +130,15 @@ class Timing(Generic[Number]):
 
 
 class Algorithm(ABC):
-    """A way in which the ranks of a group pass the bytes of a collective on.
+    """An algorithm by which the ranks of a group execute a collective.
 
-    An algorithm says which bytes and hops it takes (`link_bytes`); the time follows from the
-    constants of a profile by a formula whose parts it may replace.
+    An algorithm returns its bytes and hops (`link_bytes`). The time follows from the constants of a
+    profile by a formula; subclasses can replace its parts.
 
     Class attributes:
         name: of the algorithm, in scenarios and in the entry point that registers it.
         protocols: the protocols that it can use.
-        constants: constants of its own, beside the common ones.
+        constants: its constants beyond the common ones.
     """
 
     name: ClassVar[str]
@@ -147,15 +147,15 @@ class Algorithm(ABC):
 
     @abstractmethod
     def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
-        """Return what the algorithm does for a collective, or None if it cannot do it."""
+        """Return bytes and hops for a collective, or None if the algorithm cannot execute it."""
 
     def is_possible(self, profile: NetworkProfile) -> bool:
-        """Return whether the hardware has what the algorithm needs."""
+        """Return True if the hardware supports the algorithm."""
         del profile
         return True
 
     def is_considered(self, profile: NetworkProfile, ranks: int) -> bool:
-        """Return whether the tuner considers it for a group with `ranks` on a node."""
+        """Return True if the tuner considers it for a group with `ranks` on a node."""
         del ranks
         return self.is_possible(profile)
 
@@ -173,20 +173,20 @@ class Algorithm(ABC):
         return hop_s(profile, protocol)
 
     def fill_s(self, profile: NetworkProfile, terms: Terms[Number]) -> Number:
-        """Return the seconds in which the pipeline of a large message fills, within a node."""
+        """Return the seconds to fill the pipeline of a large message, within a node."""
         return saturating(terms.link_bytes, FILL_BYTES.of(profile)) * FILL_S.of(profile)
 
     def link_s(self, profile: NetworkProfile, relative: float, terms: Terms[Number]) -> Number:
-        """Return the seconds that bytes need on a GPU's link, of which `relative` is used."""
+        """Return the seconds of the bytes on a GPU's link; `relative` is the protocol's share."""
         return terms.gpu_s / (self.share(profile) * relative)
 
     def own_terms(self, request: Request, gpu_s: float) -> Mapping[str, float]:
-        """Return what the algorithm's own part of the formula needs; `gpu_s` is that of `Terms`."""
+        """Return the terms that only this algorithm needs; `gpu_s` is that of `Terms`."""
         del request, gpu_s
         return {}
 
     def terms(self, request: Request, done: LinkBytes) -> Terms[float]:
-        """Return `request`, of which this algorithm does `done`, in the units of the formula."""
+        """Return `request` in the units of the formula; `done` is its result of `link_bytes`."""
         size_bytes, links = request.size_bytes, request.links
         adds = request.collective in ADDING
         local_s = size_bytes * float(done.local_bytes) / links.gpu
@@ -209,7 +209,7 @@ class Algorithm(ABC):
     def timing(
         self, profile: NetworkProfile, protocol: Protocol, terms: Terms[Number]
     ) -> Timing[Number]:
-        """Return what `terms` take over `protocol`."""
+        """Return the timing of `terms` over `protocol`."""
         relative = protocol_share(profile, protocol)
         latency_s = BASE_S.of(profile) + terms.near_hops * self.near_hop_s(profile, protocol)
         crowd = crowding(profile, terms.doublings)
@@ -230,7 +230,7 @@ class Algorithm(ABC):
     def fastest(
         self, profile: NetworkProfile, request: Request
     ) -> tuple[float, Protocol, Timing[float]] | None:
-        """Return seconds, protocol and timing of the fastest protocol; None if it cannot do it."""
+        """Return seconds, protocol and timing of the fastest protocol; None if not supported."""
         done = self.link_bytes(request.collective, request.shape)
         if done is None:
             return None
@@ -244,7 +244,7 @@ class Algorithm(ABC):
         return best
 
     def timed(self, request: Request, protocol: Protocol, took: Timing[float]) -> Activity:
-        """Return the activity of a collective that takes so long over `protocol`."""
+        """Return the activity of a collective with the timing `took` over `protocol`."""
         done = self.link_bytes(request.collective, request.shape)
         assert done is not None
         size_bytes, links = request.size_bytes, request.links
@@ -259,10 +259,10 @@ class Algorithm(ABC):
         )
 
     def activity(self, request: Request, profile: NetworkProfile | None) -> Activity | None:
-        """Return the activity of a collective that is forced to take this algorithm.
+        """Return the activity of a collective that is forced to use this algorithm.
 
-        Without a profile links run at their nominal speed. None if the algorithm cannot do it, or
-        does what a backend's plain ring does.
+        Without a profile, links run at their nominal speed. None if the algorithm cannot execute
+        it, or if it equals the backend's plain ring.
         """
         if profile is not None:
             best = self.fastest(profile, request) if self.is_possible(profile) else None
@@ -280,7 +280,7 @@ class Algorithm(ABC):
 
 
 def hop_s(profile: NetworkProfile, protocol: Protocol) -> float:
-    """Return the seconds from a GPU to the next within a node."""
+    """Return the seconds of a hop from one GPU to another within a node."""
     match protocol:
         case Protocol.LL:
             return LL_HOP_S.of(profile)
@@ -291,7 +291,7 @@ def hop_s(profile: NetworkProfile, protocol: Protocol) -> float:
 
 
 def crowding(profile: NetworkProfile, doublings: Number) -> Number:
-    """Return how many times as long what crosses nodes takes as between two of them."""
+    """Return the slowdown of traffic between nodes, relative to two nodes."""
     times: Number = pow(2.0, CONGESTION.of(profile) * doublings)
     return times
 

@@ -1,6 +1,6 @@
-"""Direct exchange: every rank sends to each peer by itself, as in all-to-all and send/receive.
+"""Direct exchange: every rank sends to each peer directly, as in all-to-all and send/receive.
 
-A send to few peers is slow with few channels, each a block of threads.
+A send to few peers is slow if it uses few channels; each channel is a block of threads.
 """
 
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ from zsim.network.algorithm.algorithm import Algorithm, Number, Request, Terms, 
 from zsim.network.constant import LAUNCH_S, Constant
 
 PAIR_S = Constant(name="pair_s")
-"""The host's time that each pair of a send and a receive adds to that of a collective."""
+"""Additional host time for each pair of a send and a receive in a collective."""
 DIRECT = Constant(name="direct", is_share=True)
 """Share of a GPU's link that direct exchange reaches."""
 CHANNEL = Constant(name="channel", is_share=True)
 """Share of the link that one channel reaches."""
 SPREAD = Constant(name="spread")
-"""Part that each doubling of the group takes from `direct`."""
+"""Part of `direct` that is lost with each doubling of the group."""
 FILL_S = Constant(name="direct_fill_s")
 """Time to fill the pipeline of large messages."""
 FILL_BYTES = Constant(name="direct_fill_bytes")
-"""Bytes per link from which on messages are large."""
+"""Scale, in bytes per link, at which the fill time saturates."""
 
-SMOOTH = 8.0  # of two limits near each other both slow: the sum of their 8th powers
+SMOOTH = 8.0  # two similar limits combine: the sum of their 8th powers
 
 CHANNELS = 32
 """Channels of one GPU for sends and receives: NCCL rounds the links of a GPU up to a power of 2."""
 
 NEAR_PART_BYTES, FAR_PART_BYTES = 16 * 2**20, 128 * 2**10
-"""Most that a channel carries for a peer, within and between nodes, while there are more channels.
+"""Maximum bytes of a channel for a peer, within and between nodes, before channels are added.
 
 NCCL's scheduleP2pTasksToPlan and calcP2pChannelCount (src/enqueue.cc) double the channels of a
 peer while each carries more than 32 chunks of 512 KiB over NVLink, or one of 128 KiB over a net.
@@ -40,7 +40,7 @@ peer while each carries more than 32 chunks of 512 KiB over NVLink, or one of 12
 
 
 def peers(collective: Collective, shape: GroupShape) -> int:
-    """Return the peers that a rank exchanges with directly; 0 if it is no direct exchange."""
+    """Return the number of peers with which a rank exchanges directly; 0 if none."""
     match collective:
         case Collective.ALL_TO_ALL:
             return shape.ranks - 1
@@ -51,9 +51,9 @@ def peers(collective: Collective, shape: GroupShape) -> int:
 
 
 def channels(collective: Collective, size_bytes: int, shape: GroupShape) -> int:
-    """Return the channels that carry S = `size_bytes` for one GPU; 0 if it is no direct exchange.
+    """Return the channels that carry S = `size_bytes` for one GPU; 0 if nothing is direct.
 
-    Channels are first shared out evenly among all ranks of the group, whether they take part.
+    Channels are first divided evenly among all ranks of the group, whether they exchange or not.
     """
     count = peers(collective, shape)
     if not count:
@@ -69,13 +69,13 @@ def channels(collective: Collective, size_bytes: int, shape: GroupShape) -> int:
 
 
 class Direct(Algorithm):
-    """Direct exchange between all pairs of ranks that exchange something."""
+    """Direct exchange between all pairs of ranks that exchange data."""
 
     name = "direct"
     constants = (PAIR_S, DIRECT, CHANNEL, SPREAD, FILL_S, FILL_BYTES)
 
     def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
-        """Return what is exchanged, or None: only an all-to-all and a send/receive are direct.
+        """Return bytes and hops of an all-to-all or a send/receive; None for others.
 
         Each rank of a send/receive sends S to the next one, so a node sends S and receives S.
         """
@@ -113,9 +113,9 @@ class Direct(Algorithm):
         return DIRECT.of(profile)
 
     def terms(self, request: Request, done: LinkBytes) -> Terms[float]:
-        """Return `request` in the units of the formula; a pair has the NICs nearest to its GPUs.
+        """Return `request` in the units of the formula; a pair uses the NICs nearest to its GPUs.
 
-        Nor is it as slow as the slowest of many pairs, so it feels no congestion.
+        A send/receive does not wait for the slowest of many pairs, so it has no congestion.
         """
         found = super().terms(request, done)
         if request.collective is not Collective.SEND_RECEIVE:
@@ -127,7 +127,7 @@ class Direct(Algorithm):
         )
 
     def own_terms(self, request: Request, gpu_s: float) -> Mapping[str, float]:
-        """Return time per channel, and doublings of a pair to those that exchange."""
+        """Return the time per channel, and the doublings from a pair to all exchanging ranks."""
         collective, shape = request.collective, request.shape
         count = channels(collective, request.size_bytes, shape)
         return {
@@ -136,18 +136,18 @@ class Direct(Algorithm):
         }
 
     def link_s(self, profile: NetworkProfile, relative: float, terms: Terms[Number]) -> Number:
-        """Return the seconds that bytes need under the limits of the link and of its channels."""
+        """Return the seconds of the bytes under the limits of the link and of its channels."""
         spread = 1 + SPREAD.of(profile) * terms.own["doublings"]
         link_s: Number = terms.gpu_s / (self.share(profile) * relative) * spread
         return _both(link_s, terms.own["channel_s"] / CHANNEL.of(profile))
 
     def fill_s(self, profile: NetworkProfile, terms: Terms[Number]) -> Number:
-        """Return the seconds in which the pipeline of a large message fills."""
+        """Return the seconds to fill the pipeline of a large message."""
         return saturating(terms.link_bytes, FILL_BYTES.of(profile)) * FILL_S.of(profile)
 
 
 def _both(one: Number, other: Number) -> Number:
-    """Return the time under two limits: the longer, and more where they are near each other."""
+    """Return the time under two limits: the longer one, and more if they are similar."""
     first: Number = pow(one, SMOOTH)
     second: Number = pow(other, SMOOTH)
     root: Number = pow(first + second, 1 / SMOOTH)

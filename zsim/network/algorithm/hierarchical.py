@@ -1,11 +1,11 @@
-"""Hierarchical: a ring inside each node and rings between nodes, in chunks that follow each other.
+"""Hierarchical: a ring inside each node and rings between nodes, pipelined in chunks.
 
 An all-gather first gathers between nodes, among ranks of equal number, then inside each node; a
-reduce-scatter is the reverse; an all-reduce is one after the other. Each stage is a pipeline of its
-own, so with c chunks the slower stage is busy all the time and the faster one adds what its last
-(or first) chunk takes. Source: the 2-dimensional ring of Jia et al. 2018, "Highly scalable deep
-learning training system", with the pipelining of Cho et al. 2019, "BlueConnect". It is none of
-NCCL's: it is taken where it is forced.
+reduce-scatter is the reverse; an all-reduce is a reduce-scatter and an all-gather. The stages form
+a pipeline, so with c chunks the slower stage is always busy, and the faster one adds the time of
+its last (or first) chunk. Source: the 2-dimensional ring of Jia et al. 2018, "Highly scalable deep
+learning training system", with the pipelining of Cho et al. 2019, "BlueConnect". It is not an
+algorithm of NCCL, and is used only if forced.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from zsim.units import PICOSECONDS_PER_SECOND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Bytes per second and latency of a way from GPU to GPU, in each of both stages.
+    """Bytes per second and latency from GPU to GPU, for both stages.
 
     `far_bytes_per_s` is that of all NICs of a node that the group uses.
     """
@@ -35,10 +35,10 @@ class Speeds:
 def activity(
     collective: Collective, size_bytes: int, shape: GroupShape, *, speeds: Speeds, chunks: int
 ) -> Activity | None:
-    """Return the activity of S in `chunks` chunks, or None where there are not two stages.
+    """Return the activity of S in `chunks` chunks, or None if there are not two stages.
 
-    Each chunk pays the hops of both stages. What remains of the faster stage when the slower one
-    is busy all the time is latency here.
+    Each chunk pays the hops of both stages. The time of the faster stage that the slower one does
+    not overlap counts as latency.
     """
     done = Hierarchical().link_bytes(collective, shape)
     if done is None:
@@ -69,7 +69,7 @@ class Hierarchical(Algorithm):
     name = "hierarchical"
 
     def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
-        """Return what both stages do together, or None where there are not two stages."""
+        """Return bytes and hops of both stages together, or None if there are not two stages."""
         inner, outer = shape.ranks_per_node, shape.nodes
         if inner.denominator != 1 or inner == 1 or outer == 1:
             return None
@@ -91,12 +91,12 @@ class Hierarchical(Algorithm):
         )
 
     def is_considered(self, profile: NetworkProfile, ranks: int) -> bool:
-        """Return False: it is taken where it is forced."""
+        """Return False: it is used only if forced."""
         del profile, ranks
         return False
 
     def activity(self, request: Request, profile: NetworkProfile | None) -> Activity | None:
-        """Return it in chunks, over links at the share of the constants, or at nominal speed."""
+        """Return the activity in chunks, at the fitted or the nominal speed of links."""
         near = far = Fraction(1)
         near_ps, far_ps = request.near_ps, request.far_ps
         if profile is not None:

@@ -1,8 +1,8 @@
 """The algorithms of collectives: those of zsim, and those of other packages.
 
 A package registers an algorithm as an entry point of the group "zsim.algorithms": its name, and an
-`Algorithm`. A scenario may then force it, the tuner considers it if it wants to be considered, and
-profiles may have its constants.
+`Algorithm`. A scenario can then force it, the tuner considers it if `is_considered` allows, and
+profiles can have its constants.
 """
 
 from collections.abc import Mapping
@@ -22,20 +22,20 @@ from zsim.network.constant import Constant
 
 GROUP = "zsim.algorithms"
 SHIPPED: tuple[Algorithm, ...] = (Ring(), Tree(), Nvls(), Hierarchical(), Direct())
-"""Of two that are as fast, the tuner takes the first."""
+"""If two are equally fast, the tuner chooses the first."""
 
 _RING = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 
 @cache
 def algorithms() -> Mapping[str, Algorithm]:
-    """Return every algorithm that is installed, by name."""
+    """Return every installed algorithm, by name."""
     return registered(GROUP, Algorithm, {each.name: each for each in SHIPPED})  # type: ignore[type-abstract]
 
 
 @cache
 def choices() -> tuple[str, ...]:
-    """Return the algorithms that a scenario may force: those that can do what a ring can do."""
+    """Return the algorithms that a scenario may force: those that support a ring's collectives."""
     shape = GroupShape(ranks=16, nodes=2)
     return tuple(
         name
@@ -46,15 +46,15 @@ def choices() -> tuple[str, ...]:
 
 @cache
 def constants() -> tuple[Constant, ...]:
-    """Return the constants of all algorithms, and those that all share."""
+    """Return the constants of all algorithms, and the common ones."""
     own = (each for algorithm in algorithms().values() for each in algorithm.constants)
     return tuple(dict.fromkeys((*constant.COMMON, *own)))
 
 
 def check(profile: NetworkProfile) -> None:
-    """Check that `profile` has the constants of all algorithms, each as it may be, and no others.
+    """Raise ProfileError unless `profile` has all constants, with valid values, and no others.
 
     Raises:
-        ProfileError: it does not; one line.
+        ProfileError: a constant is missing, unknown or invalid; one line.
     """
     constant.check(profile, constants())

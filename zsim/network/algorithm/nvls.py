@@ -1,15 +1,15 @@
-"""NVLS: the NVSwitch reduces what it reads and copies what it writes, so no bytes go around a ring.
+"""NVLS: the NVSwitch reduces reads and multicasts writes, so no bytes go around a ring.
 
 Each of n ranks owns 1/n of the tensor. It reads its part through the switch, which fetches it from
 every GPU and adds (each GPU sends S, receives S/n), and writes the sum through the switch, which
 delivers it to every GPU (each sends S/n, receives S): 1 + 1/n per direction, against 2 (n - 1)/n
-of a ring. Between nodes the owners of equal parts all-reduce over the two trees, each through the
-NIC beside it. One chunk of every owner passes before the first is done. Sources: Klenk et al. 2020,
+of a ring. Between nodes the owners of equal parts all-reduce over the two trees, each through its
+nearest NIC. One chunk of every owner passes before the first is done. Sources: Klenk et al. 2020,
 "An in-network architecture for accelerating shared-memory multiprocessor collectives" (ISCA);
 NVLink SHARP in NCCL since release 2.17.
 
-NCCL rates in-switch reduction by a bandwidth that does not depend on the group: it is taken from
-some group size on (`nvls_choice`), and then in preference to rings and trees only where it is
+NCCL rates in-switch reduction by a bandwidth that does not depend on the group. So it considers
+NVLS only in large enough groups (`nvls_choice`), and then prefers it to rings and trees if it is
 faster.
 """
 
@@ -20,15 +20,15 @@ from zsim.network.algorithm.tree import between_nodes, depth
 from zsim.network.constant import Constant
 
 NVLS = Constant(name="nvls", is_share=True, may_be_zero=True)
-"""Share of a GPU's link that in-switch reduction reaches; 0 where the switch cannot."""
+"""Share of a GPU's link that in-switch reduction reaches; 0 if the switch cannot reduce."""
 HOP_S = Constant(name="nvls_hop_s")
-"""Through the switch, which all GPUs wait for."""
+"""Latency through the switch, for which all GPUs wait."""
 CHOICE = Constant(name="nvls_choice")
-"""NVLS is taken in groups of n on a node where n / (2 (n - 1)) is below this."""
+"""NVLS is considered in groups of n on a node if n / (2 (n - 1)) is below this."""
 FILL_S = Constant(name="nvls_fill_s")
 """Time to fill the pipeline of large messages, for each rank of a node."""
 FILL_BYTES = Constant(name="nvls_fill_bytes")
-"""Bytes per link from which on messages are large."""
+"""Scale, in bytes per link, at which the fill time saturates."""
 
 
 class Nvls(Algorithm):
@@ -38,7 +38,7 @@ class Nvls(Algorithm):
     constants = (NVLS, HOP_S, CHOICE, FILL_S, FILL_BYTES)
 
     def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
-        """Return what the switch does, or None: NCCL all-reduces so, from 3 ranks on a node on."""
+        """Return bytes and hops of an all-reduce with 3 or more ranks per node, else None."""
         if collective is not Collective.ALL_REDUCE or shape.ranks_per_node <= 2:
             return None
         far = between_nodes(shape.nodes)
@@ -50,11 +50,11 @@ class Nvls(Algorithm):
         )
 
     def is_possible(self, profile: NetworkProfile) -> bool:
-        """Return whether the switch reduces."""
+        """Return True if the switch can reduce."""
         return NVLS.of(profile) > 0
 
     def is_considered(self, profile: NetworkProfile, ranks: int) -> bool:
-        """Return whether NCCL considers it for a group with `ranks` on a node."""
+        """Return True if NCCL considers it for a group with `ranks` on a node."""
         return self.is_possible(profile) and 1 < ranks < CHOICE.of(profile) * 2 * (ranks - 1)
 
     def share(self, profile: NetworkProfile) -> float:
@@ -62,7 +62,7 @@ class Nvls(Algorithm):
         return NVLS.of(profile)
 
     def near_hop_s(self, profile: NetworkProfile, protocol: Protocol) -> float:
-        """Return the seconds of a way through the switch."""
+        """Return the seconds of one pass through the switch."""
         del protocol
         return HOP_S.of(profile)
 

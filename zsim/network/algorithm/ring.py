@@ -1,13 +1,12 @@
-"""The ring algorithm: its bytes for a collective, and how long a lap takes.
+"""The ring algorithm: its bytes for a collective, and the latency of a lap.
 
-Ranks of a node stand next to each other in the ring, so every node is entered and left once. A ring
-with m ranks on a node is m rings in one, each with 1/m of the bytes: ring j leaves the node at the
-j-th of its ranks and enters at the next. (NCCL builds such rings to use every NIC: its environment
-variable NCCL_CROSS_NIC and graph search, src/graph/search.cc.)
+Ranks of a node are adjacent in the ring, so every node is entered and left once. A ring with m
+ranks on a node stands for m rings, each with 1/m of the bytes: ring j leaves the node at its j-th
+rank and enters the next at the following one. (NCCL builds such rings to use every NIC: its
+environment variable NCCL_CROSS_NIC and graph search, src/graph/search.cc.)
 
-Bytes: Patarasuk and Yuan 2009, section 4. Latency: a chunk passes N - 1 edges of the ring one after
-the other in each phase, and the slowest chunk leaves out the fastest edge; an all-reduce is two
-phases.
+Bytes: Patarasuk and Yuan 2009, section 4. Latency: in each phase a chunk passes N - 1 edges of the
+ring in sequence, and the slowest chunk omits the fastest edge; an all-reduce has two phases.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from zsim.network.way_latency import far_ps, near_ps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingShape:
-    """The ranks of a ring and the nodes that they are on, which its latency depends on."""
+    """The ranks of a ring and their nodes, on which its latency depends."""
 
     ranks: int
     nodes: int
@@ -48,11 +47,11 @@ class Ring(Algorithm):
     protocols = ALL_PROTOCOLS
 
     def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
-        """Return what a ring does, or None: an all-to-all and a send/receive go around no ring.
+        """Return bytes and hops of a ring, or None for an all-to-all and a send/receive.
 
-        A broadcast and a reduction are a chain: every rank but the last passes on all S bytes. What
-        nobody sends is a rank's own shard: it is copied in an all-gather, and added at the end of a
-        reduce-scatter and between the laps of an all-reduce.
+        A broadcast and a reduction are a chain: every rank but the last forwards all S bytes. A
+        rank's own shard is not sent: an all-gather copies it, a reduce-scatter adds it at its end,
+        and an all-reduce between its laps.
         """
         ranks = shape.ranks
         if ranks == 1:
@@ -80,5 +79,5 @@ class Ring(Algorithm):
         )
 
     def activity(self, request: Request, profile: NetworkProfile | None) -> Activity | None:
-        """Return None without a profile: then it is the plain ring of a backend."""
+        """Return None without a profile: the backend then uses its plain ring."""
         return None if profile is None else super().activity(request, profile)

@@ -1,10 +1,10 @@
-"""The double binary tree: an all-reduce in which latency grows with the logarithm of the nodes.
+"""The double binary tree: an all-reduce whose latency grows with the logarithm of the nodes.
 
-Two trees over the nodes, each for half of the bytes: what is a leaf in one is inside the other, so
-every node sends and receives about 2 S for S bytes; of two nodes each is the root of one tree, and
-S suffices. Within a node the ranks stand in a chain, up which bytes are reduced and down which the
-result returns. Source: Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth
-broadcast, reduction and scan"; NCCL uses it for all-reduce since release 2.4.
+There are two trees over the nodes, each for half of the bytes. A leaf of one is an inner node of
+the other, so every node sends and receives about 2 S for S bytes; with two nodes each is the root
+of one tree, and S suffices. Within a node the ranks form a chain: bytes are reduced up the chain,
+and the result returns down. Source: Sanders, Speck and Träff 2009, "Two-tree algorithms for full
+bandwidth broadcast, reduction and scan"; NCCL uses it for all-reduce since release 2.4.
 """
 
 from fractions import Fraction
@@ -15,7 +15,7 @@ from zsim.network.algorithm.algorithm import ALL_PROTOCOLS, Algorithm
 from zsim.network.constant import LINK, Constant
 
 TREE = Constant(name="tree", is_share=True)
-"""Share of what a ring reaches of a GPU's link."""
+"""Share of the link bandwidth of a ring that trees reach."""
 
 
 def depth(nodes: int) -> int:
@@ -24,7 +24,7 @@ def depth(nodes: int) -> int:
 
 
 def between_nodes(nodes: int) -> Fraction:
-    """Return the bytes that a node sends per byte of an all-reduce; it receives as many."""
+    """Return the bytes that a node sends, and receives, per byte of an all-reduce."""
     return Fraction(0) if nodes == 1 else Fraction(1) if nodes == 2 else Fraction(2)
 
 
@@ -36,7 +36,7 @@ class Tree(Algorithm):
     constants = (TREE,)
 
     def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
-        """Return what the trees do, or None: they only all-reduce."""
+        """Return bytes and hops of an all-reduce, else None."""
         if collective is not Collective.ALL_REDUCE:
             return None
         chain = -(-shape.ranks // shape.nodes) - 1
