@@ -45,7 +45,7 @@ from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
 from zsim.planner.space import SettingGroup
 from zsim.prediction.closest_runs import slower_of
-from zsim.prediction.error_rule import shipped_rules
+from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.prediction.predicted_error import step_error
 from zsim.prediction.run_features import features, features_of
 from zsim.runtimes.registry import (
@@ -100,6 +100,11 @@ class SettingOutcome:
         if self.memory_bytes == 0:
             return 0.0
         return shipped_rules().fit.probability(self.memory_bytes, self.usable_bytes)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if it fits, and that is all but certain."""
+        return self.fits and self.fit_probability >= SURE
 
     @property
     def is_tight(self) -> bool:
