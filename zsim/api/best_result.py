@@ -274,7 +274,7 @@ class BestResult(BestPages, AnswerInFacts):
         is_beaten = self.unsure is not None
         optimality = optimality_text(self, is_sure=found.is_sure, unsure_is_better=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]
-        return [*lines, ("error", found.trust)]
+        return [*lines, ("error", found.error_text)]
 
     def _tied(self) -> list[tuple[str, str]]:
         if not self.ties:
@@ -373,7 +373,9 @@ class BestResult(BestPages, AnswerInFacts):
             "peak_reserved_bytes": each.outcome.memory_bytes,
             "usable_memory_bytes": each.outcome.usable_bytes,
             "value": each.value,
-            "error": error_object(each.outcome.error, each.outcome.step_time_s, each.outcome.trust),
+            "error": error_object(
+                each.outcome.error, each.outcome.step_time_s, each.outcome.error_text
+            ),
             "fit_probability": each.outcome.fit_probability,
             "published_took_times_as_long": each.outcome.slower,
             "leaves_no_memory": each.outcome.is_tight,

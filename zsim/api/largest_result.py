@@ -49,7 +49,7 @@ class LargestResult(AnswerInFacts):
         by: what was searched: "layers", or "parameters" of a model that is known by them alone.
         found: the largest size that is predicted to fit, and the next one, which is not.
         sure: the largest size that surely fits; None if not even the smallest does.
-        trust: the error of its peak of memory, in one line.
+        error: the error of its peak of memory, in one line.
         peak_interval: bounds of the peak as factors of the prediction; None if it is unknown.
         states: of parameters the same by model states alone, without any buffer.
     """
@@ -58,7 +58,7 @@ class LargestResult(AnswerInFacts):
     by: str
     found: Largest
     sure: Tried | None
-    trust: str
+    error: str
     peak_interval: ErrorInterval | None = None
     states: Largest | None = None
 
@@ -106,11 +106,11 @@ class LargestResult(AnswerInFacts):
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines that `zsim largest` prints: what each is about, and the text."""
-        trust = ("error", self.trust)
+        error = ("error", self.error)
         if self.states is None:
-            return [*self._sure_lines("largest"), trust]
+            return [*self._sure_lines("largest"), error]
         of_states = _found_lines("by model states alone", self.by, self.states)
-        return [*of_states, *self._sure_lines("with all buffers"), trust]
+        return [*of_states, *self._sure_lines("with all buffers"), error]
 
     def _sure_lines(self, what: str) -> list[tuple[str, str]]:
         """Return the lines about the size that surely fits, a larger one, and the next one."""
@@ -133,7 +133,7 @@ class LargestResult(AnswerInFacts):
         interval = self.peak_interval
         return found | {
             "peak_memory_error": None if interval is None else interval.half_width,
-            "error": self.trust,
+            "error": self.error,
         }
 
     def _sure_object(self) -> dict[str, object]:
@@ -169,7 +169,7 @@ def largest(
     job = jobs.of({})
     error = peak_error(job)
     result = partial(
-        LargestResult, title=loaded.title, trust=error.text, peak_interval=error.interval
+        LargestResult, title=loaded.title, error=error.text, peak_interval=error.interval
     )
     if tables.model.parameters is None:
         strategy = job.schedule.contract.strategy

@@ -87,7 +87,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
         "observed": dict(trace.observed),
-        "error": error_object(trace.error, found.step_time_s, trace.trust),
+        "error": error_object(trace.error, found.step_time_s, trace.error_text),
         "fit_probability": fit_probability(found, trace.backend),
         "seed": trace.seed,
         "steps": trace.steps,
@@ -146,7 +146,7 @@ def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
 
 def _error(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return the error of the step time, and settings that take times from measurements."""
-    lines = [("error", outcome.trace.trust)]
+    lines = [("error", outcome.trace.error_text)]
     cluster = outcome.job.cluster
     foreign = foreign_profiles(cluster) if predicts(outcome.trace.backend) else {}
     for key, name in foreign.items():

@@ -77,7 +77,7 @@ class SettingOutcome:
         memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
         usable_bytes: what there is.
         kept_bytes: of it what is alive at once beside buffers of collectives.
-        trust: the error of the step time, in one line.
+        error_text: the error of the step time, in one line.
         error: of the step time; None if it is unknown.
         slower: how many times as long as predicted runs of its kind took, in the median.
         operations: of the schedules that were written or simulated for it.
@@ -89,7 +89,7 @@ class SettingOutcome:
     usable_bytes: int = 0
     kept_bytes: int = 0
     fits: bool = False
-    trust: str = ""
+    error_text: str = ""
     error: StepError | None = None
     slower: float = 1.0
     operations: int = 0
@@ -157,7 +157,7 @@ def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
         usable_bytes=found.usable_bytes,
         kept_bytes=found.kept_bytes,
         fits=found.fits,
-        trust=found_error.text,
+        error_text=found_error.text,
         error=StepError.of(found_error.bounds, found_error.features_text),
         slower=slower_of(job.cluster, features_of(job)),
     )

@@ -187,8 +187,8 @@ class Trace:
 
     `step_end_ps` has the end of each step (all streams of all ranks drained of it). `observed`
     holds figures by name that only some backends can see (live storages by class, for one).
-    `trust` says in words how far times can be trusted; `error` is the error of the step time, None
-    where it is unknown or times were measured.
+    `error` is the error of the step time, None where it is unknown or times were measured;
+    `error_text` says it in one line.
     """
 
     backend: str
@@ -199,7 +199,7 @@ class Trace:
     step_end_ps: tuple[int, ...]
     links: tuple[LinkUse, ...] = ()
     out_of_memory: OutOfMemory | None = None
-    trust: str = ""
+    error_text: str = ""
     error: StepError | None = None
     observed: tuple[tuple[str, float], ...] = ()
 
@@ -233,11 +233,11 @@ class LastStep:
     """Times of the last step of a trace, and nothing else.
 
     `ranks` has one of each class that was simulated; what lies outside the step is cut off.
-    `trust` and `error` are those of the trace.
+    `error_text` and `error` are those of the trace.
     """
 
     begin_ps: int
     end_ps: int
     ranks: tuple[RankStep, ...]
-    trust: str
+    error_text: str
     error: StepError | None = None

@@ -86,8 +86,8 @@ def test_six_numbers_simulate_and_state_no_error(mine: Path) -> None:
         found = run(load("tiny", {**TINY, **changes}), check=False)
         assert found.step_time_s is not None
         assert found.recorded.error is None
-        assert found.trust.startswith("unknown: ")
-        assert "Mine" in found.trust
+        assert found.error.startswith("unknown: ")
+        assert "Mine" in found.error
 
 
 WRONG = {

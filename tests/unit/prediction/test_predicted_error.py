@@ -229,7 +229,7 @@ def test_every_sweep_with_runs_that_did_not_fit_has_those_that_did() -> None:
 def test_a_fault_has_no_published_error() -> None:
     fault = "fault=[{kind='gpu', rank=1, factor=2}]"
     found = zsim.run("llama2_7b", [fault, "cluster.nodes=1"], check=False)
-    assert found.trust == "unknown: no published run has faults"
+    assert found.error == "unknown: no published run has faults"
     assert found.recorded.error is None
     assert found.explain_error() == []
 
