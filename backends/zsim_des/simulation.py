@@ -123,7 +123,7 @@ class SimBackend:
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
             out_of_memory=_out_of_memory(traces),
-            trust=found.text,
+            error_text=found.text,
             error=StepError.of(found.bounds, found.features_text),
         )
 
@@ -190,7 +190,7 @@ class SimBackend:
             begin_ps=begin_ps,
             end_ps=ends_ps[-1],
             ranks=tuple(ranks),
-            trust=found.text,
+            error_text=found.text,
             error=StepError.of(found.bounds, found.features_text),
         )
 

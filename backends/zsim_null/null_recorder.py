@@ -57,7 +57,7 @@ class NullBackend:
                 _record(schedule, role, by_role[role.name], job.steps) for role in schedule.roles
             ),
             step_end_ps=(0,) * job.steps,
-            trust="no times: the null backend records and takes no time",
+            error_text="no times: the null backend records and takes no time",
         )
 
 

@@ -89,7 +89,7 @@ def trace_of(
         steps=steps,
         ranks=(own,),
         step_end_ps=tuple(ends),
-        trust="measured",
+        error_text="measured",
     )
 
 

@@ -29,8 +29,10 @@ class Metronome:
             max(event.end_ps for rank in ranks for event in rank.events if event.step <= step)
             for step in range(job.steps)
         )
-        trust = "no times: the metronome has one tick for all"
-        return replace(recorded, backend=self.name, ranks=ranks, step_end_ps=ends, trust=trust)
+        error_text = "no times: the metronome has one tick for all"
+        return replace(
+            recorded, backend=self.name, ranks=ranks, step_end_ps=ends, error_text=error_text
+        )
 
 
 def _timed(rank: RankTrace) -> RankTrace:

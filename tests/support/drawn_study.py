@@ -82,6 +82,6 @@ def _row(
         micro_batch_size=1,
         accumulation_steps=1,
         outcome=StudyOutcome(
-            status=status, reason=reason, summary=summary_or_none, trust="drawn", error=known
+            status=status, reason=reason, summary=summary_or_none, error_text="drawn", error=known
         ),
     )

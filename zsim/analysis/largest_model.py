@@ -20,6 +20,13 @@ class Tried:
     parameters: int
     footprint: Footprint
 
+    def fits(self, room: float = 1.0) -> bool:
+        """Return whether it fits, and takes no more than a share `room` of the usable memory."""
+        taken = self.footprint
+        if not taken.fits or room >= 1 or not taken.usable_bytes:
+            return taken.fits
+        return taken.taken_bytes <= room * taken.usable_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Largest:
@@ -35,12 +42,19 @@ class Largest:
 
 
 def largest(
-    tried: Callable[[int], Tried], *, start: int, smallest: int, most: int, digits: int | None
+    tried: Callable[[int], Tried],
+    *,
+    start: int,
+    smallest: int,
+    most: int,
+    digits: int | None,
+    room: float = 1.0,
 ) -> Largest:
     """Search from `start` on, between `smallest` and `most`.
 
     `tried` says what a size takes. The two sizes that are found differ by 1, or with `digits` by
-    1 in the last of so many digits.
+    1 in the last of so many digits. What takes more than a share `room` of the usable memory of a
+    GPU does not fit.
     """
     fits: Tried | None = None
     refused: Tried | None = None
@@ -49,7 +63,7 @@ def largest(
     while True:
         found = tried(size)
         points.append(found)
-        if found.footprint.fits:
+        if found.fits(room):
             fits = found
         else:
             refused = found
@@ -58,7 +72,7 @@ def largest(
         step = 1 if digits is None else max(1, 10 ** (len(str(low)) - digits))
         if high - low <= step:
             return Largest(fits=fits, refused=refused)
-        guess = _guess(points, fits)
+        guess = _guess(points, fits, room)
         if fits is None or refused is None:
             if guess is None or not (guess > low if refused is None else guess < high):
                 guess = size * 2 if refused is None else size // 2
@@ -70,14 +84,15 @@ def largest(
         size = min(max(guess, low + step), high - step)
 
 
-def _guess(points: list[Tried], fits: Tried | None) -> int | None:
+def _guess(points: list[Tried], fits: Tried | None, room: float) -> int | None:
     """Return the size that would fill the tightest memory, on lines through the last two sizes."""
     if len(points) < 2:
         return None
     before, last = points[-2:]
     beside = 0 if fits is None else fits.footprint.reserved_bytes - fits.footprint.allocated_bytes
     taken = last.footprint.allocated_bytes
-    lines = [(before.footprint.allocated_bytes, taken, last.footprint.usable_bytes - beside)]
+    most = int(room * last.footprint.usable_bytes)
+    lines = [(before.footprint.allocated_bytes, taken, most - beside)]
     earlier = {(each.tier, each.pinned): each.needed_bytes for each in before.footprint.tiers}
     lines += [
         (earlier[key], each.needed_bytes, each.capacity_bytes)

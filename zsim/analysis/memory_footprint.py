@@ -76,6 +76,11 @@ class Footprint:
     kept_bytes: int = 0
 
     @property
+    def taken_bytes(self) -> int:
+        """Return the bytes of device memory that a GPU must have, by which a fit is judged."""
+        return max(self.needed_bytes, self.reserved_bytes)
+
+    @property
     def tier_short(self) -> TierUse | None:
         """Return the first tier of which a node has too little."""
         return next((each for each in self.tiers if not each.fits), None)

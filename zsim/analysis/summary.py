@@ -356,7 +356,11 @@ def step_of(job: Job, trace: Trace) -> LastStep:
     begin_ps, end_ps = last_step(trace)
     ranks = tuple(_rank_step(job, rank, trace) for rank in trace.ranks)
     return LastStep(
-        begin_ps=begin_ps, end_ps=end_ps, ranks=ranks, trust=trace.trust, error=trace.error
+        begin_ps=begin_ps,
+        end_ps=end_ps,
+        ranks=ranks,
+        error_text=trace.error_text,
+        error=trace.error,
     )
 
 

@@ -11,6 +11,7 @@ from zsim.api.error_text import probability_text
 from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.notebook import Picture
 from zsim.api.scenario import scenario_text
+from zsim.api.search_text import better_unsure, risk_text
 from zsim.api.training_budget import TrainingBudget
 from zsim.api.tried_setting import LONGER, TriedSetting
 from zsim.files.written import write
@@ -86,6 +87,20 @@ class SettingRanking(Protocol):
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what the command prints."""
+        ...
+
+    @property
+    def objective(self) -> str:
+        """The quantity that is minimized."""
+        ...
+
+    @property
+    def unsure(self) -> TriedSetting | None:
+        """The setting that is better than the best, but may not fit."""
+        ...
+
+    def gain(self, other: TriedSetting) -> str:
+        """Return in words by how much a setting is better than the best."""
         ...
 
     def more(self, other: TriedSetting) -> float:
@@ -224,9 +239,11 @@ def _answer(result: SettingRanking) -> str:
         return f"{unfinished}No setting fits."
     outcome = best.outcome
     parts = [
-        f"{best.name()}: a step takes {format_seconds(outcome.step_time_s)}, with "
-        f"{format_bytes(outcome.memory_bytes)} of {format_bytes(outcome.usable_bytes)} on each GPU"
+        f"{risk_text(outcome)}{best.name()}: a step takes {format_seconds(outcome.step_time_s)}, "
+        f"with {format_bytes(outcome.memory_bytes)} of {format_bytes(outcome.usable_bytes)} on "
+        "each GPU"
     ]
+    parts += [text for _, text in better_unsure(result)]
     if (budget := result.budget(best)) is not None:
         parts.append(budget.text())
     return f"{unfinished}{'. '.join(parts)}."

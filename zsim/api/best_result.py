@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,15 @@ from zsim.api.error_text import error_object, probability_text
 from zsim.api.notebook import facts_html
 from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
-from zsim.api.search_text import nearest, optimality_text, searched_text, unfinished_text
+from zsim.api.search_text import (
+    BETTER,
+    better_unsure,
+    nearest,
+    optimality_text,
+    risk_text,
+    searched_text,
+    unfinished_text,
+)
 from zsim.api.setting_trial import NAME
 from zsim.api.torchtitan_text import torchtitan_text
 from zsim.api.training_budget import Price, TrainingBudget
@@ -32,9 +39,6 @@ from zsim.units import format_bytes, format_seconds
 
 SHOWN = 10
 """Settings that the answer lists."""
-
-SURE = 0.95
-"""Least probability of fitting of a headline that says nothing of it."""
 
 REASONS_SHOWN = 8
 """Reasons that it lists."""
@@ -102,8 +106,14 @@ class BestResult(BestPages, AnswerInFacts):
 
     @property
     def best(self) -> TriedSetting | None:
-        """The best setting; None if none fits."""
+        """The best setting that surely fits, else the best that may fit; None if none fits."""
         return self.answers[0] if self.answers else None
+
+    @property
+    def unsure(self) -> TriedSetting | None:
+        """The best setting that is better than `best`, but may not fit; None if there is none."""
+        better = [each for each in self.answers if self.more(each) < 0]
+        return min(better, key=self.more, default=None)
 
     @cached_property
     def ten(self) -> tuple[TriedSetting, ...]:
@@ -223,6 +233,13 @@ class BestResult(BestPages, AnswerInFacts):
         peak = resolved.cluster.gpu.rate(strategy.train.precision.compute).peak
         return flops * batches / setting.outcome.step_time_s / (setting.gpus * peak)
 
+    def gain(self, other: TriedSetting) -> str:
+        """Return in words by how much `other` is better than the best: "2.9% faster"."""
+        assert self.best is not None
+        if self.objective == "gpus" and other.gpus < self.best.gpus:
+            return f"{other.gpus:,} GPUs instead of {self.best.gpus:,}"
+        return f"{-self.more(other):.1%} {BETTER[self.objective]}"
+
     def facts(self) -> list[tuple[str, str]]:
         """Return the first lines that `zsim best` prints: what each is about, and the text."""
         best = self.best
@@ -232,7 +249,8 @@ class BestResult(BestPages, AnswerInFacts):
             return [("best", "none fits"), *nearest(self.tried), ("search", searched)]
         found, step = best.outcome, self.sequences * self.sequence_length
         lines = [
-            ("best", f"{best.name()}{self._risk(best)}"),
+            ("best", f"{risk_text(best.outcome)}{best.name()}"),
+            *better_unsure(self),
             (
                 "step time",
                 f"{format_seconds(found.step_time_s)} for {step:,} tokens ({self.sequences:,} "
@@ -253,24 +271,10 @@ class BestResult(BestPages, AnswerInFacts):
             lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
             lines.append(("the training", budget.text()))
-        tight = [
-            each.value for each in self.tried if each.outcome.is_tight and each.value is not None
-        ]
-        is_beaten = best.value is not None and min(tight, default=inf) < best.value
-        optimality = optimality_text(self, is_tight=found.is_tight, tight_is_faster=is_beaten)
+        is_beaten = self.unsure is not None
+        optimality = optimality_text(self, is_sure=found.is_sure, unsure_is_better=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]
-        return [*lines, ("error", found.trust)]
-
-    def _risk(self, setting: TriedSetting) -> str:
-        """Return that a setting may not fit, with the best setting that surely fits; else ""."""
-        if setting.outcome.fit_probability >= SURE:
-            return ""
-        sure = next((each for each in self.answers if each.outcome.fit_probability >= SURE), None)
-        text = f" (may not fit: probability {probability_text(setting.outcome.fit_probability)}"
-        if sure is None:
-            return f"{text}; no setting reaches {SURE:.0%})"
-        more = f"{self.more(sure):+.1%}"
-        return f"{text}; the best with at least {SURE:.0%}: {sure.name()}, {more})"
+        return [*lines, ("error", found.error_text)]
 
     def _tied(self) -> list[tuple[str, str]]:
         if not self.ties:
@@ -287,8 +291,8 @@ class BestResult(BestPages, AnswerInFacts):
     @property
     def unfinished(self) -> str:
         """The line that more than 5 % may be left; empty if the search came further."""
-        is_tight = self.best is not None and self.best.outcome.is_tight
-        return unfinished_text(self, has_best=self.best is not None, is_tight=is_tight)
+        is_sure = self.best is not None and self.best.outcome.is_sure
+        return unfinished_text(self, has_best=self.best is not None, is_sure=is_sure)
 
     def text(self) -> str:
         """Return the facts, the ten best, the front of time and memory, and why others lost."""
@@ -319,8 +323,8 @@ class BestResult(BestPages, AnswerInFacts):
         return table_text(columns, rows, words=(0, 4))
 
     def _beside(self, each: TriedSetting) -> str:
-        risk = each.outcome.fit_probability
-        verdict = "" if risk >= SURE else f", fits with probability {probability_text(risk)}"
+        risk = probability_text(each.outcome.fit_probability)
+        verdict = "" if each.outcome.is_sure else f", fits with probability {risk}"
         if each is self.best:
             return f"best{verdict}"
         verdict = f", tie{verdict}" if self.is_tie(each) else verdict
@@ -342,6 +346,7 @@ class BestResult(BestPages, AnswerInFacts):
             "title": self.title,
             "objective": self.objective,
             "best": None if best is None else self._object(best),
+            "unsure": None if self.unsure is None else self._object(self.unsure),
             "unfinished": self.unfinished or None,
             "gap": self.gap,
             "by_fabric": dict(self.by_fabric),
@@ -368,7 +373,9 @@ class BestResult(BestPages, AnswerInFacts):
             "peak_reserved_bytes": each.outcome.memory_bytes,
             "usable_memory_bytes": each.outcome.usable_bytes,
             "value": each.value,
-            "error": error_object(each.outcome.error, each.outcome.step_time_s, each.outcome.trust),
+            "error": error_object(
+                each.outcome.error, each.outcome.step_time_s, each.outcome.error_text
+            ),
             "fit_probability": each.outcome.fit_probability,
             "published_took_times_as_long": each.outcome.slower,
             "leaves_no_memory": each.outcome.is_tight,

@@ -22,6 +22,7 @@ from zsim.api.tried_setting import TriedSetting
 from zsim.calibration.setting_choice import TIGHT
 from zsim.planner.plain_settings import FIRST_RUNTIME, plain_settings
 from zsim.planner.search import Search, Trial
+from zsim.prediction.error_rule import SURE
 from zsim.workers.crew import cores, processes
 
 OPERATIONS: Final = 3_000_000
@@ -198,7 +199,7 @@ class _Hunt:
             is_answer=value is not None and outcome.fits and not is_late,
             memory_bytes=outcome.memory_bytes,
             memory_share=share,
-            is_tight=outcome.is_tight,
+            is_unsure=outcome.fits and not outcome.is_sure,
             keeps_too_much=outcome.keeps_too_much,
             keeps_nearly_all=outcome.keeps_nearly_all,
         )
@@ -232,20 +233,7 @@ class _Hunt:
         if over:
             why = "their knobs add to the memory of a setting that fills it"
             found.append(LossReason("cannot fit", why, over))
-        simulated: Counter[str] = Counter()
-        for each in self.tried:
-            if each.outcome.refusal:
-                simulated[each.outcome.refusal] += 1
-            elif not each.outcome.fits:
-                simulated["out of memory in the simulation"] += 1
-            elif each.is_late:
-                simulated["takes longer than --within"] += 1
-            elif each.outcome.is_tight and search.best < inf:
-                simulated[f"takes more than {TIGHT:.0%} of the memory, which may not do"] += 1
-            elif each.outcome.slower >= MUCH and each.value != search.best:
-                simulated["published runs of its kind took much longer than predicted"] += 1
-            elif each.value is not None and each.value > search.best:
-                simulated[f"not the least {MEASURE[self.question.objective]}"] += 1
+        simulated = Counter(filter(None, map(self._loss, self.tried)))
         found += [LossReason("simulated", why, count) for why, count in _alike(simulated)]
         left = search.open_settings()
         if held_back := sum(len(group.knobs) for group in self.pool.held_back):
@@ -256,6 +244,25 @@ class _Hunt:
         if left:
             found.append(LossReason("not reached", "the search ended before", left))
         return tuple(found)
+
+    def _loss(self, each: TriedSetting) -> str:
+        """Return why a setting that was simulated lost; empty if it is the best."""
+        best = min(self.tried, key=lambda one: one.order)
+        if each.outcome.refusal:
+            return each.outcome.refusal
+        if not each.outcome.fits:
+            return "out of memory in the simulation"
+        if each.is_late:
+            return "takes longer than --within"
+        if each.value == best.value:
+            return ""
+        if each.outcome.is_tight:
+            return f"takes more than {TIGHT:.0%} of the memory, which may not do"
+        if best.outcome.is_sure and not each.outcome.is_sure:
+            return f"fits with a probability below {SURE:.0%}"
+        if each.outcome.slower >= MUCH:
+            return "published runs of its kind took much longer than predicted"
+        return f"not the least {MEASURE[self.question.objective]}"
 
 
 MUCH: Final = 1.5

@@ -150,9 +150,14 @@ def validate_error(
 def made_again(
     runs: Sequence[Published], progress: Progress
 ) -> tuple[list[JudgedRun], list[MemoryOutcome]]:
-    """Return the rows of `runs` that judge, and those that fitted or not, predicted again."""
-    own = [run for run in runs if judges(run) or (run.failed and run.ways)]
-    made = forecasts([asked(run, Quantity.STEP_TIME) for run in own], progress)
+    """Return the rows of `runs` that judge, and those that fitted or not, predicted again.
+
+    Runs that fitted count also where they judge no step time: with those of their sweep that ended
+    without a result alone, no run near the limit would have fitted.
+    """
+    own = [run for run in runs if judges(run) or (run.ways and (run.failed or run.peak_bytes))]
+    quantity = {True: Quantity.STEP_TIME, False: Quantity.MEMORY}
+    made = forecasts([asked(run, quantity[judges(run)]) for run in own], progress)
     found: list[JudgedRun] = []
     for run, forecast in zip(own, made, strict=True):
         if isinstance(forecast, RunForecast) and judges(run):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import log2
 from os import PathLike
 
@@ -13,12 +13,13 @@ from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.tier_fit import tier_objects
 from zsim.api.answer import AnswerInFacts, Progress, tell_nobody
+from zsim.api.error_text import probability_text
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.backend.backend import Job
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.model.pipeline_stages import layer_counts
-from zsim.prediction.error_rule import ErrorInterval
+from zsim.prediction.error_rule import SURE, ErrorInterval, shipped_rules
 from zsim.prediction.predicted_error import peak_error
 from zsim.scenario.tables import Scenario
 from zsim.schedule.describe_operation import moment
@@ -46,8 +47,9 @@ class LargestResult(AnswerInFacts):
     Attributes:
         title: of the scenario, with what was changed in it.
         by: what was searched: "layers", or "parameters" of a model that is known by them alone.
-        found: the largest size that fits, and the next one, which does not.
-        trust: the error of its peak of memory, in one line.
+        found: the largest size that is predicted to fit, and the next one, which is not.
+        sure: the largest size that surely fits; None if not even the smallest does.
+        error: the error of its peak of memory, in one line.
         peak_interval: bounds of the peak as factors of the prediction; None if it is unknown.
         states: of parameters the same by model states alone, without any buffer.
     """
@@ -55,35 +57,46 @@ class LargestResult(AnswerInFacts):
     title: str
     by: str
     found: Largest
-    trust: str
+    sure: Tried | None
+    error: str
     peak_interval: ErrorInterval | None = None
     states: Largest | None = None
 
     @property
     def fits(self) -> bool:
-        """True if any size does."""
+        """True if any size is predicted to fit."""
         return self.found.fits is not None
+
+    @property
+    def largest(self) -> Tried | None:
+        """The largest size that surely fits, else the largest that may fit; None if none fits."""
+        return self.found.fits if self.sure is None else self.sure
+
+    @property
+    def unsure(self) -> Tried | None:
+        """A larger size that is predicted to fit, but may not; None if there is none."""
+        return None if self.largest is self.found.fits else self.found.fits
 
     @property
     def parameters(self) -> int | None:
         """Parameters of the largest model that fits; None if not even the smallest does."""
-        return None if self.found.fits is None else self.found.fits.parameters
+        return None if self.largest is None else self.largest.parameters
 
     @property
     def layers(self) -> int | None:
         """Layers of the largest model that fits; None if none does, or it is known without."""
-        fits = self.found.fits
+        fits = self.largest
         return fits.size if fits is not None and self.by == "layers" else None
 
     @property
     def peak_reserved_bytes(self) -> int | None:
         """Bytes of device memory that the largest model reserves."""
-        return None if self.found.fits is None else self.found.fits.footprint.reserved_bytes
+        return None if self.largest is None else self.largest.footprint.reserved_bytes
 
     @property
     def usable_memory_bytes(self) -> int | None:
         """Bytes of a GPU that a rank may reserve."""
-        return None if self.found.fits is None else self.found.fits.footprint.usable_bytes
+        return None if self.largest is None else self.largest.footprint.usable_bytes
 
     def __repr__(self) -> str:
         return (
@@ -93,23 +106,43 @@ class LargestResult(AnswerInFacts):
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines that `zsim largest` prints: what each is about, and the text."""
-        trust = ("error", self.trust)
+        error = ("error", self.error)
         if self.states is None:
-            return [*_found_lines("largest", self.by, self.found), trust]
+            return [*self._sure_lines("largest"), error]
         of_states = _found_lines("by model states alone", self.by, self.states)
-        return [*of_states, *_found_lines("with all buffers", self.by, self.found), trust]
+        return [*of_states, *self._sure_lines("with all buffers"), error]
+
+    def _sure_lines(self, what: str) -> list[tuple[str, str]]:
+        """Return the lines about the size that surely fits, a larger one, and the next one."""
+        found, *following = _found_lines(what, self.by, self.found)
+        if self.found.fits is None or _is_sure(self.found.fits):
+            return [found, *following]
+        edge = found[1]
+        risk = f"may not fit: probability {probability_text(_probability(self.found.fits))}"
+        if self.sure is None:
+            return [(what, f"{risk}, and no size reaches {SURE:.0%}; {edge}"), *following]
+        return [(what, _fit_text(self.by, self.sure)), ("larger", f"{edge}; {risk}"), *following]
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim largest --json` prints."""
-        main = self.found if self.states is None else self.states
-        found = {"title": self.title, "by": self.by, **_largest_object(self.by, main)}
+        sure = self._sure_object()
+        found: dict[str, object] = {"title": self.title, "by": self.by}
+        found |= sure if self.states is None else _largest_object(self.by, self.states)
         if self.states is not None:
-            found["with_buffers"] = _largest_object(self.by, self.found)
+            found["with_buffers"] = sure
         interval = self.peak_interval
         return found | {
             "peak_memory_error": None if interval is None else interval.half_width,
-            "error": self.trust,
+            "error": self.error,
         }
+
+    def _sure_object(self) -> dict[str, object]:
+        """Return the size that surely fits, a larger one that may not, and the next one."""
+        found = _largest_object(self.by, replace(self.found, fits=self.largest))
+        unsure = None if self.unsure is None else _fit_object(self.by, self.unsure)
+        if self.largest is not None:
+            found["fit_probability"] = _probability(self.largest)
+        return {**found, "unsure": unsure}
 
 
 def largest(
@@ -136,7 +169,7 @@ def largest(
     job = jobs.of({})
     error = peak_error(job)
     result = partial(
-        LargestResult, title=loaded.title, trust=error.text, peak_interval=error.interval
+        LargestResult, title=loaded.title, error=error.text, peak_interval=error.interval
     )
     if tables.model.parameters is None:
         strategy = job.schedule.contract.strategy
@@ -152,11 +185,11 @@ def largest(
             digits=SIMULATED_DIGITS if simulated else None,
             progress=progress,
         )
-        found = search.of(
+        found = search.surely(
             lambda turn: _tried(turn, jobs.of({"layers": turns.layers(turn)}), footprint_of),
             start=turns.nearest(layers),
         )
-        return result(by="layers", found=turns.named(found))
+        return result(by="layers", found=turns.named(found.largest), sure=turns.size(found.sure))
     smallest = UNITS * tables.parallel.tensor
     start = max(smallest, tables.model.parameters)
 
@@ -166,10 +199,18 @@ def largest(
         return lambda size: _tried(size, jobs.of({"parameters": size}), footprint)
 
     found, states = (
-        search.of(by(footprint_of), start=start),
+        search.surely(by(footprint_of), start=start),
         search.of(by(states_alone), start=start),
     )
-    return result(by="parameters", found=found, states=states)
+    return result(by="parameters", found=found.largest, sure=found.sure, states=states)
+
+
+@dataclass(frozen=True, slots=True)
+class _SurelyFound:
+    """The largest size that is predicted to fit, and the largest that surely fits."""
+
+    largest: Largest
+    sure: Tried | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +221,23 @@ class _Search:
     most: int
     digits: int | None
     progress: Progress
+
+    def surely(self, tried: Callable[[int], Tried], *, start: int) -> _SurelyFound:
+        """Search from `start` on, then below for a size that surely fits."""
+        known = cache(tried)
+        found = self.of(known, start=start)
+        edge = found.fits
+        if edge is None or _is_sure(edge):
+            return _SurelyFound(found, edge)
+        sure = search_for(
+            known,
+            start=max(self.smallest, int(edge.size * shipped_rules().fit.room(SURE))),
+            smallest=self.smallest,
+            most=edge.size,
+            digits=self.digits,
+            room=shipped_rules().fit.room(SURE),
+        )
+        return _SurelyFound(found, sure.fits)
 
     def of(self, tried: Callable[[int], Tried], *, start: int) -> Largest:
         """Search from `start` on."""
@@ -231,11 +289,11 @@ class _LayerCounts:
 
     def named(self, found: Largest) -> Largest:
         """Return what was found by its layers."""
-        fits, refused = (
-            None if each is None else replace(each, size=self.layers(each.size))
-            for each in (found.fits, found.refused)
-        )
-        return Largest(fits=fits, refused=refused)
+        return Largest(fits=self.size(found.fits), refused=self.size(found.refused))
+
+    def size(self, found: Tried | None) -> Tried | None:
+        """Return a size by its layers."""
+        return None if found is None else replace(found, size=self.layers(found.size))
 
 
 def _tried(size: int, job: Job, by: Callable[[Job], Footprint]) -> Tried:
@@ -288,10 +346,7 @@ def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
     if fits is None:
         lines.append((what, "none: not even the smallest fits"))
     else:
-        taken = fits.footprint
-        needed, reserved = map(format_bytes, (taken.needed_bytes, taken.reserved_bytes))
-        memory = f"{needed} needed, {reserved} reserved of {format_bytes(taken.usable_bytes)}"
-        lines.append((what, f"{_size(by, fits)}: {memory}"))
+        lines.append((what, _fit_text(by, fits)))
     if refused is None:
         lines.append(("the next size", "was not tried: no larger one can be asked for"))
     elif refused.footprint.lack is not None:
@@ -303,6 +358,29 @@ def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
     elif (short := refused.footprint.tier_short) is not None:
         lines.append(("the next size", f"{_size(by, refused)}: {short.name}: {short.text()}"))
     return lines
+
+
+def _fit_text(by: str, tried: Tried) -> str:
+    taken = tried.footprint
+    needed, reserved = map(format_bytes, (taken.needed_bytes, taken.reserved_bytes))
+    memory = f"{needed} needed, {reserved} reserved of {format_bytes(taken.usable_bytes)}"
+    return f"{_size(by, tried)}: {memory}"
+
+
+def _fit_object(by: str, tried: Tried) -> dict[str, object]:
+    return {**_size_object(by, tried), "fit_probability": _probability(tried)}
+
+
+def _probability(tried: Tried) -> float:
+    """Return the probability that a size fits that is predicted to."""
+    taken = tried.footprint
+    if not taken.usable_bytes:
+        return 1.0
+    return shipped_rules().fit.probability(taken.taken_bytes, taken.usable_bytes)
+
+
+def _is_sure(tried: Tried) -> bool:
+    return _probability(tried) >= SURE
 
 
 def _size(by: str, tried: Tried) -> str:

@@ -284,7 +284,7 @@ def _answer(asked: ChosenSetting, result: RunResult) -> FormAnswer:
         fits=result.fits,
         cards=tuple(_cards(result)) if result.fits else (),
         bars=tuple(_bars(result)),
-        trust=f"Error: {result.trust}.",
+        error=f"Error: {result.error}.",
         facts=tuple((name, text) for name, text in quick.facts() if name != "error"),
         links=tuple(links),
         remedies="" if found.fits else f"/remedies?{address}",

@@ -1,5 +1,6 @@
 """Facts of a run: its figures, the answer first, and their error."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from zsim.analysis.memory_footprint import Lack, communicator_count, lack_of_run
@@ -13,9 +14,11 @@ from zsim.api.step_time_band import WIDE
 from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
 from zsim.cluster.foreign_profile import foreign_profiles
-from zsim.prediction.error_rule import shipped_rules
+from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Place
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.strategy import STAGES
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_rate, format_seconds
 
@@ -84,7 +87,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
         "observed": dict(trace.observed),
-        "error": error_object(trace.error, found.step_time_s, trace.trust),
+        "error": error_object(trace.error, found.step_time_s, trace.error_text),
         "fit_probability": fit_probability(found, trace.backend),
         "seed": trace.seed,
         "steps": trace.steps,
@@ -100,6 +103,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     lack = lack_of_run(outcome.job.schedule, trace)
     if lack is not None:
         return [*lines, *_lacking(outcome, lack), *_error(outcome)]
+    lines += _risk(outcome)
     if found.step_time_s:
         lines += [
             ("step time", _step_time(found)),
@@ -142,7 +146,7 @@ def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
 
 def _error(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return the error of the step time, and settings that take times from measurements."""
-    lines = [("error", outcome.trace.trust)]
+    lines = [("error", outcome.trace.error_text)]
     cluster = outcome.job.cluster
     foreign = foreign_profiles(cluster) if predicts(outcome.trace.backend) else {}
     for key, name in foreign.items():
@@ -211,6 +215,40 @@ def fit_probability(found: Summary, backend: str) -> float | None:
         return None
     taken = max(found.needed_bytes, found.reserved_bytes or 0)
     return shipped_rules().fit.probability(taken, found.usable_bytes)
+
+
+def _risk(outcome: RunOutcome) -> list[tuple[str, str]]:
+    """Return how little memory is left where a run may not fit, and what takes less memory."""
+    found, chance = outcome.summary, fit_probability(outcome.summary, outcome.trace.backend)
+    if chance is None or chance >= SURE or not found.fits:
+        return []
+    usable, taken = found.usable_bytes, max(found.needed_bytes, found.reserved_bytes or 0)
+    most = format_bytes(int(shipped_rules().fit.room(SURE) * usable))
+    left = f"{format_bytes(taken)} of {format_bytes(usable)} leaves {format_bytes(usable - taken)}"
+    why = "which is within the error of predicted peaks"
+    less = ", ".join(_less_memory(outcome.job, found))
+    change = f"try {less} or more GPUs" if less else "try more GPUs"
+    line = f"{left}, {why}; {most} or less fits with a probability of {SURE:.0%}: {change}"
+    return [("may not fit", line)]
+
+
+FRAGMENTED = 0.03
+"""Share of the memory that is needed from which reserved memory beyond it is said."""
+
+
+def _less_memory(job: Job, found: Summary) -> Iterator[str]:
+    """Yield settings that take less memory, as far as the run leaves them open."""
+    if (found.reserved_bytes or 0) > (1 + FRAGMENTED) * found.needed_bytes:
+        yield "cluster.allocator=expandable"
+    if (size := job.model.micro_batch_size) > 1:
+        yield f"train.micro_batch_size={size // 2}"
+    strategy = job.schedule.contract.strategy
+    if strategy is None:
+        return
+    if strategy.activations.checkpointing is not Checkpointing.FULL:
+        yield "activations.checkpointing=full"
+    if strategy.zero.stage < STAGES[-1]:
+        yield f"zero.stage={STAGES[-1]}"
 
 
 def _reserved(outcome: RunOutcome) -> str:

@@ -176,9 +176,9 @@ class RunResult(AnswerInFacts):
         return tuple(sum(each) / len(each) for each in zip(*of_ranks, strict=True))
 
     @property
-    def trust(self) -> str:
+    def error(self) -> str:
         """Error of the step time in one line."""
-        return self.recorded.trust
+        return self.recorded.error_text
 
     @property
     def step_time_interval_s(self) -> tuple[float, float] | None:

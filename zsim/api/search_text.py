@@ -3,11 +3,40 @@
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from zsim.api.error_text import probability_text
+from zsim.api.setting_trial import SettingOutcome
 from zsim.api.tried_setting import TriedSetting
+from zsim.prediction.error_rule import SURE
 from zsim.units import format_bytes
 
 MOST_GAP: Final = 0.05
 """Share by which settings that were not reached may be better in an answer that counts as found."""
+
+BETTER: Final = {
+    "time": "faster",
+    "cost": "cheaper",
+    "energy": "less energy",
+    "gpus": "faster",
+}
+"""Words for a setting that is better, by objective."""
+
+
+class FoundSettings(Protocol):
+    """Settings that a search found."""
+
+    @property
+    def objective(self) -> str:
+        """The quantity that is minimized."""
+        ...
+
+    @property
+    def unsure(self) -> TriedSetting | None:
+        """The setting that is better than the best, but may not fit."""
+        ...
+
+    def gain(self, other: TriedSetting) -> str:
+        """Return in words by how much a setting is better than the best."""
+        ...
 
 
 class SearchState(Protocol):
@@ -44,7 +73,26 @@ class SearchState(Protocol):
         ...
 
 
-def unfinished_text(state: SearchState, *, has_best: bool, is_tight: bool) -> str:
+def risk_text(outcome: SettingOutcome) -> str:
+    """Return that no setting that was tried surely fits, if the best does not; else ""."""
+    if outcome.is_sure:
+        return ""
+    chance = probability_text(outcome.fit_probability)
+    return f"may not fit: probability {chance}, and no setting tried reaches {SURE:.0%}; "
+
+
+def better_unsure(found: FoundSettings) -> list[tuple[str, str]]:
+    """Return the line about a setting that is better than the best, but may not fit."""
+    if (other := found.unsure) is None:
+        return []
+    outcome = other.outcome
+    taken, usable = format_bytes(outcome.memory_bytes), format_bytes(outcome.usable_bytes)
+    risk = f"probability {probability_text(outcome.fit_probability)}, {taken} of {usable}"
+    text = f"{other.name()}: {found.gain(other)} but may not fit: {risk}"
+    return [("faster" if found.objective == "time" else "better", text)]
+
+
+def unfinished_text(state: SearchState, *, has_best: bool, is_sure: bool) -> str:
     """Return in one line that more than 5 % may be left, and why; empty if not."""
     if not state.is_stopped and (not state.open_settings or state.gap <= MOST_GAP):
         return ""
@@ -54,29 +102,27 @@ def unfinished_text(state: SearchState, *, has_best: bool, is_tight: bool) -> st
     left = f"{state.open_settings:,} settings were not reached"
     if not has_best:
         left = f"nothing fits so far, {left}"
-    elif not is_tight:
+    elif is_sure:
         left = f"{left} and may be up to {state.gap:.1%} better"
     return f"search unfinished: {left}; {why}"
 
 
-def optimality_text(state: SearchState, *, is_tight: bool, tight_is_faster: bool = False) -> str:
+def optimality_text(state: SearchState, *, is_sure: bool, unsure_is_better: bool = False) -> str:
     """Return by how much something better may have been missed.
 
     Args:
         state: how far the search came.
-        is_tight: the best setting leaves next to no memory.
-        tight_is_faster: another setting that leaves next to no memory is better than the best.
+        is_sure: the best setting surely fits.
+        unsure_is_better: another setting that may not fit is better than the best.
     """
     if not state.open_settings:
         least = f"{max(state.gap, 0.0):.1%}"
         more = "" if least == "0.0%" else f"more than {least} "
-        among = "these settings that leaves memory free" if tight_is_faster else "these settings"
+        among = f"these settings that fits with at least {SURE:.0%}"
+        among = among if unsure_is_better else "these settings"
         return f"nothing among {among} is {more}better"
-    if is_tight:
-        return (
-            f"{state.open_settings:,} settings were not reached; those tried that fit leave "
-            "next to no memory"
-        )
+    if not is_sure:
+        return f"{state.open_settings:,} settings were not reached; those tried may not fit"
     return (
         f"{state.open_settings:,} settings were not reached; none of them can be more than "
         f"{state.gap:.1%} better"

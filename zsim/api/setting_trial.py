@@ -45,7 +45,7 @@ from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
 from zsim.planner.space import SettingGroup
 from zsim.prediction.closest_runs import slower_of
-from zsim.prediction.error_rule import shipped_rules
+from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.prediction.predicted_error import step_error
 from zsim.prediction.run_features import features, features_of
 from zsim.runtimes.registry import (
@@ -77,7 +77,7 @@ class SettingOutcome:
         memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
         usable_bytes: what there is.
         kept_bytes: of it what is alive at once beside buffers of collectives.
-        trust: the error of the step time, in one line.
+        error_text: the error of the step time, in one line.
         error: of the step time; None if it is unknown.
         slower: how many times as long as predicted runs of its kind took, in the median.
         operations: of the schedules that were written or simulated for it.
@@ -89,7 +89,7 @@ class SettingOutcome:
     usable_bytes: int = 0
     kept_bytes: int = 0
     fits: bool = False
-    trust: str = ""
+    error_text: str = ""
     error: StepError | None = None
     slower: float = 1.0
     operations: int = 0
@@ -100,6 +100,11 @@ class SettingOutcome:
         if self.memory_bytes == 0:
             return 0.0
         return shipped_rules().fit.probability(self.memory_bytes, self.usable_bytes)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if it fits, and that is all but certain."""
+        return self.fits and self.fit_probability >= SURE
 
     @property
     def is_tight(self) -> bool:
@@ -152,7 +157,7 @@ def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
         usable_bytes=found.usable_bytes,
         kept_bytes=found.kept_bytes,
         fits=found.fits,
-        trust=found_error.text,
+        error_text=found_error.text,
         error=StepError.of(found_error.bounds, found_error.features_text),
         slower=slower_of(job.cluster, features_of(job)),
     )

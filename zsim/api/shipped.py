@@ -10,7 +10,7 @@ from zsim.api.scenario import load
 from zsim.backend.backend import names as backend_names
 from zsim.cluster.files import Part
 from zsim.cluster.files.template import TEMPLATES
-from zsim.files.installed import model_catalogue, part_names, part_text, scenarios, studies
+from zsim.files.installed import find, model_catalogue, part_names, part_text, scenarios, studies
 from zsim.files.source import shipped_names, shipped_text
 from zsim.mistake import MistakeError
 from zsim.suggestion import one_of
@@ -34,10 +34,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed(Answer):
-    """Names of all that is installed; scenarios, studies and models with a line on each."""
+    """Names of all that is installed; scenarios, studies and models with a line on each.
+
+    Attributes:
+        titles: a line on each name, by kind.
+        names: names of the other kinds.
+        notes: what is said behind some of these, by kind: GPUs that nobody timed.
+    """
 
     titles: dict[str, dict[str, str]]
     names: dict[str, tuple[str, ...]]
+    notes: dict[str, dict[str, str]]
 
     def text(self) -> str:
         """Return names by kind, a line each."""
@@ -46,7 +53,11 @@ class Installed(Answer):
             width = max(map(len, titles), default=0)
             lines += [kind, *(f"  {name:<{width}}  {title}" for name, title in titles.items())]
         for kind, names in self.names.items():
-            lines += [kind, *(f"  {name}" for name in names)]
+            notes, width = self.notes.get(kind, {}), max(map(len, names), default=0)
+            lines += [
+                kind,
+                *(f"  {name:<{width}}  {notes.get(name, '')}".rstrip() for name in names),
+            ]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -66,6 +77,7 @@ def installed(kind: str | None = None) -> Installed:
     return Installed(
         titles={name: made() for name, made in titles.items() if kind in (None, name)},
         names={name: tuple(made()) for name, made in _NAMES.items() if kind in (None, name)},
+        notes={"gpus": _evidence()} if kind in (None, "gpus") else {},
     )
 
 
@@ -76,6 +88,12 @@ def installed_kinds() -> list[str]:
 
 def _questions() -> dict[str, str]:
     return {name: tomllib.loads(text)["question"] for name, text in studies().items()}
+
+
+def _evidence() -> dict[str, str]:
+    """Return the GPUs of which a data sheet alone is known, with these words."""
+    tables = {name: find(Part.GPU, name) for name in part_names(Part.GPU)}
+    return {name: each["evidence"] for name, each in tables.items() if "evidence" in each}
 
 
 def _families() -> dict[str, str]:

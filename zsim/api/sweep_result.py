@@ -96,7 +96,7 @@ class SweepResult(Answer):
             "goal": self.study.goal.minimize,
             "held_fixed": self.study.held,
             "dropped_combinations": self.study.dropped,
-            "error": self.study.trust,
+            "error": self.study.error,
             "runs": self.rows(),
         }
 

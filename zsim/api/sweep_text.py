@@ -14,7 +14,7 @@ from zsim.units import format_bytes, format_seconds
 ROWS_MAX = 20
 """Runs that are shown; the others are counted."""
 
-TRUST_MAX = 5
+ERRORS_SHOWN = 5
 """Lines on errors that are shown: there may be one for each number of GPUs."""
 
 BELOW, UNJUDGED = "({})", "{} ?"
@@ -52,10 +52,10 @@ def _facts(result: StudyResult, store: Path | None) -> list[tuple[str, str]]:
         lines.append(("in brackets", "differences within the error of the ratio of two step times"))
     if "?" in marks:
         lines.append(("with ?", "differences whose error is unknown"))
-    shown = result.trust[:TRUST_MAX]
+    shown = result.error[:ERRORS_SHOWN]
     lines += [("" if index else "error", line) for index, line in enumerate(shown)]
-    if result.trust[TRUST_MAX:]:
-        lines.append(("", f"and {len(result.trust) - TRUST_MAX} more lines like it: --json"))
+    if result.error[ERRORS_SHOWN:]:
+        lines.append(("", f"and {len(result.error) - ERRORS_SHOWN} more lines like it: --json"))
     return lines if store is None else [*lines, ("kept in", str(store))]
 
 

@@ -39,14 +39,14 @@ class TriedSetting:
         return self.value is not None and self.outcome.fits and not self.is_late
 
     @property
-    def order(self) -> tuple[bool, bool, float, int, str]:
+    def order(self) -> tuple[bool, bool, bool, float, int, str]:
         """Key by which settings are sorted: the best first, of equal ones that with less memory.
 
-        Those at the edge of memory come after all others.
+        Settings that may not fit come after all that surely fit, those at the edge of memory last.
         """
         value, outcome = inf if self.value is None else self.value, self.outcome
         last = (value, outcome.memory_bytes, repr(self.changes))
-        return (not self.is_answer, outcome.is_tight, *last)
+        return (not self.is_answer, not outcome.is_sure, outcome.is_tight, *last)
 
     def longer(self) -> str:
         """Return in words how much longer than predicted published runs of its kind took."""

@@ -123,6 +123,9 @@ class _TraceDocument:
     trace: Trace
 
 
+EARLIER_NAMES = {"trust": "error_text"}
+"""Names of fields of a trace before, and today."""
+
 LINE_LENGTH = 100
 
 
@@ -162,12 +165,21 @@ def _decode(text: str, kind: str, hint: type, *, beside: Iterable[str] = ()) -> 
             raise DocumentError(f"{key}: {json.dumps(value)[:60]} must be {json.dumps(expected)}")
     for key in beside:
         fields.pop(key, None)
+    if isinstance(trace := fields.get("trace"), dict):
+        _renamed(cast("dict[str, object]", trace))
     try:
         return decode_value(fields, hint)
     except FieldError as error:
         raise DocumentError(_printable(str(error))) from None
     except RecursionError:
         raise DocumentError("nested too deeply") from None
+
+
+def _renamed(trace: dict[str, object]) -> None:
+    """Give fields of a trace that an earlier version wrote their names of today."""
+    for before, now in EARLIER_NAMES.items():
+        if before in trace and now not in trace:
+            trace[now] = trace.pop(before)
 
 
 def _printable(text: str) -> str:

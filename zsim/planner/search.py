@@ -69,14 +69,14 @@ class Trial:
         is_answer: whether it fits and keeps every limit.
         memory_bytes: device memory that it needs.
         memory_share: the same over what there is.
-        is_tight: whether it fits with next to no memory left: it is an answer where no other is.
+        is_unsure: whether it is an answer that may not fit: others win that surely fit.
         keeps_too_much: whether what it keeps beside buffers of collectives is more than there is.
         keeps_nearly_all: whether that leaves next to nothing.
     """
 
     value: float | None
     is_answer: bool
-    is_tight: bool = False
+    is_unsure: bool = False
     keeps_too_much: bool = False
     keeps_nearly_all: bool = False
     memory_bytes: int = 0
@@ -205,7 +205,7 @@ class Search:
             self._beside[known.family].append(trial.memory_bytes - known.memory_bytes)
         if trial.value is not None:
             self._ratios[known.family].append(trial.value / known.bound if known.bound else 1.0)
-        if trial.is_answer and trial.value is not None and not trial.is_tight:
+        if trial.is_answer and trial.value is not None and not trial.is_unsure:
             self.best = min(self.best, trial.value)
             self._least_memory = min(self._least_memory, trial.memory_bytes)
         else:
@@ -326,7 +326,7 @@ class Search:
         """Return what the next setting of a branch may come to: what the first of it did, or so."""
         branch, progress = self.branches[index], self._progress[index]
         first = progress.first
-        is_sure = first is not None and first.is_answer and not first.is_tight
+        is_sure = first is not None and first.is_answer and not first.is_unsure
         if is_sure and first is not None and first.value is not None:
             return first.value * (1 + 1e-3 * progress.started)
         delay = 1 + UNFIT_STEP * progress.unfit

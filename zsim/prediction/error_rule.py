@@ -21,6 +21,9 @@ FILE = "error_rules.json"
 LEVEL = 0.9
 """Share of comparable runs that an interval covers."""
 
+SURE = 0.95
+"""Least probability of fitting of a setting that answers rank first."""
+
 COMPARABLE = f"{100 * LEVEL:.0f} % of comparable runs"
 
 
@@ -105,6 +108,10 @@ class FitRule:
             return 1.0
         odds = self.base + self.slope * log(usable_bytes / needed_bytes)
         return 1 / (1 + exp(-odds)) if odds > -700 else 0.0
+
+    def room(self, probability: float) -> float:
+        """Return the share of the usable memory that fits with this probability."""
+        return exp((self.base - log(probability / (1 - probability))) / self.slope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.foreign_profile import foreign_words
+from zsim.cluster.profile.host_launch import EAGER
 from zsim.prediction.closest_runs import SHOWN, closest, closest_of
 from zsim.prediction.error_columns import changed, peak_columns, ratio_columns, time_columns
 from zsim.prediction.error_rule import COMPARABLE, ErrorInterval, shipped_rules
@@ -24,6 +25,7 @@ NETWORK = (
     "collectives have the constants of a network profile (zsim validate network)"
 )
 MEASURED = "unknown: times were measured with zsim measure, and no run of training was compared"
+LAUNCHES = "; kernels are launched as fast as on the host of an A100"
 LINKS = "; link speeds are as published"
 
 
@@ -80,6 +82,7 @@ def step_error(job: Job, aside: Sequence[str] = ()) -> PredictedError:
     if cluster.gpu.kernels is None:
         sentence = PUBLISHED if cluster.network is None else NETWORK
         text = sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
+        text += LAUNCHES if cluster.gpu.launch == EAGER else ""
         return PredictedError(text=f"{text}; {foreign}" if foreign else text)
     asked = features_of(job)
     if foreign:

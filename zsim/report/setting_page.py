@@ -51,7 +51,7 @@ class FormAnswer:
     Attributes:
         headline: the answer in a sentence.
         fits: whether it is a good one.
-        trust: how far to trust it.
+        error: the error of the step time, in one line.
         cards: name, figure and what stands below it.
         bars: memory by tier.
         facts: lines of `zsim run`, by name.
@@ -61,7 +61,7 @@ class FormAnswer:
 
     headline: str
     fits: bool = False
-    trust: str = ""
+    error: str = ""
     cards: tuple[tuple[str, str, str], ...] = ()
     bars: tuple[MemoryBar, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()

@@ -41,7 +41,7 @@ def study_page(result: StudyResult) -> Page:
         answer=f"{result.answer[:1].upper()}{result.answer[1:]}.",
         facts=(
             *facts,
-            *zip(("error", *("" for _ in result.trust[1:])), result.trust, strict=False),
+            *zip(("error", *("" for _ in result.error[1:])), result.error, strict=False),
         ),
         sections=tuple(sections),
     )

@@ -13,11 +13,11 @@ def error_lines(outcomes: Sequence[StudyOutcome]) -> tuple[str, ...]:
     widths = sorted({outcome.error.half_width for outcome in known if outcome.error is not None})
     if widths:
         widest = max(known, key=_width)
-        most = f"{widest.trust}"
+        most = f"{widest.error_text}"
         if len(widths) > 1:
-            most = f"±{widths[0]:.0%} to ±{widths[-1]:.0%}; where most: {widest.trust}"
+            most = f"±{widths[0]:.0%} to ±{widths[-1]:.0%}; where most: {widest.error_text}"
         lines.append(_of(len(known), len(outcomes), most))
-    unknown = Counter(outcome.trust for outcome in outcomes if outcome.error is None)
+    unknown = Counter(outcome.error_text for outcome in outcomes if outcome.error is None)
     lines += [_of(count, len(outcomes), text) for text, count in unknown.items()]
     return tuple(lines)
 

@@ -33,13 +33,13 @@ class Status(StrEnum):
 class StudyOutcome:
     """Outcome of a run; `reason` says why, in one line, unless it is done.
 
-    `error` is the error of the step time; None if it is unknown. `trust` says it in words.
+    `error` is the error of the step time; None if it is unknown. `error_text` says it in one line.
     """
 
     status: Status
     reason: str = ""
     summary: Summary | None = None
-    trust: str = ""
+    error_text: str = ""
     error: StepError | None = None
 
 

@@ -65,7 +65,11 @@ class Proved:
             reason = f"out of {short.name}: {short.text()}"
         status = Status.FULL if reason else Status.DONE
         return StudyOutcome(
-            status=status, reason=reason, summary=found, trust=step.trust, error=step.error
+            status=status,
+            reason=reason,
+            summary=found,
+            error_text=step.error_text,
+            error=step.error,
         )
 
     def _warm(self, job: Job) -> Trier:

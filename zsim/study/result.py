@@ -39,9 +39,9 @@ class StudyResult:
     ranking: Ranking
 
     @property
-    def trust(self) -> tuple[str, ...]:
+    def error(self) -> tuple[str, ...]:
         """Lines on the error of the simulation, each once."""
-        return error_lines([row.outcome for row in self.rows if row.outcome.trust])
+        return error_lines([row.outcome for row in self.rows if row.outcome.error_text])
 
     @property
     def answer(self) -> str:

@@ -185,8 +185,8 @@ class Trace:
 
     `step_end_ps` has the end of each step, when all streams of all ranks have finished it.
     `observed` holds figures by name that only some backends can measure (live storages by class,
-    for one). `trust` describes the accuracy of times in a sentence. `error` is the error of the
-    step time; None if it is unknown or times were measured.
+    for one). `error` is the error of the step time; None if it is unknown or times were
+    measured. `error_text` describes it in one line.
     """
 
     backend: str
@@ -197,7 +197,7 @@ class Trace:
     step_end_ps: tuple[int, ...]
     links: tuple[LinkUse, ...] = ()
     out_of_memory: OutOfMemory | None = None
-    trust: str = ""
+    error_text: str = ""
     error: StepError | None = None
     observed: tuple[tuple[str, float], ...] = ()
 
@@ -230,12 +230,12 @@ class RankStep:
 class LastStep:
     """Times of the last step of a trace, and nothing else.
 
-    `ranks` has one rank of each simulated class; intervals are cut to the step. `trust` and `error`
-    are taken from the trace.
+    `ranks` has one rank of each simulated class; intervals are cut to the step. `error_text` and
+    `error` are taken from the trace.
     """
 
     begin_ps: int
     end_ps: int
     ranks: tuple[RankStep, ...]
-    trust: str
+    error_text: str
     error: StepError | None = None

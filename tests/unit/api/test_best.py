@@ -10,11 +10,14 @@ import pytest
 
 import zsim
 from zsim.api.best_question import BestOptions, Question, question_of
-from zsim.api.best_result import SURE, BestResult
+from zsim.api.best_result import BestResult
 from zsim.api.best_search import best_of
+from zsim.api.error_text import probability_text
 from zsim.api.setting_trial import tried
+from zsim.api.tried_setting import TriedSetting
 from zsim.mistake import MistakeError, UnwrittenError
 from zsim.planner.space import SettingGroup
+from zsim.prediction.error_rule import SURE
 
 SMALL = ("model.layers=3", "model.sequence_length=256", "model.vocab_size=1000")
 """A model of the right width with few layers: it is simulated in little time."""
@@ -43,24 +46,25 @@ def small_question(seed: int) -> Question:
 
 
 def exhaustive(question: Question) -> float | None:
-    """Return the least step time that is expected of settings that fit; None if none does.
+    """Return the least step time that is expected of settings that surely fit, else of any.
 
-    Those at the edge of memory count where no others are, and those with offload where none fits
-    without.
+    Settings with offload count where none without surely fits. None if none fits.
     """
-    found: list[tuple[bool, bool, float]] = []
+    found: list[tuple[bool, bool, bool, float]] = []
     for group in question.space().groups():
         if not isinstance(group, SettingGroup):
             continue
-        if group.moves_states and any(not is_tight for is_tight, *_ in found):
+        if group.moves_states and any(not is_unsure for is_unsure, *_ in found):
             continue
         for number in range(len(group.knobs)):
             outcome = tried(question.scenario(group.setting(number)))
             if outcome.fits:
                 value = outcome.step_time_s * outcome.slower
-                found.append((outcome.is_tight, group.moves_states, value))
-    without = [each for each in found if each[:2] == (False, False)]
-    return min(without or found, key=lambda each: (each[0], each[2]))[2] if found else None
+                unsure = not outcome.is_sure
+                found.append((unsure, outcome.is_tight, group.moves_states, value))
+    without = [each for each in found if not each[0] and not each[2]]
+    least = min(without or found, key=lambda each: (*each[:2], each[3]), default=None)
+    return None if least is None else least[3]
 
 
 def need_optimum(question: Question) -> None:
@@ -172,18 +176,67 @@ def test_a_best_that_leaves_no_memory_has_no_gap_in_per_cent(found: BestResult) 
     usable = first.outcome.usable_bytes
     edge = replace(first, outcome=replace(first.outcome, memory_bytes=usable))
     told = dict(replace(found, tried=[edge], gap=1.0, open_settings=3).facts())["optimality"]
-    assert told.startswith("3 settings were not reached")
-    assert "%" not in told
+    assert told == "3 settings were not reached; those tried may not fit"
 
 
-def test_a_faster_setting_that_leaves_no_memory_is_no_better_one(found: BestResult) -> None:
-    first = found.answers[0]
-    assert first.value is not None
-    full = replace(first.outcome, memory_bytes=first.outcome.usable_bytes)
-    for value, among in ((0.9, "these settings that leaves memory free"), (1.1, "these settings")):
-        edge = replace(first, outcome=full, value=first.value * value)
-        facts = dict(replace(found, tried=[first, edge], gap=0.0).facts())
-        assert facts["optimality"] == f"nothing among {among} is better"
+def filled(each: TriedSetting, share: float, faster: float = 1.0) -> TriedSetting:
+    """Return a setting that fills a share of the memory, in a time that is shorter by a factor."""
+    assert each.value is not None
+    usable = round(each.outcome.memory_bytes / share)
+    step = each.outcome.step_time_s / faster
+    outcome = replace(each.outcome, usable_bytes=usable, step_time_s=step)
+    return replace(each, outcome=outcome, value=each.value / faster)
+
+
+def test_a_faster_setting_that_may_not_fit_is_said_second_and_is_not_the_answer(
+    found: BestResult, tmp_path: Path
+) -> None:
+    first = filled(found.answers[0], 0.4)
+    edge = filled(found.answers[1], 0.995, faster=1.25 * first.outcome.step_time_s)
+    edge = replace(edge, value=0.8 * (first.value or 0), group=first.group + 1)
+    for settings in ([first, edge], [edge, first]):
+        ranked = sorted(settings, key=lambda each: each.order)
+        both = replace(found, tried=ranked, gap=0.0)
+        assert both.best is first
+        assert both.unsure is edge
+        facts = both.facts()
+        risk = probability_text(edge.outcome.fit_probability)
+        assert facts[0] == ("best", first.name())
+        assert facts[1][0] == "faster"
+        assert facts[1][1].startswith(f"{edge.name()}: 20.0% faster but may not fit: ")
+        assert f"probability {risk}, " in facts[1][1]
+        assert f"-20.0%, fits with probability {risk}" in both.text().replace("\n", " ")
+        sure = f"nothing among these settings that fits with at least {SURE:.0%} is better"
+        assert dict(facts)["optimality"] == sure
+        answer: Any = both.to_dict()
+        assert answer["best"]["settings"] == dict(first.changes)
+        assert answer["unsure"]["settings"] == dict(edge.changes)
+    both.report(tmp_path / "both.html")
+    assert facts[1][1] in unescape((tmp_path / "both.html").read_text("utf-8"))
+    both.save(tmp_path / "both.toml")
+    assert zsim.load(tmp_path / "both.toml").title.endswith(first.name())
+
+
+def test_a_slower_setting_that_may_not_fit_is_no_line(found: BestResult) -> None:
+    first, slow = filled(found.answers[0], 0.4), filled(found.answers[0], 0.995, faster=0.9)
+    both = replace(found, tried=[first, slow], gap=0.0)
+    assert both.unsure is None
+    assert "but may not fit" not in both.text()
+    assert both.to_dict()["unsure"] is None
+    assert dict(both.facts())["optimality"] == "nothing among these settings is better"
+
+
+@pytest.mark.parametrize("objective", ["cost", "energy", "gpus"])
+def test_a_better_setting_that_may_not_fit_is_better_in_what_is_minimized(
+    found: BestResult, objective: str
+) -> None:
+    first = filled(found.answers[0], 0.4)
+    edge = replace(filled(found.answers[0], 0.995, faster=1.25), gpus=2)
+    both = replace(found, tried=[first, edge], objective=objective)
+    words = {"cost": "20.0% cheaper", "energy": "20.0% less energy"}
+    name, line = both.facts()[1]
+    assert name == "better"
+    assert words.get(objective, "2 GPUs instead of 4") in line
 
 
 def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_path: Path) -> None:
@@ -196,21 +249,18 @@ def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_pat
     assert again.peak_reserved_bytes == found.best.outcome.memory_bytes
 
 
-def test_a_headline_that_may_not_fit_says_so_and_names_the_best_that_does(
-    found: BestResult,
-) -> None:
-    assert found.best is not None
-    for full in (0.9, 0.995, 1.05):
-        outcome = replace(
-            found.best.outcome, usable_bytes=round(found.best.outcome.memory_bytes / full)
+def test_a_headline_says_first_that_no_setting_surely_fits(found: BestResult) -> None:
+    for share in (0.4, 0.9, 0.995, 1.05):
+        best = filled(found.answers[0], share)
+        alone = replace(found, tried=[best])
+        risk = best.outcome.fit_probability
+        line = dict(alone.facts())["best"]
+        assert line.endswith(best.name())
+        assert line.startswith("may not fit: probability ") is (risk < SURE)
+        assert (line == best.name()) is (risk >= SURE)
+        assert (f"{probability_text(risk)}, and no setting tried reaches 95%" in line) is (
+            risk < SURE
         )
-        best = replace(found.best, outcome=outcome)
-        others = [each for each in found.tried if each is not found.best]
-        line = dict(replace(found, tried=(best, *others)).facts())["best"]
-        assert ("may not fit" in line) is (outcome.fit_probability < SURE)
-        if outcome.fit_probability < SURE:
-            sure = [each for each in found.answers[1:] if each.outcome.fit_probability >= SURE]
-            assert not sure or sure[0].name() in line
 
 
 def test_the_training_is_told_in_days_money_and_energy(found: BestResult) -> None:

@@ -54,7 +54,7 @@ def test_an_answer_has_the_lines_of_a_run_of_the_scenario_that_is_saved(client: 
     assert len(facts) > 5
     again = re.findall(r"<dt>(.*)</dt><dd>(.*)</dd>", answer)
     assert tuple(again) == facts
-    assert result.trust in answer
+    assert result.error in answer
     assert f"{result.mfu:.1%}" in answer
 
 

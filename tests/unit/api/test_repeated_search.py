@@ -91,7 +91,7 @@ def drawn_outcome(
         memory_bytes=(digest[2] + 1) * 2**27,
         usable_bytes=80 * 2**30,
         fits=digest[0] < fitting,
-        trust="drawn",
+        error_text="drawn",
         operations=1_000 + 100 * digest[3],
     )
 

@@ -265,6 +265,18 @@ def test_ranks_without_a_way_to_each_other_raise() -> None:
         zsim.run("llama2_7b", {"fault": cut}, check=False)
 
 
+def test_every_result_says_its_error_under_one_name() -> None:
+    run = zsim.run("tiny", check=False)
+    largest = zsim.largest("tiny", {"cluster.gpu_memory": "8 MB"})
+    for result in (run, largest):
+        assert not hasattr(result, "trust")
+        assert dict(result.facts())["error"] == result.error
+        assert result.error
+    said: Any = run.to_dict()
+    assert said["error"]["text"] == run.error
+    assert largest.to_dict()["error"] == largest.error
+
+
 @pytest.mark.one_commit_in(9)
 def test_a_notebook_shows_what_every_result_says() -> None:
     run = zsim.run("tiny", {"title": "<x>"})

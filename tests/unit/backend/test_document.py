@@ -215,10 +215,13 @@ def test_a_trace_survives() -> None:
             rank=0, pool="device", operation="a", needed_bytes=9, capacity_bytes=8,
             alive=(("x", 1),),
         ),
-        observed=(("live", 0.1),),
+        observed=(("live", 0.1),), error_text="measured",
     )  # fmt: skip
     assert decode_trace(encode_trace(trace)) == trace
     text = encode_trace(trace)
+    earlier = text.replace('"error_text"', '"trust"')
+    assert earlier != text
+    assert decode_trace(earlier) == trace
     for old, new, why in (
         (re.search(r'"ranks": \[.*?\n  \]', text, re.DOTALL), '"ranks": []', "ranks: none"),
         (re.search(r'"steps": 1', text), '"steps": 0', "steps: 0 must be at least 1"),

@@ -129,6 +129,8 @@ def test_more_needed_memory_is_less_likely_to_fit(
     chances = [rule.probability(each, 1.0) for each in sorted(needed)]
     assert chances == sorted(chances, reverse=True)
     assert all(0 <= each <= 1 for each in chances)
+    for chance in (0.05, 0.5, 0.95):
+        assert rule.probability(rule.room(chance), 1.0) == pytest.approx(chance)
     # The mean of fitted probabilities is the share that fitted: a property of the likelihood.
     mean = np.mean([rule.probability(row.needed_bytes, row.usable_bytes) for row in rows])
     assert mean == pytest.approx(np.mean([row.ran for row in rows]), abs=1e-3)

@@ -1,14 +1,19 @@
 """`zsim largest`: Table 2 of the ZeRO paper, and a size that fits beside one that does not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import zsim
 import zsim_topologies
+from zsim.api.error_text import probability_text
 from zsim.api.largest_result import DIGITS
 from zsim.cli.main import answer
 from zsim.cluster.files import Part
+from zsim.prediction.error_rule import SURE
 
 PRINTED = {0: "2.0", 1: "7.6", 2: "14.4", 3: "128.0"}
 """Rajbhandari et al. 2020 (arXiv 1910.02054v3), Table 2, first row: billions by stage, 64 GPUs."""
@@ -63,13 +68,50 @@ def test_a_run_fits_with_so_many_layers_and_not_with_one_more(
     changes += [f"zero.emulate={runtime}"] if runtime != "none" else []
     settings = [word for change in changes for word in ("--set", change)]
     found = largest(capsys, "tiny", *settings)
-    layers = found["layers"]
-    assert isinstance(layers, int)
-    following = found["next"]
+    sure, unsure, following = found["layers"], found["unsure"], found["next"]
+    assert isinstance(unsure, dict)
     assert isinstance(following, dict)
-    assert 1 < layers < following["layers"]
-    for count, code in ((layers, 0), (following["layers"], 1)):
+    assert isinstance(sure, int)
+    assert 1 < sure < unsure["layers"] < following["layers"]
+    for count, code in ((sure, 0), (unsure["layers"], 0), (following["layers"], 1)):
         assert answer(["run", "tiny", *settings, "--set", f"model.layers={count}"]) == code
+
+
+def test_the_largest_size_surely_fits_and_a_larger_one_is_said_with_its_probability() -> None:
+    changes = {"cluster.gpu_memory": "20 MB"}
+    found = zsim.largest("tiny", changes)
+    assert found.sure is not None
+    assert found.unsure is not None
+    assert found.layers == found.sure.size < found.unsure.size
+    chances = [
+        zsim.run("tiny", {**changes, "model.layers": layers}).fit_probability or 0.0
+        for layers in (found.sure.size, found.sure.size + 1, found.unsure.size)
+    ]
+    assert chances[0] >= SURE > chances[1]
+    facts = dict(found.facts())
+    assert facts["largest"].startswith(f"{found.layers} layers")
+    risk = probability_text(chances[2])
+    assert facts["larger"].startswith(f"{found.unsure.size} layers")
+    assert facts["larger"].endswith(f"may not fit: probability {risk}")
+    said: Any = found.to_dict()
+    assert said["fit_probability"] == pytest.approx(chances[0])
+    assert said["unsure"]["layers"] == found.unsure.size
+    assert said["unsure"]["fit_probability"] == pytest.approx(chances[2])
+
+
+def test_the_largest_size_says_first_that_none_surely_fits() -> None:
+    one = zsim.largest("tiny", {"cluster.gpu_memory": "20 MB"})
+    assert one.unsure is not None
+    alone = replace(one, sure=None)
+    facts = dict(alone.facts())
+    said: Any = alone.to_dict()
+    risk = probability_text(said["fit_probability"])
+    assert facts["largest"].startswith(
+        f"may not fit: probability {risk}, and no size reaches 95%; {one.unsure.size} layers"
+    )
+    assert "larger" not in facts
+    assert alone.layers == one.unsure.size
+    assert alone.unsure is None
 
 
 def test_a_model_of_which_nothing_fits_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,8 +187,9 @@ def test_layers_of_a_pipeline_are_such_as_its_stages_can_have(
     layers, following = found["layers"], found["next"]
     assert isinstance(layers, int)
     assert isinstance(following, dict)
-    assert following["layers"] == layers + step
-    assert (layers - fewest) % step == 0
+    unsure: Any = found["unsure"] or found
+    assert following["layers"] == unsure["layers"] + step
+    assert (layers - fewest) % step == (unsure["layers"] - fewest) % step == 0
 
 
 def test_a_layout_that_says_how_many_layers_there_are_has_no_other_number(

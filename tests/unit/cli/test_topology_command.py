@@ -264,7 +264,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "dgx9",
         "--fabric",
         "fat_tree_2",
-    ): "'dgx9' must be one of a100_pcie_8, a100_roce, a40_8, azure_nd_a100_v4, ",
+    ): "'dgx9' must be one of a100_pcie_8, a100_pcie_8_40gb, a100_roce, a40_8, ",
     (
         "dgx2_infiniband",
         "--fabric",

@@ -54,7 +54,7 @@ def test_a_run_with_constants_of_another_gpu_states_no_error(own_gpu: dict[str, 
     assert not [line for name, line in own.facts() if name == "warning"]
     assert other.step_time_s == own.step_time_s
     assert other.recorded.error is None
-    assert other.trust.startswith(
+    assert other.error.startswith(
         "unknown: GPU MI300X-192GB (compute.profile = h100 and "
         "network.profile = h100 are of another GPU)"
     )
@@ -67,16 +67,16 @@ def test_a_run_with_constants_of_another_gpu_states_no_error(own_gpu: dict[str, 
 def test_constants_of_another_network_are_named_where_kernels_are_of_the_gpu() -> None:
     found = ran(**{"network.profile": "a100/azure_nd"})
     assert found.recorded.error is None
-    assert "(network.profile = a100/azure_nd is of another GPU)" in found.trust
+    assert "(network.profile = a100/azure_nd is of another GPU)" in found.error
     assert ("more accurate", "--set network.profile=h100, from measurements") in found.facts()
     alone = ran(**{"network.profile": "v100", "compute.profile": None})
-    assert "GPU H100-SXM5-80GB (network.profile = v100 is of another GPU)" in alone.trust
+    assert "GPU H100-SXM5-80GB (network.profile = v100 is of another GPU)" in alone.error
 
 
 def test_constants_of_one_system_name_it() -> None:
-    assert "constants" not in ran().trust
+    assert "constants" not in ran().error
     one = ran(**{"network.profile": "h100/aws_p5"})
-    assert one.trust.endswith("; collectives have constants of one system, aws_p5")
+    assert one.error.endswith("; collectives have constants of one system, aws_p5")
 
 
 def test_a_schedule_in_a_file_keeps_the_name_of_its_constants(
@@ -85,7 +85,7 @@ def test_a_schedule_in_a_file_keeps_the_name_of_its_constants(
     loaded = load("llama2_7b", {**ON_H100, **own_gpu})
     loaded.write_schedule(tmp_path / "schedule.json")
     found = run(tmp_path / "schedule.json", check=False)
-    assert found.trust == run(loaded, check=False).trust
+    assert found.error == run(loaded, check=False).error
 
 
 def test_every_judged_run_has_constants_of_its_own_gpu() -> None:

@@ -12,11 +12,12 @@ from zsim.api.best_question import question_of
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.launch import run
 from zsim.api.scenario import load
-from zsim.api.shipped import part_of_kind, template_text
+from zsim.api.shipped import installed, part_of_kind, template_text
 from zsim.cli.main import answer
 from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.files import Part, TopologyError
 from zsim.cluster.files.gpu import OVERHEADS, GpuTable
+from zsim.cluster.profile.host_launch import EAGER
 from zsim.dtype import DType
 from zsim.files.installed import find, fitted_for, part_names, part_text, topology, usual_nodes
 from zsim.mistake import MistakeError
@@ -86,8 +87,8 @@ def test_six_numbers_simulate_and_state_no_error(mine: Path) -> None:
         found = run(load("tiny", {**TINY, **changes}), check=False)
         assert found.step_time_s is not None
         assert found.recorded.error is None
-        assert found.trust.startswith("unknown: ")
-        assert "Mine" in found.trust
+        assert found.error.startswith("unknown: ")
+        assert "Mine" in found.error
 
 
 WRONG = {
@@ -146,10 +147,28 @@ def test_gpus_of_data_sheets_are_found_by_the_words_that_people_use(text: str) -
 
 
 def test_every_gpu_is_found_by_the_name_of_its_file() -> None:
-    apart = {"gh200_144gb", "a100_pcie_40gb"}  # no node that ships has them: cluster.gpu names them
-    assert set(part_names(Part.GPU)) - set(usual_nodes()) == apart
+    assert set(part_names(Part.GPU)) <= set(usual_nodes())
     for nodes in usual_nodes().values():
         assert len({find(Part.NODE, node)["gpu"] for node in nodes}) == 1
+
+
+def test_gpus_of_data_sheets_are_marked_in_the_list() -> None:
+    lines = [line.split(maxsplit=1) for line in installed("gpus").text().splitlines()[1:]]
+    marked = {name for name, *note in lines if note == ["data sheet only"]}
+    known = {name for name in part_names(Part.GPU) if "evidence" in find(Part.GPU, name)}
+    assert marked == known
+    assert {name for name, *_ in lines} == set(part_names(Part.GPU))
+    assert 0 < len(marked) < len(lines)
+
+
+def test_a_gpu_of_a_data_sheet_has_the_launch_costs_of_others_and_says_so() -> None:
+    for node in ("l40s_8", "azure_nd_mi300x_v5"):
+        assert topology(node, "single_switch", 1).gpu.launch == EAGER
+        assert "gpu.launch" in dict(topology(node, "single_switch", 1).cites)
+    found = run(load("tiny", {**TINY, "cluster.node": "l40s_8"}), check=False)
+    assert "; kernels are launched as fast as on the host of an A100" in found.error
+    timed = run(load("tiny", {**TINY, "cluster.node": "dgx_a100"}), check=False)
+    assert "launched" not in timed.error
 
 
 def test_so_many_gpus_take_the_smallest_node_that_holds_them() -> None:

@@ -61,7 +61,7 @@ def run(schedule: Schedule, *, steps: int = 1, watched: bool = False) -> Trace:
 def rank(schedule: Schedule, *, steps: int = 1) -> RankTrace:
     """The one rank; watched or not, it does the same."""
     trace = run(schedule, steps=steps)
-    assert replace(run(schedule, steps=steps, watched=True), trust=trace.trust) == trace
+    assert replace(run(schedule, steps=steps, watched=True), error_text=trace.error_text) == trace
     (found,) = trace.ranks
     return found
 

@@ -390,6 +390,6 @@ def test_an_edge_to_what_is_issued_later_is_refused() -> None:
 
 
 def test_a_trace_says_that_nothing_has_been_validated() -> None:
-    trust = run(*gather(1, 4)).trust
-    assert trust.startswith("unknown: ")
-    assert "\n" not in trust
+    error_text = run(*gather(1, 4)).error_text
+    assert error_text.startswith("unknown: ")
+    assert "\n" not in error_text

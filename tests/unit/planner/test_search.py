@@ -129,7 +129,7 @@ def test_settings_that_keep_as_much_as_one_that_keeps_too_much_are_passed_over()
     assert search.open_settings() == 0
 
 
-def test_what_leaves_no_memory_is_no_best_to_bound_by() -> None:
+def test_a_setting_that_may_not_fit_is_no_best_to_bound_by() -> None:
     branches = [
         SettingBranch(bound=bound, memory_bytes=1, settings=1, family="one") for bound in (1.0, 2.0)
     ]
@@ -137,7 +137,7 @@ def test_what_leaves_no_memory_is_no_best_to_bound_by() -> None:
     for value in (1.0, 3.0):
         pick = search.next()
         assert pick is not None
-        search.tell(*pick, Trial(value=value, is_answer=True, is_tight=value == 1.0))
+        search.tell(*pick, Trial(value=value, is_answer=True, is_unsure=value == 1.0))
     assert search.best == 3.0
 
 
@@ -147,7 +147,7 @@ def test_settings_that_keep_as_much_as_one_at_the_edge_of_memory_wait_until_anot
     other = SettingBranch(bound=1.1, memory_bytes=1, settings=1, family="two")
     search = Search([tight, other], usable_bytes=100)
     at_edge = Trial(
-        value=1.0, is_answer=True, is_tight=True, keeps_nearly_all=True, memory_bytes=99
+        value=1.0, is_answer=True, is_unsure=True, keeps_nearly_all=True, memory_bytes=99
     )
     search.tell(0, 0, at_edge)
     assert search.passed_over(0) == 0
@@ -165,7 +165,7 @@ def test_settings_are_tried_that_add_to_one_whose_buffers_of_collectives_fill_th
     other = SettingBranch(bound=1.1, memory_bytes=1, settings=1, family="two")
     search = Search([branch, other], usable_bytes=100)
     search.tell(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50))
-    search.tell(0, 0, Trial(value=1.0 if fits else None, is_answer=fits, is_tight=fits))
+    search.tell(0, 0, Trial(value=1.0 if fits else None, is_answer=fits, is_unsure=fits))
     assert search.passed_over(0) == 0
 
 

@@ -16,12 +16,13 @@ from zsim.calibration.error_rows import rules_of
 from zsim.files.installed import scenarios
 from zsim.prediction.closest_runs import FEWEST, NEAREST, closest, closest_of, distance, slower
 from zsim.prediction.error_columns import changed, time_columns
-from zsim.prediction.error_rule import shipped_rules
+from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.prediction.evidence import JudgedRun, judged_runs, memory_outcomes, parse, table_text
 from zsim.prediction.predicted_error import PredictedError, error_of, explained, ratio_half_width
 from zsim.prediction.run_features import RunFeatures
 from zsim.scenario.toml import apply
 from zsim.trace.trace import StepError
+from zsim.units import format_bytes
 
 FEW = judged_runs()[::100]
 """Published runs, of which the closest is named."""
@@ -196,10 +197,39 @@ def test_the_interval_in_json_is_that_of_the_text() -> None:
     assert words in dict(found.facts())["fits"]
 
 
+def test_a_run_that_may_not_fit_says_what_is_left_and_what_takes_less_memory() -> None:
+    said: set[bool] = set()
+    for memory in (20, 15):
+        changes = {"cluster.gpu_memory": f"{memory} MB", "model.layers": 12}
+        found = zsim.run("tiny", changes, check=False)
+        usable, taken = found.summary.usable_bytes, found.peak_reserved_bytes
+        assert taken is not None
+        line = dict(found.facts()).get("may not fit", "")
+        risky = found.fits and (found.fit_probability or 0) < SURE
+        assert bool(line) is risky
+        said.add(risky)
+        if risky:
+            left = f"{format_bytes(taken)} of {format_bytes(usable)} leaves "
+            assert line.startswith(f"{left}{format_bytes(usable - taken)}, ")
+            most = float(line.split("; ")[1].split()[0]) * 1e6
+            assert shipped_rules().fit.probability(most, usable) == pytest.approx(SURE, abs=0.01)
+            assert line.endswith(
+                ": try cluster.allocator=expandable, train.micro_batch_size=1, "
+                "activations.checkpointing=full or more GPUs"
+            )
+    assert said == {True, False}
+
+
+def test_every_sweep_with_runs_that_did_not_fit_has_those_that_did() -> None:
+    """Else memory near the limit would never have been enough."""
+    ran = {each.group for each in memory_outcomes() if each.ran}
+    assert {each.group for each in memory_outcomes() if not each.ran} <= ran
+
+
 def test_a_fault_has_no_published_error() -> None:
     fault = "fault=[{kind='gpu', rank=1, factor=2}]"
     found = zsim.run("llama2_7b", [fault, "cluster.nodes=1"], check=False)
-    assert found.trust == "unknown: no published run has faults"
+    assert found.error == "unknown: no published run has faults"
     assert found.recorded.error is None
     assert found.explain_error() == []
 

@@ -19,7 +19,7 @@ from zsim.study.row import StudyRow
 def row(name: str, seconds: float, gpus: int = 8, **fields: Any) -> StudyRow:  # noqa: ANN401  (of any field)
     """A run that is done; `fields` replace those of the row."""
     summary = replace(SUMMARY, step_time_s=seconds, tokens_per_s=1e6 / seconds)
-    outcome = StudyOutcome(status=Status.DONE, summary=summary, trust="unvalidated")
+    outcome = StudyOutcome(status=Status.DONE, summary=summary, error_text="unvalidated")
     made = StudyRow(
         name=name,
         labels=(name,),
@@ -182,7 +182,7 @@ def test_a_lead_of_a_choice_says_where_it_is_below_the_error_or_not_judged() -> 
 
 def outcome_of(text: str, half_width: float | None = None) -> StudyOutcome:
     error = None if half_width is None else step_error(half_width)
-    return StudyOutcome(status=Status.DONE, summary=SUMMARY, trust=text, error=error)
+    return StudyOutcome(status=Status.DONE, summary=SUMMARY, error_text=text, error=error)
 
 
 def test_errors_of_runs_are_listed_once() -> None:

@@ -24,7 +24,7 @@ from pydantic import BeforeValidator
 
 from zsim.cluster.cluster import Gpu, Overheads, Rate
 from zsim.cluster.files.table import Bandwidth, Count, FileTable, FlopRate, Power, Size, Time
-from zsim.cluster.profile.host_launch import LaunchCosts
+from zsim.cluster.profile.host_launch import EAGER, LaunchCosts
 from zsim.dtype import DType
 from zsim.units import parse_ratio
 
@@ -47,6 +47,8 @@ OVERHEADS: Final = Overheads(
     context_bytes=530_000_000, workspace_bytes=32 * 2**20, communicator_bytes=660_000_000
 )
 OVERHEADS_RULE: Final = f"{RULE}: context and communicator of A100, the workspace of H100"
+
+LAUNCH_RULE: Final = f"{RULE}: PyTorch on the host of an A100, as of every GPU with timed kernels"
 
 MATRIX_FORMATS: Final = (DType.FP8, DType.INT8, DType.FP16, DType.BF16)
 """Formats that matrix units multiply: products reach less of these peaks than of others."""
@@ -106,13 +108,23 @@ class GpuTable(FileTable):
             memory_bytes=self.memory,
             memory_bytes_per_s=self.memory_bandwidth,
             rates=tuple(self._rates()),
-            launch=LaunchCosts(
-                forward_ps=self.launch, backward_ps=self.launch, operation_ps=self.launch
-            ),
+            launch=self._launch(is_measured=is_measured),
             collective_share=self.collective_share,
             visible_bytes=self.visible_memory,
             overheads=self._overheads(is_measured=is_measured),
         )
+
+    def _launch(self, *, is_measured: bool) -> LaunchCosts:
+        """Return launch costs; those of other GPUs where a data sheet is all that is known."""
+        if self._says_no_launch and not is_measured:
+            return EAGER
+        return LaunchCosts(
+            forward_ps=self.launch, backward_ps=self.launch, operation_ps=self.launch
+        )
+
+    @property
+    def _says_no_launch(self) -> bool:
+        return self.evidence is not None and not self.launch
 
     def _overheads(self, *, is_measured: bool) -> Overheads:
         if self._says_no_overheads and not is_measured:
@@ -168,6 +180,8 @@ class GpuTable(FileTable):
         """Yield the numbers that follow from rules, by key, with the rule."""
         if self._says_no_overheads and not is_measured:
             yield "gpu.overheads", OVERHEADS_RULE
+        if self._says_no_launch and not is_measured:
+            yield "gpu.launch", LAUNCH_RULE
         for dtype, rate in self.rates.items():
             if rate.matmul is None:
                 rule = MATMUL_RULE if dtype in MATRIX_FORMATS else PEAK_RULE
