@@ -95,7 +95,7 @@ def _without_module(shape: Transformer) -> str | None:
 def _execution(asked: Execution) -> str | None:
     """Return why no module runs as the model was counted, or None.
 
-    Selective checkpointing within a block is allowed, since such a block keeps as much.
+    Early stop of recomputation needs no check, since such a block saves the same tensors.
     """
     if asked.operations:
         return "activations.checkpointing: operations is simulated only"

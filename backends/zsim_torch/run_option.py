@@ -22,10 +22,10 @@ class Option:
         device: device of the rank. Default: the module's device if it is a GPU, else the current
             GPU if the process group has NCCL for it, else the CPU.
         initial: initial values: a function from a parameter's name to its value, an `Initializer`,
-            or the path of a checkpoint or of a file or folder of safetensors, which must hold all
-            parameters of the module and may hold its buffers. Default: the values of the module.
-            Required for a module on "meta"; no rank holds more than its shard and one unit at a
-            time.
+            or the path of a checkpoint or of a file or folder of safetensors, with all parameters
+            of the module, optionally its buffers, and nothing else. Default: the values of the
+            module. Required for a module on "meta"; no rank holds more than its shard and one unit
+            at a time.
         observe: watch live storages and collectives; slows down each operator.
         witness: record the operators that torch runs (`zsim.trace.witness`); slows down each one.
         poison: fill freed and not yet valid memory with NaN, and delay operations at random.

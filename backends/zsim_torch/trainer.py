@@ -97,8 +97,7 @@ class Trainer:
 
         Args:
             module: trained from its current parameter values.
-            source: a schedule, or a strategy or scenario to build one from (`with_buckets`
-                applies).
+            source: a schedule, or a strategy or scenario to build one (`with_buckets` applies).
             units: submodules by path, or pairs of name and module, in the order of forward.
                 Default: the children of an `nn.Sequential`, or the repeated blocks of any other
                 module, together with the operations that its forward runs between them.
@@ -187,7 +186,7 @@ class Trainer:
 
     @property
     def gradient_norm(self) -> torch.Tensor | None:
-        """Norm of all gradients of the last step before it was clipped; None without clipping."""
+        """Return the norm of the last step's gradients before clipping; None without clipping."""
         return self.run.gradient_norm()
 
     def step(self, *batches: object) -> torch.Tensor:

@@ -178,7 +178,7 @@ class TorchValues:
         return found
 
     def _initial_of(self, view: View, seat: Seat) -> torch.Tensor:
-        """Return initial values of what the buffer's layout names, zero in the padding."""
+        """Return initial values of the parameters in a buffer's layout; zeros in the padding."""
         buffer = seat.program.by_name[view.buffer]
         whole = torch.zeros(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
         for each in held(self._schedule, buffer, seat.coordinates):

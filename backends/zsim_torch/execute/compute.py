@@ -180,7 +180,7 @@ class Computer:
 
     def _differentiate(self, known: Operands) -> None:
         visit, leaves = known.visit, None if known.steady is None else known.steady.leaves
-        if leaves is not None:  # shapes and gradients were checked when the leaves were made
+        if leaves is not None:  # the rest was computed with the leaves
             outputs, record = self._go_on(known, leaves)
         else:
             count = self.work.forecast.input_gradients.get(visit, 0)

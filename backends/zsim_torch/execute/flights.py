@@ -9,7 +9,7 @@ from zsim.schedule.operation import Edge, Previous
 
 
 class PendingWork(Protocol):
-    """An issued collective that is under way."""
+    """An issued collective that may still be running."""
 
     def wait(self) -> object:
         """Wait until it has finished: on the host, or on a GPU in the current stream."""
@@ -25,7 +25,7 @@ class BufferAccess(NamedTuple):
     writes: bool
 
     def conflicts(self, other: "BufferAccess") -> bool:
-        """Return whether both touch one element and at least one writes."""
+        """Return True if both touch a common element and at least one writes."""
         return (
             self.buffer == other.buffer
             and (self.writes or other.writes)

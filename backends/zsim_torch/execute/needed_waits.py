@@ -114,7 +114,7 @@ class NeededWaits:
             _learn(known, self._known.get(HOST, {}))
             self.edges[operation.id] = self._needed(edges, waiting, known, path)
             if not (isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED):
-                self._known[waiting] = known  # later operations may rely on it
+                self._known[waiting] = known  # a deferred free does not wait now
             if operation.id in self._places and waiting not in self.threads:
                 self._at_start[operation.id] = known
             if isinstance(operation, Branch):

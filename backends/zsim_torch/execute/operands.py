@@ -12,7 +12,7 @@ from zsim_torch.module.unit import TorchUnit
 from zsim_torch.module.visit import LaterUses, Visit, views_of, visit_of
 
 InputKey = tuple[str, int, int]
-"""A unit, its segment, and the place of an input."""
+"""Unit, segment and position of an input."""
 
 
 @dataclass(slots=True, eq=False)

@@ -97,7 +97,7 @@ class Streams(Protocol):
         ...
 
     def follow_caller(self) -> None:
-        """Order every stream after what the caller has issued on its own stream."""
+        """Order every stream after the caller's earlier operations on its own stream."""
         ...
 
     def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -77,7 +77,7 @@ class _Block:
 
 
 class LiftedStep:
-    """Builds the operations of a repeated step, repeated until block names recur."""
+    """Builds the operations of a repeated step, repeated so that each block keeps one name."""
 
     def __init__(self, step: RepeatedStep, mesh: CommunicatorMesh, rank: int) -> None:
         self.step = step

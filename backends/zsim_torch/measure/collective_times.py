@@ -38,7 +38,7 @@ BETWEEN: Final = 192
 """Size of the matrix products between collectives: some hundred microseconds on a core."""
 
 BESIDE_TIMES, BESIDE_S = 2, 2e-3
-"""Kernels run next to a collective for this multiple of its time, plus so many seconds."""
+"""Kernels run next to a collective for BESIDE_TIMES its time plus BESIDE_S seconds."""
 
 SHORTEST_S: Final = 1e-6
 PAIR: Final = "send_receive"

@@ -155,10 +155,10 @@ def fitted_host(runs: Iterable[ReferenceTrace], issue_s: float) -> HostTimes:
 
 
 def _booked_around(program: Program) -> int:
-    """Return how many operations the host records before the first event and after the last.
+    """Return the number of operations that the host records at the edges of a step.
 
-    A step with issued collectives at its edges would not count them: issuing one takes as long as
-    several records, so these count as events.
+    They are those before the first event and after the last one. An issued collective is an event
+    here, since issuing it takes as long as several records.
     """
     events = [isinstance(each, (*RUN_HERE, *HANDED_OVER)) for each in walk(program.step)]
     if True not in events:

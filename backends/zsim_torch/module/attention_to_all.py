@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class _Shared(torch.autograd.Function):
-    """Causal attention of this rank's queries to all keys, saving what flash attention saves.
+    """Causal attention of this rank's queries to all keys, with flash attention's saved tensors.
 
     Queries are [sequences, tokens, heads, size], keys and values [ranks, 2, sequences, tokens per
     rank, key-value heads, size]. `seen` is the mask [queries, keys]: True where a query attends to

@@ -272,9 +272,9 @@ ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_ca
 
 @contextmanager
 def _as_on_a_gpu() -> Generator[None]:
-    """Make attention and RMSNorm save the tensors that they save on a GPU.
+    """Return a context in which attention and RMSNorm save the same tensors as on a GPU.
 
-    On "meta" they would be decomposed.
+    On "meta", torch would decompose them.
     """
     attention = functional.scaled_dot_product_attention
 

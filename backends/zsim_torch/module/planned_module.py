@@ -150,7 +150,7 @@ class PlannedModule:
         return self._batch(plans)
 
     def _need_equal_values(self, batch: object) -> None:
-        """Raise ModuleUnitError unless units compute bit by bit what the module computes.
+        """Raise ModuleUnitError unless units and module compute bitwise equal values.
 
         Parameters are scaled, so that a value that a block passes on outside its outputs is stale
         and shows. In training, random draws ahead may come in another order than in the module, so

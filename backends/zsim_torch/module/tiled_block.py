@@ -81,7 +81,7 @@ class _Attention(nn.Module):
         self.shape = shape
 
     def forward(self, *made: Tensor) -> Tensor:
-        """Return [sequences, tokens, heads x head size]."""
+        """Return the attention output, [sequences, tokens, heads x head size]."""
         tiles = self.shape.execution.tiles
         starts = range(0, len(made), tiles)
         return attend_to(self.shape, [_joined(made[first : first + tiles]) for first in starts])

@@ -369,7 +369,7 @@ class _StatisticsSegment(nn.Module):
         self.own = own
 
     def forward(self, logits: Tensor, batch: Tensor) -> Tensor:
-        """Return [3, tokens]."""
+        """Return the statistics, [3, tokens]."""
         return statistics(logits.view(batch.shape[0] * (batch.shape[1] - 1), -1), batch, self.own)
 
 
@@ -381,7 +381,7 @@ class _ScoresSegment(_LogitsSegment):
         self.own = maker.own
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """Return [3, tokens]."""
+        """Return the statistics, [3, tokens]."""
         (batch,) = others
         logits = super().forward(hidden)
         if logits.dtype is not torch.float64:
@@ -393,5 +393,5 @@ class _LossSegment(nn.Module):
     """The loss from statistics summed over the ranks."""
 
     def forward(self, summed: Tensor) -> Tensor:
-        """Return a scalar."""
+        """Return the mean cross entropy, a scalar."""
         return mean_cross_entropy(summed)

@@ -16,7 +16,7 @@ OVERWRITES: Final = frozenset(["copy_", "fill_", "zero_", "normal_", "uniform_"]
 """Operators that write their first argument without reading it."""
 
 FUSED_UPDATES: Final = frozenset(["_fused_adamw_"])
-"""Optimizers in one operator. Schemas mark gradients as written, which needs a `grad_scale`."""
+"""Optimizers in one operator. Their schemas mark gradients as written, for a `grad_scale`."""
 
 ROWS_MAX: Final = 1 << 12
 """Maximum number of rows recorded one by one; larger tensors count from first to last byte."""

@@ -229,7 +229,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _need_room(self, budget: int) -> None:
-        live = self.meter.total(ALL)  # storages that were freed may still be counted
+        live = self.meter.total(ALL)  # without freed storages
         if live > budget:
             raise DeviceBudgetError(
                 f"{self.where()}: {format_bytes(live)} live on the device, the budget is "

@@ -55,8 +55,11 @@ SHAPE_ALONE = frozenset(
 )
 """Operators that only use the shape of their argument."""
 COPIES_IN = "fsdp::all_gather_copy_in"
-"""FSDP2's copy into the own part of a gather: its schema tells neither that it writes its second
-argument, nor that its results, that part and the whole, are views of it."""
+"""FSDP2's copy into this rank's slot of an all-gather.
+
+Its schema shows neither that it writes its second argument, nor that its results, the slot and the
+whole, are views of that argument.
+"""
 OVERWRITES = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
 """Operators that write their first argument without reading it."""
 

@@ -39,8 +39,8 @@ ONE_SIDED = {"send": False, "recv_": True, "recv_any_source_": True, "barrier": 
 class RecordedWork(dist.Work):
     """The work object of a collective: `wait` orders the current stream after it.
 
-    Until then it stays in `unwaited`, for two reasons. Torch passes it through C++, which would
-    lose the Python part. And without a wait its tensors must live until the collective is done.
+    Until then, `unwaited` keeps it alive: torch passes it through C++, which would lose its Python
+    part, and without a wait its tensors must live until the collective is done.
     """
 
     def __init__(

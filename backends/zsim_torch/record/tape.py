@@ -135,7 +135,7 @@ class Tape:
         return self.stacks.take(sys._getframe(1))
 
     def end_step(self) -> None:
-        """End a training step here, in addition to the ends of optimizer steps."""
+        """End a training step here; after the first call, optimizer steps no longer end one."""
         if self.journal is not None:
             self.begin_operation()
             self.journal.end_step()

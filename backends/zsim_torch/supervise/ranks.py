@@ -76,9 +76,9 @@ class RankPool:
     """`ranks` local processes in one process group, used for any number of jobs.
 
     The first job starts them. A job fails after `timeout_s` seconds without progress, which is a
-    call of `progress_record.note` on any rank or the end of the job on a rank. It may be changed
-    between jobs. The output of ranks, except rank 0's standard output, is kept for the details of a
-    failure.
+    call of `progress_record.note` on any rank or the end of the job on a rank. It may be lowered
+    between jobs, but not raised. The output of ranks, except rank 0's standard output, is kept for
+    the details of a failure.
 
     Raises:
         ValueError: `ranks` or `timeout_s` is not positive, or this process is a rank itself.
