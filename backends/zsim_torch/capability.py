@@ -114,10 +114,7 @@ def _of_witness(schedule: Schedule) -> str | None:
 
 
 def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
-    """Return the largest sum of peak bytes of a role's pools.
-
-    With `only`, of those at one place.
-    """
+    """Return the largest sum of peak bytes of a role's pools, by default in all places."""
     pools = [pool.name for pool in schedule.pools if only in (None, pool.place)]
     return max(
         sum(peak_bytes(book(program, 1), pool) for pool in pools) for program in schedule.programs

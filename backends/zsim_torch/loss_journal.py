@@ -52,7 +52,7 @@ def kept(journal: Path) -> str:
 class StepLosses:
     """Losses of micro-batches by step, on their device until the end of the run.
 
-    Setup comes first.
+    The first entry is that of setup.
     """
 
     def __init__(self, journal: Path | None, rank: int) -> None:

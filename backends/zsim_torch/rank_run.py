@@ -187,10 +187,7 @@ class RankRun:
         return torch.stack(tensors).mean()
 
     def gradient_norm(self) -> torch.Tensor | None:
-        """Return the norm of all gradients of the last step before clipping.
-
-        None if not clipped.
-        """
+        """Return the last step's gradient norm before clipping, or None if it does not clip."""
         self.machine.streams.workers.drain()  # a thread may clip
         if self._norm is None:
             return None

@@ -41,7 +41,7 @@ class BatchPlace:
 
 
 class Text:
-    """A text that is divided into sequences of `sequence_length` tokens and the next token.
+    """A text that provides random sequences of `sequence_length` + 1 tokens.
 
     A byte is a token, modulo `vocab_size`.
 

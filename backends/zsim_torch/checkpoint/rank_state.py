@@ -70,7 +70,7 @@ class RankState:
     def parameters(self) -> dict[str, HeldTensor]:
         """Return the boxes of each parameter that this rank holds.
 
-        None for other pipeline stages'.
+        A rank holds no boxes of other pipeline stages' parameters.
         """
         return self._held(lambda program: holders(self.machine, program))
 

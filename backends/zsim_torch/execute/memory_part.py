@@ -13,7 +13,7 @@ from zsim_torch.execute.range_file import RangeFile
 _SETTLE_S: Final = 0.2
 """Maximum seconds to wait for a freed storage that a Gloo thread still holds.
 
-Usually microseconds.
+The wait usually takes microseconds.
 """
 
 

@@ -104,9 +104,9 @@ class RepeatedStep:
         ]
 
     def latest(self, timeline: int, time: int) -> tuple[int, EventPlace] | None:
-        """Return the last operation of a timeline up to `time`.
+        """Return the last operation of a timeline up to `time`, with its time.
 
-        None if it is more than one step old.
+        The result is None if the operation is more than one step old.
         """
         return self._latest(timeline, time, self._last)
 

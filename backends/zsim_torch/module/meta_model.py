@@ -150,9 +150,9 @@ def _on_meta(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _merged(capture: Capture, held: LiveBytes) -> list[UnitWindow]:
-    """Merge each window after a unit into the unit's.
+    """Merge the operators after a unit into the unit's window.
 
-    Start and end stay if they have parameters.
+    The windows before the first unit and after the last stay separate if they have parameters.
     """
     for window, levels in zip(capture.windows, held.windows, strict=True):
         window.forward_levels = levels.forward_levels

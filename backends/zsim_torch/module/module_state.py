@@ -41,10 +41,7 @@ _Table = dict[str, torch.Tensor | None]
 
 @contextmanager
 def evaluating(modules: list[nn.Module]) -> Generator[None]:
-    """Return a context in which modules are in evaluation mode.
-
-    Their modes are restored after it.
-    """
+    """Return a context in which modules are in evaluation mode; it restores their modes."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for part, _ in modes:
         part.training = False

@@ -326,10 +326,7 @@ class PlannedModule:
             plan.inputs = tuple(sorted(plan.inputs, key=lambda each: not slopes[each]))
 
     def _units(self, plans: Sequence[UnitPlan]) -> tuple[PlannedUnit, ...]:
-        """Return the units.
-
-        A parameter that no unit reads goes to the last one and is not trained.
-        """
+        """Return the units; the last one gets the parameters that no unit reads, untrained."""
         read = {name for plan in plans for name in plan.parameters}
         unread = [name for name in self._names.values() if name not in read]
         found: list[PlannedUnit] = []

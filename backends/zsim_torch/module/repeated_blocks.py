@@ -6,9 +6,10 @@ from torch import nn
 
 
 def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return by path the members of module lists, or of sequences of equal modules.
+    """Return the members of module lists, or of sequences of equal modules, by path.
 
-    Else the children. Lists inside other lists are skipped, and members without parameters omitted.
+    A module without any has its children as blocks. Lists inside other lists are skipped, and
+    members without parameters are omitted.
     """
     found: dict[str, nn.Module] = {}
     for path, each in module.named_modules():

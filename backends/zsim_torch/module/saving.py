@@ -93,10 +93,7 @@ class Saving:
         self._copies.clear()
 
     def _kept_copy(self, tensor: torch.Tensor) -> _Kept | None:
-        """Return `tensor` as a view of a copy of its input, made once.
-
-        None if it is not in an input.
-        """
+        """Return `tensor` as a view of a copy of its input, or None if it is in no input."""
         pointer = tensor.untyped_storage().data_ptr()
         value = self._copied.get(pointer)
         if value is None:

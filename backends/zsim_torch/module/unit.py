@@ -54,10 +54,7 @@ class TorchUnit:
     _slots: list[tuple[int, dict[str, torch.Tensor], str]] = field(
         default_factory=list[tuple[int, dict[str, torch.Tensor], str]], compare=False, repr=False
     )
-    """For each slot of a parameter in the module: its number, table and key.
-
-    Set by the first call.
-    """
+    """Number, table and key for each slot of a parameter in the module; set by the first call."""
 
     @property
     def key(self) -> SegmentKey:

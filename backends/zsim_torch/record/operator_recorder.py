@@ -276,7 +276,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _item(self, tensor: torch.Tensor) -> Item:
         """Return the value that the host reads from a tensor.
 
-        It waits for a tensor on the device.
+        For a tensor on the device, the host waits.
         """
         tape = self._tape
         if not isinstance(tensor, FakeTensor):
